@@ -1,0 +1,18 @@
+"""The decoder and its positional schemes. Knows nothing of files, data or training."""
+
+from model.cache import Cache
+from model.errors import ModelError
+from model.position import SCHEMES, Places
+from model.settings import ModelSettings, check_override
+from model.transformer import IGNORED, Transformer
+
+__all__ = [
+    "IGNORED",
+    "SCHEMES",
+    "Cache",
+    "ModelError",
+    "ModelSettings",
+    "Places",
+    "Transformer",
+    "check_override",
+]

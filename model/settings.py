@@ -1,0 +1,123 @@
+"""Settings of the model, and which of them a trained checkpoint may be evaluated under."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Union
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from model.errors import ModelError
+from model.position import SCHEMES
+from model.position.rotary import RopeSettings
+
+# A union over whatever the registry holds, told apart by `name`.
+Scheme: Any = Annotated[
+    tuple(settings for settings, _ in SCHEMES.values()), Field(discriminator="name")
+]
+
+
+class PatternSettings(BaseModel):
+    """Layers of different kinds: a list of kind names, tiled over the depth, and a scheme for each kind."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: Literal["pattern"] = "pattern"
+    layers: list[str] = Field(min_length=1, description="kind of each layer from the first, repeated")
+    kinds: dict[str, Scheme] = Field(min_length=1, description="a positional scheme for each kind")
+
+    @model_validator(mode="after")
+    def _kinds_and_layers_agree(self) -> PatternSettings:
+        for kind in self.layers:
+            if kind not in self.kinds:
+                raise ValueError(f"layer kind '{kind}' is not among kinds: {', '.join(self.kinds)}")
+        for kind in self.kinds:
+            if kind not in self.layers:
+                raise ValueError(f"kind '{kind}' is used by no layer")
+        return self
+
+
+AnyPosition: Any = Annotated[
+    Union[(*(settings for settings, _ in SCHEMES.values()), PatternSettings)],
+    Field(discriminator="name"),
+]
+
+
+class ModelSettings(BaseModel):
+    """A LLaMA-style decoder."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    dim: int = Field(256, ge=1, description="width C of the residual stream")
+    layers: int = Field(6, ge=1, description="number of blocks")
+    heads: int = Field(8, ge=1, description="query heads H")
+    groups: int | None = Field(None, ge=1, description="key/value heads G, dividing H; null: as many as H")
+    head_dim: int | None = Field(None, ge=1, description="features D of each head; null: dim / heads")
+    hidden: int | None = Field(
+        None, ge=1, description="width of the SwiGLU layer; null: 8/3 dim, rounded up to a multiple of 32"
+    )
+    qk_norm: bool = Field(False, description="RMSNorm on each head's queries and keys before positions")
+    tied: bool = Field(False, description="the head shares the embedding's weights")
+    norm_eps: float = Field(1e-5, gt=0, description="epsilon of every RMSNorm")
+    logit_softcap: float | None = Field(
+        None, gt=0, description="logits become c·tanh(logits / c); null: no cap"
+    )
+    position: AnyPosition = Field(RopeSettings(), description="positional scheme")
+
+    @model_validator(mode="after")
+    def _heads_fit(self) -> ModelSettings:
+        if self.head_dim is None and self.dim % self.heads:
+            raise ValueError(
+                f"dim {self.dim} is not divisible by heads {self.heads}: change one of them or give head_dim"
+            )
+        if self.heads % self.kv_heads:
+            raise ValueError(f"heads {self.heads} are not divisible by groups {self.groups}")
+        return self
+
+    @property
+    def kv_heads(self) -> int:
+        """G."""
+        return self.groups or self.heads
+
+    @property
+    def features(self) -> int:
+        """D."""
+        return self.head_dim or self.dim // self.heads
+
+    @property
+    def mlp_width(self) -> int:
+        return self.hidden or -(-8 * self.dim // 3 // 32) * 32
+
+    @property
+    def kinds(self) -> dict[str, Any]:
+        """The scheme of each layer kind; one kind named ``all`` without a pattern."""
+        return self.position.kinds if isinstance(self.position, PatternSettings) else {"all": self.position}
+
+    @property
+    def layer_kinds(self) -> list[str]:
+        """The kind of each layer."""
+        names = self.position.layers if isinstance(self.position, PatternSettings) else ["all"]
+        return [names[i % len(names)] for i in range(self.layers)]
+
+
+def check_override(trained: ModelSettings, asked: ModelSettings) -> None:
+    """Refuse test-time settings a checkpoint trained as `trained` cannot honestly be evaluated under.
+
+    Raises:
+        ModelError: naming the first key that may not differ, and those that may.
+    """
+    for key in type(trained).model_fields:
+        if key != "position" and getattr(trained, key) != getattr(asked, key):
+            raise ModelError(
+                f"model.{key} is part of the trained weights and cannot be changed after training"
+            )
+    if trained.layer_kinds != asked.layer_kinds or set(trained.kinds) != set(asked.kinds):
+        raise ModelError("model.position: the pattern of layers cannot be changed after training")
+    for kind, old in trained.kinds.items():
+        new = asked.kinds[kind]
+        where = "model.position" if kind == "all" else f"model.position.kinds.{kind}"
+        legal = f"legal for a checkpoint trained with '{old.name}': {', '.join(sorted(old.test_time))}"
+        if old.name != new.name:
+            raise ModelError(f"{where}.name: trained with '{old.name}', cannot become '{new.name}'; {legal}")
+        for key in type(old).model_fields:
+            if key not in old.test_time and getattr(old, key) != getattr(new, key):
+                raise ModelError(f"{where}.{key} cannot be changed after training; {legal}")

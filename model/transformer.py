@@ -1,0 +1,283 @@
+"""The decoder: RMSNorm, grouped-query attention, SwiGLU, and a head with its loss.
+
+Alphabet of shapes: B rows, T tokens of this pass, S keys, K wanted outputs, C width, H query heads, G key and
+value heads, D features of a head, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from model.cache import Cache, LayerMemory
+from model.errors import ModelError
+from model.kernels import attend
+from model.position import SCHEMES, Geometry, Places, Plan, Position, Span
+from model.settings import ModelSettings
+
+IGNORED = -100  # a target that is not counted
+LOGITS_AT_ONCE = 1 << 23  # rows × V of one chunk of the head: 32 MiB in float32
+
+
+class Attention(nn.Module):
+    """Projects, remembers, attends. What is compared with what is the plan's business."""
+
+    def __init__(self, s: ModelSettings):
+        super().__init__()
+        self.heads, self.groups, self.features = s.heads, s.kv_heads, s.features
+        self.wq = nn.Linear(s.dim, s.heads * s.features, bias=False)
+        self.wk = nn.Linear(s.dim, s.kv_heads * s.features, bias=False)
+        self.wv = nn.Linear(s.dim, s.kv_heads * s.features, bias=False)
+        self.wo = nn.Linear(s.heads * s.features, s.dim, bias=False)
+        self.q_norm = nn.RMSNorm(s.features, eps=s.norm_eps) if s.qk_norm else nn.Identity()
+        self.k_norm = nn.RMSNorm(s.features, eps=s.norm_eps) if s.qk_norm else nn.Identity()
+
+    def forward(self, asked: Tensor, x: Tensor, plan: Plan, memory: LayerMemory | None) -> Tensor:
+        """asked (B, K, C) are the rows of x (B, T, C) whose outputs are wanted; returns (B, K, C)."""
+        k, v = self.remember(x, plan, memory)  # (B, G, S, D)
+        q = self.q_norm(self._split(self.wq(asked), self.heads))  # (B, H, K, D)
+        out = attend(plan.read(q, k), v, self.features**-0.5)  # (B, H, K, D)
+        return self.wo(out.transpose(1, 2).flatten(2))
+
+    def remember(self, x: Tensor, plan: Plan, memory: LayerMemory | None) -> tuple[Tensor, Tensor]:
+        """Keys and values (B, G, S, D) of all tokens up to and including x (B, T, C)."""
+        k = plan.write(self.k_norm(self._split(self.wk(x), self.groups)))  # (B, G, T, D)
+        v = self._split(self.wv(x), self.groups)  # (B, G, T, D)
+        return (k, v) if memory is None else memory.append(k, v)
+
+    def _split(self, x: Tensor, heads: int) -> Tensor:
+        return x.unflatten(-1, (heads, self.features)).transpose(1, 2)
+
+
+class SwiGLU(nn.Module):
+    """down(silu(gate(x)) · up(x)). Shazeer 2020 (arXiv:2002.05202)."""
+
+    def __init__(self, dim: int, hidden: int):
+        super().__init__()
+        self.gate = nn.Linear(dim, hidden, bias=False)
+        self.up = nn.Linear(dim, hidden, bias=False)
+        self.down = nn.Linear(hidden, dim, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+class Block(nn.Module):
+    """Pre-norm residual block."""
+
+    def __init__(self, s: ModelSettings):
+        super().__init__()
+        self.attention_norm = nn.RMSNorm(s.dim, eps=s.norm_eps)
+        self.attention = Attention(s)
+        self.mlp_norm = nn.RMSNorm(s.dim, eps=s.norm_eps)
+        self.mlp = SwiGLU(s.dim, s.mlp_width)
+
+    def forward(self, x: Tensor, span: Span, plan: Plan, memory: LayerMemory | None) -> Tensor:
+        """x (B, T, C) → (B, K, C), K the span's queries; with K = 0 only keys and values are written."""
+        normed = self.attention_norm(x)
+        if span.queries.order.shape[1] == 0:
+            self.attention.remember(normed, plan, memory)
+            return x[:, :0]
+        x = span.of_queries(x) + self.attention(span.of_queries(normed), normed, plan, memory)
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class Transformer(nn.Module):
+    """A LLaMA-style decoder whose only knowledge of order comes through its positional schemes.
+
+    Args:
+        settings: shape and positional scheme.
+        vocab_size: V.
+        train_length: length the model is trained at; sizes learned tables.
+        original_length: length that stretches are measured from; the trained length unless the run
+            continues a parent trained at another.
+    """
+
+    def __init__(
+        self, settings: ModelSettings, vocab_size: int, train_length: int, original_length: int | None = None
+    ):
+        super().__init__()
+        s = self.settings = settings
+        self.vocab_size, self.train_length = vocab_size, train_length
+        geometry = Geometry(s.dim, s.heads, s.features, train_length, original_length or train_length)
+        self.embed = nn.Embedding(vocab_size, s.dim)
+        self.position = nn.ModuleDict(
+            {kind: SCHEMES[choice.name][1](choice, geometry) for kind, choice in s.kinds.items()}
+        )
+        self.layers = nn.ModuleList(Block(s) for _ in range(s.layers))
+        self.norm = nn.RMSNorm(s.dim, eps=s.norm_eps)
+        self.head = None if s.tied else nn.Linear(s.dim, vocab_size, bias=False)
+        self._compiled: Callable[..., Tensor] | None = None
+
+    def initialise(self, seed: int) -> Transformer:
+        """Draw all weights from `seed`; the same on every device and rank.
+
+        Matrices: N(0, 1/fan_in), those that write to the residual stream divided by √(2·layers). The head is
+        small, so that the first loss is ln V to within 1% at any width; so are tied embeddings, whose token
+        would otherwise predict itself with a logit of std·C.
+        """
+        s, generator = self.settings, torch.Generator().manual_seed(seed)
+
+        def draw(weight: Tensor, std: float) -> None:
+            drawn = torch.randn(weight.shape, generator=generator) * std
+            with torch.no_grad():
+                weight.copy_(drawn)
+
+        draw(self.embed.weight, 2 / s.dim if s.tied else 0.02)
+        for block in self.layers:
+            for name, weight in block.named_parameters():
+                if weight.ndim == 1:
+                    nn.init.ones_(weight)
+                    continue
+                writes = name in ("attention.wo.weight", "mlp.down.weight")
+                draw(weight, weight.shape[1] ** -0.5 / (math.sqrt(2 * s.layers) if writes else 1))
+        nn.init.ones_(self.norm.weight)
+        if self.head is not None:
+            draw(self.head.weight, 0.1 * s.dim**-0.5)
+        for scheme in self._schemes():
+            scheme.initialise(generator)
+        return self
+
+    def compile(self, **options) -> None:
+        """Compile the pass as a whole; tables are looked up outside it and never cause a recompile."""
+        self._compiled = torch.compile(self._forward, **options)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        places: Places,
+        targets: Tensor | None = None,
+        cache: Cache | None = None,
+        keep: int | None = None,
+    ) -> Tensor:
+        """Logits, or the negative log-likelihood of targets.
+
+        Args:
+            tokens: (B, T) ids.
+            places: where these tokens stand.
+            targets: (B, K) ids of the next token at the kept positions; −100 is not counted.
+            cache: holds the tokens before these; given, the pass is for inference only.
+            keep: only the last K positions go through the last layer's queries, the head and the loss; all
+                by default. 0 with a cache only fills it.
+
+        Returns:
+            (B, K, V) logits; with targets (B, K) NLL in nats, 0 where not counted, float32 or float64.
+        """
+        if cache is not None and torch.is_grad_enabled():
+            raise ModelError("a cache is written in place: call the model under torch.no_grad()")
+        for scheme in self._schemes():
+            scheme.check_reach(places.reach)
+        dtype = torch.float64 if self.embed.weight.dtype == torch.float64 else torch.float32
+        tables = {kind: self._scheme(kind).tables(places, dtype) for kind in self.position}
+        keep = tokens.shape[1] if keep is None else keep
+        run = self._compiled or self._forward
+        return run(tokens, places, tables, targets, cache, keep)
+
+    def _forward(
+        self,
+        tokens: Tensor,
+        places: Places,
+        tables: dict[str, tuple[Tensor, ...]],
+        targets: Tensor | None,
+        cache: Cache | None,
+        keep: int,
+    ) -> Tensor:
+        keys = places if cache is None else cache.advance(places)
+        x = self.embed(tokens)  # (B, T, C)
+        for kind in self.position:
+            x = self._scheme(kind).embed(x, tables[kind], places)
+        full, last = self._spans(x, places, keys, tables, places), None
+        if keep < tokens.shape[1]:
+            last = self._spans(x, places, keys, tables, places.last(keep))
+        for i, (block, kind) in enumerate(zip(self.layers, self.settings.layer_kinds, strict=True)):
+            span, plan = (last if last and i == len(self.layers) - 1 else full)[kind]
+            x = block(x, span, plan, None if cache is None else cache.layers[i])
+        x = self.norm(x)  # (B, K, C)
+        return self.logits(x) if targets is None else self._nll(x, targets)
+
+    def _spans(
+        self,
+        x: Tensor,
+        new: Places,
+        keys: Places,
+        tables: dict[str, tuple[Tensor, ...]],
+        queries: Places,
+    ) -> dict[str, tuple[Span, Plan]]:
+        """One span and plan per layer kind: lowered once per pass, used by all layers of the kind."""
+        spans = {}
+        for kind in self.position:
+            scheme = self._scheme(kind)
+            span = Span(
+                new=new,
+                queries=queries,
+                keys=keys,
+                batch=x.shape[0],
+                heads=self.settings.heads,
+                device=x.device,
+                tables=tables[kind],
+                window=scheme.settings.window,
+            )
+            spans[kind] = span, scheme.plan(span)
+        return spans
+
+    def logits(self, x: Tensor) -> Tensor:
+        """(…, C) normed states → (…, V) logits."""
+        out = F.linear(x, self.embed.weight if self.head is None else self.head.weight)
+        cap = self.settings.logit_softcap
+        return out if cap is None else cap * torch.tanh(out / cap)
+
+    def _nll(self, x: Tensor, targets: Tensor) -> Tensor:
+        """Loss in chunks of rows: N × V float32 logits never exist at once."""
+
+        def chunk(rows: Tensor, ids: Tensor) -> Tensor:
+            logits = self.logits(rows)
+            logits = logits if logits.dtype == torch.float64 else logits.float()
+            return F.cross_entropy(logits, ids, ignore_index=IGNORED, reduction="none")
+
+        rows, ids = x.flatten(0, 1), targets.flatten()
+        size = max(1, LOGITS_AT_ONCE // self.vocab_size)
+        if len(rows) <= size:
+            return chunk(rows, ids).view(targets.shape)
+        parts = []
+        for start in range(0, len(rows), size):
+            part = rows[start : start + size], ids[start : start + size]
+            if torch.is_grad_enabled():
+                parts.append(checkpoint(chunk, *part, use_reentrant=False, preserve_rng_state=False))
+            else:
+                parts.append(chunk(*part))
+        return torch.cat(parts).view(targets.shape)
+
+    def _scheme(self, kind: str) -> Position:
+        scheme = self.position[kind]
+        assert isinstance(scheme, Position)
+        return scheme
+
+    def _schemes(self) -> list[Position]:
+        return [self._scheme(kind) for kind in self.position]
+
+    @property
+    def limit(self) -> int | None:
+        """The longest input any of the schemes can place; None where there is no end."""
+        limits = [scheme.limit for scheme in self._schemes() if scheme.limit is not None]
+        return min(limits) if limits else None
+
+    def parameter_count(self) -> int:
+        return sum(p.numel() for p in self.parameters())
+
+    def flops_per_token(self, length: int) -> float:
+        """Training FLOPs per token: 6 per matmul weight (head included, embedding lookup not), and
+        12·H·D per key seen, averaged over a causal (windowed) sequence of `length` tokens."""
+        s = self.settings
+        per_block = sum(p.numel() for p in self.layers[0].parameters() if p.ndim == 2)
+        weights = s.layers * per_block + self.vocab_size * s.dim
+        flops = 6.0 * weights
+        for kind in s.layer_kinds:
+            window = min(self._scheme(kind).settings.window or length, length)
+            keys_seen = window - window * (window - 1) / (2 * length)
+            flops += 12 * s.heads * s.features * keys_seen
+        return flops
