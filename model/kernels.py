@@ -55,8 +55,8 @@ class Band:
 class Pairs:
     """Which queries meet which keys in one pass, and what is added to their logits.
 
-    `rule` and `bias` are elementwise over indices. `band` repeats the rule for the host where the layout is
-    plain, and `distance` repeats the bias where it depends on unit-step distance alone: both only serve speed.
+    `rule` and `bias` are elementwise over indices. For speed, `band` repeats the rule for the host where the
+    layout is plain, and `distance` repeats the bias where it depends on unit-step distance alone.
     """
 
     batch: int

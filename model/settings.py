@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Union
+import functools
+import operator
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -10,10 +12,14 @@ from model.errors import ModelError
 from model.position import SCHEMES
 from model.position.rotary import RopeSettings
 
-# A union over whatever the registry holds, told apart by `name`.
-Scheme: Any = Annotated[
-    tuple(settings for settings, _ in SCHEMES.values()), Field(discriminator="name")
-]
+
+def _union(*choices: type[BaseModel]) -> Any:
+    """A type that is any of the choices, told apart by `name`."""
+    return Annotated[functools.reduce(operator.or_, choices), Field(discriminator="name")]
+
+
+_SCHEMES = [settings for settings, _ in SCHEMES.values()]
+Scheme: Any = _union(*_SCHEMES)
 
 
 class PatternSettings(BaseModel):
@@ -36,10 +42,7 @@ class PatternSettings(BaseModel):
         return self
 
 
-AnyPosition: Any = Annotated[
-    Union[(*(settings for settings, _ in SCHEMES.values()), PatternSettings)],
-    Field(discriminator="name"),
-]
+AnyPosition: Any = _union(*_SCHEMES, PatternSettings)
 
 
 class ModelSettings(BaseModel):

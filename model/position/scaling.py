@@ -1,8 +1,8 @@
 """Frequency rules for rotations: what happens to θ_k when a sequence is longer than the trained length.
 
-Every rule maps the plain spectrum θ_k = b^(−2k/r) of r rotated dimensions to a new one and an amplitude that
-multiplies both cos and sin. s is the stretch: the given factor, or max(1, L / L0) for ``factor: auto``, with L
-the declared length of the sequence and L0 the original length.
+Every rule maps the plain spectrum θ_k = b^(−2k/r) of r rotated dimensions to a new one and an amplitude
+that multiplies both cos and sin. s is the stretch: the given factor, or max(1, L / L0) for ``factor: auto``,
+with L the declared length of the sequence and L0 the original length.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Factor = Annotated[float, Field(ge=1)] | Literal["auto"]
 
 
 def plain_frequencies(theta: float, dims: int) -> Tensor:
-    """θ_k = b^(−2k/r), k = 0 … r/2 − 1, radians per token, float64. Su et al. 2021 (arXiv:2104.09864) eq. 15."""
+    """(r/2,) float64, θ_k = b^(−2k/r) in radians per token. Su et al. 2021 (arXiv:2104.09864), eq. 15."""
     return theta ** -(torch.arange(0, dims, 2, dtype=torch.float64) / dims)
 
 
@@ -83,9 +83,9 @@ class NTKScaling(FactorScaling):
 class YaRNScaling(FactorScaling):
     """YaRN: fast pairs are kept, slow ones interpolated, a ramp between; logits get a temperature.
 
-    Peng et al. 2023 (arXiv:2309.00071). Two ramps are in use and differ by up to 2× in mid frequencies: `dim`,
-    linear in the pair's index between the pairs that turn beta_fast and beta_slow times within L0 (the
-    authors' code and Hugging Face), and `wavelength`, linear in the number of turns (the paper, eq. 17-18).
+    Peng et al. 2023 (arXiv:2309.00071). Two ramps are in use and differ widely in mid frequencies: `dim` is
+    linear in the pair's index, between the pairs that turn beta_fast and beta_slow times within L0 (the
+    authors' code and Hugging Face); `wavelength` is linear in the number of turns (the paper, eq. 17-18).
     """
 
     name: Literal["yarn"] = "yarn"
