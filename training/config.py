@@ -96,14 +96,22 @@ def _finish(cls: type[S], layers: "_Layers", dotted: list[str], problems: list[s
     return settings
 
 
-def merge(base: object, over: object) -> object:
-    """`over` laid upon `base`: the whole merge rule, on plain values."""
+def merge(base: dict, over: dict) -> dict:
+    """`over` laid upon `base`: the whole merge rule, on plain values.
+
+    The root is no choice of a kind, so a `name` there is a key like any other.
+    """
+    keys = [*base, *(key for key in over if key not in base)]
+    return {
+        key: (_merged(base[key], over[key]) if key in base else over[key]) if key in over else base[key]
+        for key in keys
+    }
+
+
+def _merged(base: object, over: object) -> object:
     if not isinstance(base, dict) or not isinstance(over, dict) or "name" in over:
         return over
-    return {
-        key: merge(base[key], over[key]) if key in base and key in over else over.get(key, base.get(key))
-        for key in [*base, *(k for k in over if k not in base)]
-    }
+    return merge(base, over)
 
 
 class _Layers:
@@ -146,35 +154,32 @@ class _Layers:
         assert match is not None
         path = tuple(match[1].split("."))
         value, _ = parse_yaml(match[2], word, numbered=False)
-        tree: object = value
-        for key in reversed(path):
+        tree: dict = {path[-1]: value}
+        for key in reversed(path[:-1]):
             tree = {key: tree}
-        fresh = (
-            path[:-1] if path[-1] == "name" else path if isinstance(value, dict) and "name" in value else None
-        )
-        if fresh is not None:
-            for earlier, text in self._word_paths:
-                if (
-                    len(earlier) > len(fresh)
-                    and earlier[: len(fresh)] == fresh
-                    and earlier != (*fresh, "name")
-                ):
-                    raise ConfigError(
-                        f"{word}: starts a fresh choice and would discard {text}; put {word} before it"
-                    )
+        fresh = None
+        if path[-1] == "name":
+            fresh = path[:-1] or None
+        elif isinstance(value, dict) and "name" in value:
+            fresh = path
+        for earlier, text in self._word_paths if fresh else ():
+            if earlier[: len(fresh)] == fresh and earlier not in (fresh, (*fresh, "name")):
+                raise ConfigError(
+                    f"{word}: starts a fresh choice and would discard {text}; put {word} before it"
+                )
         self._word_paths.append((path, word))
         self._lay(tree, {path[:length]: "" for length in range(1, len(path) + 1)})
 
-    def _lay(self, tree: object, origins: dict[tuple, str]) -> None:
-        for path in _replaced(self.tree, tree):
+    def _lay(self, tree: dict, origins: dict[tuple, str]) -> None:
+        for path in _replaced(self.tree, tree, ()):
             self.origins = {p: o for p, o in self.origins.items() if p[: len(path)] != path}
         self.tree = merge(self.tree, tree)
         self.origins |= origins
 
 
-def _replaced(base: object, over: object, path: tuple = ()) -> list[tuple]:
+def _replaced(base: object, over: object, path: tuple) -> list[tuple]:
     """The paths at which `over` replaces what stood in `base`."""
-    if not isinstance(base, dict) or not isinstance(over, dict) or "name" in over:
+    if not isinstance(base, dict) or not isinstance(over, dict) or (path and "name" in over):
         return [path]
     return [found for key in over if key in base for found in _replaced(base[key], over[key], (*path, key))]
 

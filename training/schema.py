@@ -155,9 +155,7 @@ def leaves(cls: type[BaseModel], prefix: str = "", above: tuple = ()) -> Iterato
 
 
 def check_reserved(cls: type[BaseModel]) -> None:
-    """Raise TypeError where a class uses `name` for something other than the tag of a choice."""
-    if "name" in cls.model_fields:
-        choice_names(cls)
+    """Raise TypeError where a class below `cls` uses `name` for something other than the tag of a choice."""
     for _ in leaves(cls):  # walking takes every class apart, and `choice_names` refuses
         pass
 

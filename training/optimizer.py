@@ -1,0 +1,69 @@
+"""AdamW over named parameter groups, and the one place that knows which weights decay.
+
+Weight decay acts on matrices alone: the weights of linear layers, the untied head among them.  It leaves out
+embeddings (a row is seen only when its token is, so decay would erase rare tokens; a tied head is an embedding),
+norms and biases (vectors), and whatever a positional scheme learns, whose scale has a meaning.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from training.errors import TrainingError
+from training.settings import AdamWSettings
+
+ROLES = ("matrices", "embeddings", "vectors", "positions")
+
+
+def clean_name(name: str) -> str:
+    """A weight's own name, without the `module.` of DDP and the `_orig_mod.` of compile."""
+    parts = [part for part in name.split(".") if part != "_orig_mod"]
+    return ".".join(parts[1:] if parts[0] == "module" else parts)
+
+
+def named_weights(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Clean names and parameters in the model's own order, a tied one once."""
+    for name, parameter in model.named_parameters():
+        yield clean_name(name), parameter
+
+
+def role_of(name: str, parameter: Tensor) -> str:
+    """One of ROLES for a weight; only "matrices" decay."""
+    parts = name.split(".")
+    if "position" in parts:
+        return "positions"
+    if "embed" in parts:
+        return "embeddings"
+    return "matrices" if parameter.ndim >= 2 else "vectors"
+
+
+def make_optimizer(model: nn.Module, settings: AdamWSettings) -> torch.optim.AdamW:
+    """AdamW with one group per role, fused where every weight's device and dtype allow it.
+
+    Groups carry `name` (their role) and `names` (of their weights) and come in the order of ROLES; frozen
+    weights are left out.
+    """
+    weights = [(name, weight) for name, weight in named_weights(model) if weight.requires_grad]
+    if not weights:
+        raise TrainingError("the model has no weight to train: every one is frozen")
+    groups = []
+    for role in ROLES:
+        chosen = [(name, weight) for name, weight in weights if role_of(name, weight) == role]
+        if chosen:
+            groups.append(
+                {
+                    "params": [weight for _, weight in chosen],
+                    "name": role,
+                    "names": [name for name, _ in chosen],
+                    "weight_decay": settings.weight_decay if role == "matrices" else 0.0,
+                }
+            )
+    fused = all(weight.device.type in ("cpu", "cuda") and weight.is_floating_point() for _, weight in weights)
+    return torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=fused)
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Give every group the same learning rate (1/update)."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate

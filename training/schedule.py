@@ -1,0 +1,36 @@
+"""Learning rate as a pure function of the step: nothing to save, nothing to resume."""
+
+import math
+
+from training.errors import TrainingError
+from training.settings import ConstantSchedule, CosineSchedule, LinearSchedule, ScheduleSettings, WsdSchedule
+
+
+def warmup_steps(schedule: ScheduleSettings, steps: int) -> int:
+    """Steps of the rise: a share of the run, rounded, or the number given."""
+    return round(schedule.warmup * steps) if schedule.warmup < 1 else int(schedule.warmup)
+
+
+def learning_rate(schedule: ScheduleSettings, peak: float, step: int, steps: int) -> float:
+    """Learning rate of update `step` (0 .. steps − 1) of a run of `steps` updates.
+
+    Warm-up over w updates is peak · (step + 1) / w, so the first update moves and the w-th has the peak.
+    After it a decay over n updates falls from the peak, at its first update, towards final · peak, which it
+    would reach one update past the end: no update is wasted on a rate of zero.
+    """
+    if not 0 <= step < steps:
+        raise TrainingError(f"step {step} is outside the run's {steps} steps")
+    warmup = warmup_steps(schedule, steps)
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    match schedule:
+        case ConstantSchedule():
+            return peak
+        case CosineSchedule():
+            share = 0.5 * (1 + math.cos(math.pi * (step - warmup) / (steps - warmup)))
+        case LinearSchedule():
+            share = 1 - (step - warmup) / (steps - warmup)
+        case WsdSchedule():
+            length = max(1, round(schedule.decay * steps))
+            share = min(1.0, (steps - step) / length)
+    return peak * (schedule.final + (1 - schedule.final) * share)

@@ -1,0 +1,205 @@
+"""Every setting of a training run, and the root class that holds all settings of a run.
+
+Fields marked `may_change` do not shape the weights beyond rounding: they may differ when a run is resumed
+and do not count in its identity.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from data.settings import DataSettings
+from model.settings import ModelSettings
+
+
+def _free(default: Any, description: str, **limits: Any) -> Any:
+    """A field that may change on resume."""
+    return Field(default, description=description, json_schema_extra={"may_change": True}, **limits)
+
+
+class Settings(BaseModel):
+    """Frozen after reading; unknown keys are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class AdamWSettings(Settings):
+    """AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101); decay on matrices only."""
+
+    name: Literal["adamw"] = "adamw"
+    lr: float = Field(2e-3, gt=0, description="peak learning rate")
+    betas: tuple[float, float] = Field((0.9, 0.95), description="decay of the two moments, each in [0, 1)")
+    eps: float = Field(1e-8, gt=0, description="added to the root of the second moment")
+    weight_decay: float = Field(
+        0.1, ge=0, description="of matrices; embeddings, norms, biases and positions have none"
+    )
+
+    @field_validator("betas")
+    @classmethod
+    def _betas_below_one(cls, betas: tuple[float, float]) -> tuple[float, float]:
+        if not all(0 <= beta < 1 for beta in betas):
+            raise ValueError(f"each of betas must be at least 0 and less than 1, not {list(betas)}")
+        return betas
+
+
+class _Schedule(Settings):
+    warmup: float = Field(
+        0.02, ge=0, description="linear rise from 0: below 1 a share of the run, from 1 on a number of steps"
+    )
+
+    @field_validator("warmup")
+    @classmethod
+    def _steps_are_whole(cls, warmup: float) -> float:
+        if warmup >= 1 and warmup != int(warmup):
+            raise ValueError(f"{warmup} is neither a share (below 1) nor a whole number of steps")
+        return warmup
+
+
+class CosineSchedule(_Schedule):
+    """Half a cosine from the peak to `final`."""
+
+    name: Literal["cosine"] = "cosine"
+    final: float = Field(0.1, ge=0, le=1, description="learning rate at the end, as a share of the peak")
+
+
+class LinearSchedule(_Schedule):
+    """A straight line from the peak to `final`."""
+
+    name: Literal["linear"] = "linear"
+    final: float = Field(0.0, ge=0, le=1, description="learning rate at the end, as a share of the peak")
+
+
+class WsdSchedule(_Schedule):
+    """Warm-up, stable, decay: the peak is held, then a straight line to `final` (arXiv:2404.06395)."""
+
+    name: Literal["wsd"] = "wsd"
+    decay: float = Field(0.2, gt=0, le=1, description="share of the run spent in the decay at its end")
+    final: float = Field(0.0, ge=0, le=1, description="learning rate at the end, as a share of the peak")
+
+
+class ConstantSchedule(_Schedule):
+    """The peak is held to the end."""
+
+    name: Literal["constant"] = "constant"
+
+
+ScheduleSettings = Annotated[
+    CosineSchedule | LinearSchedule | WsdSchedule | ConstantSchedule, Field(discriminator="name")
+]
+
+
+class CheckpointSettings(Settings):
+    """When the run is saved."""
+
+    every: int | None = _free(500, "steps between checkpoints; null: only at the end and when stopped", ge=1)
+    keep: int = _free(2, "newest checkpoints kept; two, so that a damaged one has a predecessor", ge=1)
+
+
+class ValidationSettings(Settings):
+    """Held-out loss inside the run, on the same targets at every length."""
+
+    every: int | None = _free(250, "steps between validations; null: only at the end", ge=1)
+    multiples: list[int] = _free([1, 2, 4], "lengths, as multiples of train_length", min_length=1)
+    spans: int = _free(32, "spans of targets, each from another place of the validation text", ge=1)
+    targets: int = _free(64, "targets in each span, at the end of its context", ge=1)
+
+    @field_validator("multiples")
+    @classmethod
+    def _multiples_are_positive(cls, multiples: list[int]) -> list[int]:
+        if min(multiples) < 1 or len(set(multiples)) < len(multiples):
+            raise ValueError(f"multiples must be different whole numbers from 1 on, not {multiples}")
+        return multiples
+
+
+class SampleSettings(Settings):
+    """Text written by the model inside the run, greedily."""
+
+    every: int | None = _free(None, "steps between samples; null: only at the end", ge=1)
+    prompts: list[str] = _free(["def ", "The "], "one sample for each")
+    tokens: int = _free(64, "new tokens in each sample", ge=1)
+
+
+class WandbSettings(Settings):
+    """A mirror of metrics.jsonl at Weights & Biases."""
+
+    mode: Literal["disabled", "offline", "online"] = _free(
+        "disabled", "online needs an account and a network"
+    )
+    project: str = _free("sextant", "project the run appears in")
+    entity: str | None = _free(None, "account or team; null: your own")
+
+
+class TrainingSettings(Settings):
+    """How the weights are found."""
+
+    tokens: int = Field(2_000_000, ge=1, description="budget: target tokens of the whole run, e.g. 200M")
+    batch_size: int = Field(32, ge=1, description="sequences per optimizer step, over all devices")
+    micro_batch: int | None = _free(
+        None, "sequences per device and forward pass; null: all of a step at once", ge=1
+    )
+    optimizer: AdamWSettings = Field(AdamWSettings(), description="what turns gradients into updates")
+    schedule: ScheduleSettings = Field(
+        CosineSchedule(), description="learning rate as a function of the step"
+    )
+    clip: float | None = Field(1.0, gt=0, description="largest norm of the whole gradient; null: no clipping")
+    precision: Literal["auto", "float32", "bfloat16", "float64"] = Field(
+        "auto", description="auto: bfloat16 autocast on a GPU that has it, float32 elsewhere"
+    )
+    compile: bool = _free(False, "torch.compile: a minute at the start, faster steps after it")
+    threads: int | None = _free(None, "CPU threads; null: as torch decides", ge=1)
+    log_every: int = _free(10, "steps between lines on the terminal and in metrics.jsonl", ge=1)
+    checkpoint: CheckpointSettings = Field(CheckpointSettings(), description="when the run is saved")
+    validation: ValidationSettings = Field(ValidationSettings(), description="held-out loss inside the run")
+    samples: SampleSettings = Field(SampleSettings(), description="text written inside the run")
+    wandb: WandbSettings = Field(WandbSettings(), description="mirror of the metrics")
+
+    @model_validator(mode="after")
+    def _micro_batch_fits(self) -> "TrainingSettings":
+        if self.micro_batch is not None and self.micro_batch > self.batch_size:
+            raise ValueError(f"micro_batch {self.micro_batch} is larger than batch_size {self.batch_size}")
+        return self
+
+
+class RunSettings(Settings):
+    """All settings of one run."""
+
+    train_length: int = Field(256, ge=2, description="tokens of a training window, L0")
+    original_length: int | None = Field(
+        None, ge=2, description="length that stretches are measured from; null: train_length"
+    )
+    seed: int = Field(0, ge=0, lt=1 << 63, description="decides initial weights, order of the data, samples")
+    model: ModelSettings = Field(ModelSettings(), description="the decoder and its positional scheme")
+    data: DataSettings = Field(DataSettings(), description="text, tokenizer and batches")
+    training: TrainingSettings = Field(TrainingSettings(), description="how the weights are found")
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Target tokens of one optimizer step."""
+        return self.training.batch_size * self.train_length
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps of the run: as many as the budget pays for in full."""
+        return self.training.tokens // self.tokens_per_step
+
+    @model_validator(mode="after")
+    def _lengths_and_budget_agree(self) -> "RunSettings":
+        if self.steps < 1:
+            raise ValueError(
+                f"training.tokens = {self.training.tokens} does not pay for one step: training.batch_size "
+                f"× train_length = {self.tokens_per_step} tokens"
+            )
+        if self.training.validation.targets > self.train_length:
+            raise ValueError(
+                f"training.validation.targets = {self.training.validation.targets} must not exceed "
+                f"train_length = {self.train_length}"
+            )
+        schedule = self.training.schedule
+        warmup = schedule.warmup if schedule.warmup < 1 else schedule.warmup / self.steps
+        decay = schedule.decay if isinstance(schedule, WsdSchedule) else 0.0
+        if warmup + decay > 1:
+            raise ValueError(
+                f"training.schedule: warm-up{' and decay take' if decay else ' takes'} {warmup + decay:.0%} of the "
+                f"run's {self.steps} steps; lower warmup{' or decay' if decay else ''}, or raise training.tokens"
+            )
+        return self
