@@ -17,8 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -68,6 +67,8 @@ class Pairs:
     bias: Bias | None = None
     band: Band | None = None
     distance: Distance | None = None
+    # Lowered forms, made once per pass; functools.cached_property takes a lock, which torch.compile refuses.
+    _lowered: dict = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def is_causal_only(self) -> bool:
@@ -76,12 +77,16 @@ class Pairs:
             return False
         return self.band.window is None or self.band.window >= self.keys
 
-    @cached_property
     def by_distance(self) -> Tensor:
         """(H or 1, N) additive mask by falling distance: entry m is for d = S − 1 − m, −inf where hidden.
 
         The trailing QUERY_BLOCK − 1 entries stand for keys in the future of a block's earlier queries.
         """
+        if "by_distance" not in self._lowered:
+            self._lowered["by_distance"] = self._by_distance()
+        return self._lowered["by_distance"]
+
+    def _by_distance(self) -> Tensor:
         assert self.band is not None
         d = self.keys - 1 - torch.arange(self.keys + QUERY_BLOCK - 1, device=self.device)
         hidden = d < 0 if self.band.window is None else (d < 0) | (d >= self.band.window)
@@ -92,8 +97,13 @@ class Pairs:
             values = self.distance(heads[:, None], d.clamp(min=0)[None, :])
         return values.masked_fill(hidden, -math.inf)
 
-    @cached_property
     def block_mask(self) -> BlockMask:
+        """FlexAttention's form of the rule."""
+        if "block_mask" not in self._lowered:
+            self._lowered["block_mask"] = self._block_mask()
+        return self._lowered["block_mask"]
+
+    def _block_mask(self) -> BlockMask:
         make = _compiled_block_mask if self.device.type == "cuda" else create_block_mask
         # The mask has one row per sequence only where visibility differs between sequences.
         rows = None if self.band is not None else self.batch
@@ -142,8 +152,9 @@ def attend(views: list[View], v: Tensor, scale: float, kernel: str = "auto") -> 
         return _blocks_of_views(views, v, scale)
     q, k = first.q.to(v.dtype), first.k.to(v.dtype)
     if kernel == "sdpa":
-        several = first.pairs.queries > 1
-        return F.scaled_dot_product_attention(q, k, v, is_causal=several, scale=scale, enable_gqa=True)
+        if first.pairs.queries == 1:  # the last query sees every key
+            return F.scaled_dot_product_attention(q, k, v, scale=scale, enable_gqa=True)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
     if kernel == "flex":
         return _flex(q, k, v, first.pairs, scale)
     return _blocks(q, k, v, first.pairs, scale)
@@ -164,7 +175,7 @@ def _flex(q: Tensor, k: Tensor, v: Tensor, pairs: Pairs, scale: float) -> Tensor
     score_mod = None if bias is None else (lambda score, b, h, i, j: score + bias(b, h, i, j).to(score.dtype))
     run = _compiled_flex if q.is_cuda else flex_attention
     gqa = q.shape[1] != k.shape[1]
-    return run(q, k, v, score_mod=score_mod, block_mask=pairs.block_mask, scale=scale, enable_gqa=gqa)
+    return run(q, k, v, score_mod=score_mod, block_mask=pairs.block_mask(), scale=scale, enable_gqa=gqa)
 
 
 def _blocks(q: Tensor, k: Tensor, v: Tensor, pairs: Pairs, scale: float) -> Tensor:
@@ -205,7 +216,7 @@ def _distance_block(
     """One block whose mask is a strided view: with the queries in reverse order, the entry of pair (i', j)
     lies at a fixed start + i' + j, and strides of +1 and +1 describe it without copying."""
     assert pairs.band is not None
-    values = pairs.by_distance.to(_mask_dtype(q))
+    values = pairs.by_distance().to(_mask_dtype(q))
     n, keys = q.shape[2], k.shape[2]
     farthest = start + n - 1 + pairs.band.offset - low  # distance of the last query to the first key
     origin = pairs.keys - 1 - farthest

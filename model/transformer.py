@@ -21,7 +21,8 @@ from model.position import SCHEMES, Geometry, Places, Plan, Position, Span
 from model.settings import ModelSettings
 
 IGNORED = -100  # a target that is not counted
-LOGITS_AT_ONCE = 1 << 23  # rows × V of one chunk of the head: 32 MiB in float32
+# Rows × V of one chunk of the head. Small enough for a CPU's cache, large enough to fill a GPU.
+LOGITS_AT_ONCE = {"cpu": 1 << 22, "cuda": 1 << 27}
 
 
 class Attention(nn.Module):
@@ -240,7 +241,7 @@ class Transformer(nn.Module):
             return F.cross_entropy(logits, ids, ignore_index=IGNORED, reduction="none")
 
         rows, ids = x.flatten(0, 1), targets.flatten()
-        size = max(1, LOGITS_AT_ONCE // self.vocab_size)
+        size = max(1, LOGITS_AT_ONCE.get(x.device.type, 1 << 25) // self.vocab_size)
         if len(rows) <= size:
             return chunk(rows, ids).view(targets.shape)
         parts = []

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import ClassVar
 
 import torch
@@ -120,7 +119,6 @@ class Span:
         count = self.queries.order.shape[1]
         return x.narrow(dim, x.shape[dim] - count, count)
 
-    @cached_property
     def visible(self) -> Rule:
         """Causal, within the document, within the window: by order and document, never by tensor index.
 
@@ -156,7 +154,7 @@ class Span:
             bias: elementwise over indices; added to the logit after the 1/√D scale.
             distance: elementwise over (head, position distance), in place of `bias`.
         """
-        visible, plain = self.visible, self.queries.layout == "plain"
+        visible, plain = self.visible(), self.queries.layout == "plain"
         both = visible if rule is None else lambda b, h, i, j: visible(b, h, i, j) & rule(b, h, i, j)
         queries, keys = self.queries.order.shape[1], self.keys.order.shape[1]
         if distance is not None:

@@ -1,0 +1,109 @@
+"""What the machine gives: CPU threads and allocator, peak rate, memory; and what a run will take."""
+
+import ctypes
+import os
+import platform
+import resource
+import sys
+import time
+from dataclasses import dataclass
+
+import torch
+
+from model import Transformer
+from model.transformer import LOGITS_AT_ONCE
+
+# Dense bfloat16 peaks from the vendors' data sheets, FLOP/s; the first name found in the device's counts.
+GPU_PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40": 181e12, "4090": 165e12, "A10": 125e12}
+# The share of the peak that small models reach in practice; only for forecasts.
+USUAL_SHARE = 0.45
+
+
+def prepare_cpu(threads: int | None) -> None:
+    """Process-wide CPU settings; call before the first tensor operation, so that worker threads inherit them.
+
+    Denormals are flushed: products of far-away attention weights fall into that range and slow the kernels
+    two- to threefold. glibc is told to keep freed blocks: a training step frees and takes the same hundreds
+    of megabytes, and returning the pages to the system each time costs a tenth to a fifth of the step.
+    """
+    if threads is not None:
+        torch.set_num_threads(threads)
+    torch.set_flush_denormal(True)
+    if sys.platform == "linux" and platform.libc_ver()[0] == "glibc":
+        mmap_max, trim_threshold, top_pad = -4, -1, -2  # names of mallopt(3)'s parameters
+        libc = ctypes.CDLL("libc.so.6")
+        libc.mallopt(mmap_max, 0)
+        libc.mallopt(trim_threshold, 2**31 - 1)
+        libc.mallopt(top_pad, 256 << 20)
+
+
+def peak_flops(device: torch.device) -> float:
+    """Peak rate in FLOP/s: from data sheets for known GPUs, else that of a large float32 matrix product."""
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+        known = [peak for part, peak in GPU_PEAKS.items() if part in name]
+        if known:
+            return known[0]
+    n = 1024
+    a = torch.randn(n, n, device=device)
+    best = float("inf")
+    for _ in range(6):
+        start = time.perf_counter()
+        a @ a
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        best = min(best, time.perf_counter() - start)
+    return 2 * n**3 / best
+
+
+def peak_memory(device: torch.device) -> int:
+    """Bytes: the most this process has held, on the GPU where there is one."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that can still be taken."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a run will take, estimated before it starts."""
+
+    parameters: int
+    flops_per_token: float
+    steps: int
+    tokens: int
+    memory: int  # bytes on one device
+    seconds: float
+
+
+def forecast(
+    model: Transformer, *, length: int, sequences: int, steps: int, tokens: int, peak: float, devices: int
+) -> Forecast:
+    """Memory and time of a run.
+
+    Args:
+        sequences: per device and forward pass.
+        peak: FLOP/s of one device.
+    """
+    s, parameters = model.settings, model.parameter_count()
+    size = model.embed.weight.element_size()
+    # What the backward pass keeps of a token in one block: inputs of norms and matrices, q, k, v, gates.
+    kept = 4 * s.dim + (2 * s.heads + 2 * s.kv_heads) * s.features + 4 * s.mlp_width
+    activations = sequences * length * s.layers * kept * size
+    rows = min(LOGITS_AT_ONCE["cpu"] // model.vocab_size + 1, sequences * length)
+    states = parameters * 4 * size  # weights, gradients, two moments
+    flops = model.flops_per_token(length)
+    return Forecast(
+        parameters=parameters,
+        flops_per_token=flops,
+        steps=steps,
+        tokens=tokens,
+        memory=states + activations + 3 * rows * model.vocab_size * 4,
+        seconds=flops * tokens / (peak * USUAL_SHARE * devices),
+    )

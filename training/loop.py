@@ -1,0 +1,205 @@
+"""Parts of the training loop; `train.py` puts them together on one screen."""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+from data import Batch
+from model import Places
+from training.errors import TrainingError
+
+
+def places_of(batch: Batch, length: int) -> Places:
+    """Where a batch's tokens stand, in the model's words; `length` is declared for every row."""
+    return Places(
+        order=batch.order,
+        position=batch.position,
+        document=batch.document,
+        layout=batch.layout,
+        reach=batch.reach,
+        lengths=(length,),
+        unit_steps=batch.unit_steps,
+    )
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """A share of a step's sequences on the device: (b, T) tokens and targets, and where they stand."""
+
+    tokens: Tensor
+    targets: Tensor
+    places: Places
+
+
+def micro_batches(batch: Batch, size: int | None, length: int, device: torch.device) -> list[MicroBatch]:
+    """The batch cut into groups of at most `size` sequences, moved to the device without waiting."""
+
+    def move(x: Tensor, start: int, stop: int) -> Tensor:
+        rows = x if x.shape[0] == 1 else x[start:stop]
+        return rows.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else rows
+
+    count = batch.tokens.shape[0]
+    places, parts = places_of(batch, length), []
+    for start in range(0, count, size or count):
+        stop = min(start + (size or count), count)
+        part = Places(
+            order=move(places.order, start, stop),
+            position=move(places.position, start, stop),
+            document=move(places.document, start, stop),
+            layout=places.layout,
+            reach=places.reach,
+            lengths=places.lengths,
+            unit_steps=places.unit_steps,
+        )
+        parts.append(MicroBatch(move(batch.tokens, start, stop), move(batch.targets, start, stop), part))
+    return parts
+
+
+def prefetched(fetch: Callable[[int], Batch], start: int, stop: int) -> Iterator[tuple[int, Batch]]:
+    """(step, batch) for each step, the next one read while the present one is trained on."""
+    with ThreadPoolExecutor(1) as reader:
+        coming = reader.submit(fetch, start) if start < stop else None
+        for step in range(start, stop):
+            assert coming is not None
+            batch = coming.result()
+            coming = reader.submit(fetch, step + 1) if step + 1 < stop else None
+            yield step, batch
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one step did; device scalars, so that asking for a step does not wait for it."""
+
+    loss: Tensor  # mean NLL over all targets of the step, all ranks
+    grad_norm: Tensor  # before clipping
+    stop: Tensor  # ranks that were asked to stop
+
+    def read(self) -> tuple[float, float, int]:
+        """(loss, gradient norm, stop requests) on the host; one transfer."""
+        loss, norm, stop = torch.stack([x.double() for x in (self.loss, self.grad_norm, self.stop)]).tolist()
+        return loss, norm, int(stop)
+
+
+class Stepper:
+    """One optimizer step: forward and backward over micro-batches, clip, update.
+
+    The loss is the sum of NLL over the step's targets divided by their global number, which every rank knows
+    from the sampler. A step whose loss or gradient is not finite changes no weight, on any rank, and neither
+    does any after it: the gate stays on the device, and the host reads it when it next looks.
+    """
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        clip: float | None,
+        autocast: torch.dtype | None,
+    ):
+        self.accelerator, self.model, self.optimizer = accelerator, model, optimizer
+        self.clip, self.autocast = clip or float("inf"), autocast
+        self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self._broken = torch.zeros((), dtype=torch.bool, device=accelerator.device)
+
+    def __call__(self, parts: list[MicroBatch], n_targets: int, stop: bool) -> Outcome:
+        """Train on this rank's micro-batches of one step with `n_targets` targets over all ranks."""
+        device, world = self.accelerator.device, self.accelerator.num_processes
+        total = torch.zeros((), dtype=torch.float64, device=device)
+        for i, part in enumerate(parts):
+            last = i == len(parts) - 1
+            with nullcontext() if last else self.accelerator.no_sync(self.model):
+                with torch.autocast(device.type, self.autocast, enabled=self.autocast is not None):
+                    nll = self.model(part.tokens, part.places, part.targets)
+                # DDP averages gradients over ranks; times `world`, the average is the sum.
+                (nll.sum() * (world / n_targets)).backward()
+            total += nll.detach().sum()
+        shared = torch.stack([total, torch.full_like(total, float(stop))])
+        shared = self.accelerator.reduce(shared, reduction="sum")
+        assert isinstance(shared, Tensor)
+        loss = shared[0] / n_targets
+        norm = nn.utils.clip_grad_norm_(self._parameters, self.clip)
+        self._broken = self._broken | ~loss.isfinite() | ~norm.isfinite()
+        # The fused optimizer's own gate (made for loss scaling): 1 leaves weights, moments and step alone.
+        self.optimizer.found_inf = self._broken.float()  # type: ignore[attr-defined]
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return Outcome(loss, norm, shared[1])
+
+
+class Interrupts:
+    """Turns SIGINT and SIGTERM into a request, honoured after the step; a second one ends at once."""
+
+    def __init__(self):
+        self.received: signal.Signals | None = None
+        self._before = {}
+
+    def __enter__(self) -> "Interrupts":
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: object) -> None:
+        if self.received is not None:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        self.received = signal.Signals(number)
+
+    @property
+    def requested(self) -> bool:
+        return self.received is not None
+
+    @property
+    def exit_code(self) -> int:
+        """128 + the signal, as a shell reports it."""
+        return 128 + (self.received or signal.SIGINT)
+
+
+class Meter:
+    """Tokens per second and time left, over the steps since the last look; time spent elsewhere left out."""
+
+    def __init__(self, tokens_per_step: int, steps_left: int):
+        self.tokens_per_step, self.steps_left = tokens_per_step, steps_left
+        self._steps, self._seconds, self._rate = 0, 0.0, 0.0
+        self._last = time.perf_counter()
+
+    def restart(self) -> None:
+        """Leave out what passed since the last step: a validation, a checkpoint."""
+        self._last = time.perf_counter()
+
+    def step(self) -> None:
+        now = time.perf_counter()
+        self._seconds += now - self._last
+        self._last = now
+        self._steps += 1
+        self.steps_left -= 1
+
+    def look(self) -> tuple[float, float]:
+        """(tokens per second since the last look, seconds left at that rate)."""
+        if self._steps:
+            self._rate = self._steps * self.tokens_per_step / max(self._seconds, 1e-9)
+            self._steps, self._seconds = 0, 0.0
+        left = self.steps_left * self.tokens_per_step / self._rate if self._rate else float("nan")
+        return self._rate, left
+
+
+def refuse_broken(step: int, loss: float, norm: float, folder: object) -> None:
+    """Raise for a loss or gradient that is not finite; the update of that step was not applied."""
+    if not (abs(loss) < float("inf") and abs(norm) < float("inf")):
+        raise TrainingError(
+            f"step {step}: the loss is {loss:g} and the gradient norm {norm:g}; it changed no weight and "
+            f"the last checkpoint in {folder} is good. Lower training.optimizer.lr or training.clip in a new "
+            "run, or look at the data of this step"
+        )
