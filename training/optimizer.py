@@ -1,7 +1,7 @@
 """AdamW over named parameter groups, and the one place that knows which weights decay.
 
 Weight decay acts on matrices alone: the weights of linear layers, the untied head among them.  It leaves out
-embeddings (a row is seen only when its token is, so decay would erase rare tokens; a tied head is an embedding),
+embeddings (a row is seen only when its token is, so decay would erase rare tokens; a tied head is one too),
 norms and biases (vectors), and whatever a positional scheme learns, whose scale has a meaning.
 """
 

@@ -198,8 +198,10 @@ class RunSettings(Settings):
         warmup = schedule.warmup if schedule.warmup < 1 else schedule.warmup / self.steps
         decay = schedule.decay if isinstance(schedule, WsdSchedule) else 0.0
         if warmup + decay > 1:
+            both = isinstance(schedule, WsdSchedule)
             raise ValueError(
-                f"training.schedule: warm-up{' and decay take' if decay else ' takes'} {warmup + decay:.0%} of the "
-                f"run's {self.steps} steps; lower warmup{' or decay' if decay else ''}, or raise training.tokens"
+                f"training.schedule: {'warm-up and decay take' if both else 'warm-up takes'} "
+                f"{warmup + decay:.0%} of the run's {self.steps} steps; "
+                f"lower {'warmup or decay' if both else 'warmup'}, or raise training.tokens"
             )
         return self

@@ -1,0 +1,290 @@
+"""Run folders: made once, checked on resume, held by one process, read back as model and tokenizer.
+
+runs/<config>-<identity>/
+    settings.yaml    every setting, resolved
+    manifest.json    command, commit, versions, machine, hashes of data and tokenizer; one entry per attempt
+    tokenizer/       a copy, so that the folder speaks for itself
+    metrics.jsonl    what happened
+    checkpoints/     step-00000100, ...
+"""
+
+import fcntl
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+
+from data.tokenizer import Tokenizer, load_tokenizer
+from model import Transformer, check_override
+from training.checkpoint import STATE, WEIGHTS, find_checkpoint, load_weights
+from training.config import apply_words, differences, dump, identity, load_settings, split_words
+from training.console import Console
+from training.errors import TrainingError
+from training.files import read_json, write_json, write_text
+from training.settings import RunSettings
+
+SETTINGS, MANIFEST = "settings.yaml", "manifest.json"
+_LIBRARIES = ("torch", "accelerate", "datasets", "numpy", "pydantic", "safetensors", "sentencepiece")
+_SAME = {  # what a resumed run must find as it left it, by key of the manifest
+    "tokenizer_hash": "the tokenizer is not the one this run was started with",
+    "vocab_size": "the vocabulary is not the one this run was started with",
+    "data_hash": "the prepared data are not those this run was started with",
+}
+
+
+def run_folder(settings: RunSettings, words: Sequence[str], root: str | Path = "runs") -> Path:
+    """`<root>/<stem of the first YAML file>-<identity>`: the same command finds its run again."""
+    files, _ = split_words(list(words))
+    stem = Path(files[0]).stem if files else "default"
+    return Path(root) / f"{stem}-{identity(settings)}"
+
+
+def is_run(folder: Path) -> bool:
+    return (folder / MANIFEST).is_file()
+
+
+def create_run(
+    folder: Path,
+    settings: RunSettings,
+    tokenizer: Tokenizer,
+    command: Sequence[str],
+    extra: dict | None = None,
+) -> Path:
+    """Make a run folder; its manifest, written last, makes it a run.
+
+    `extra` goes into the manifest: data folder, `data_hash`, parameter count and the like.  Raises TrainingError
+    where the folder already is a run.
+    """
+    if is_run(folder):
+        raise TrainingError(f"{folder} already is a run; resume it, or start anew with --fresh")
+    (folder / "tokenizer").mkdir(parents=True, exist_ok=True)
+    tokenizer.save(folder / "tokenizer")
+    write_text(folder / SETTINGS, dump(settings))
+    about = {
+        "format": 1,
+        "identity": identity(settings),
+        "vocab_size": tokenizer.vocab_size,
+        "tokenizer_hash": tokenizer.hash,
+        **(extra or {}),
+        "attempts": [_attempt(command, [])],
+    }
+    write_json(folder / MANIFEST, about)
+    return folder
+
+
+def resume_run(
+    folder: Path,
+    settings: RunSettings,
+    tokenizer: Tokenizer,
+    command: Sequence[str],
+    extra: dict | None = None,
+) -> list[str]:
+    """Check that a run may go on under these settings, note the attempt, and return what changed, in words.
+
+    Only settings marked `may_change` may differ.  Raises TrainingError listing every other difference, or where
+    tokenizer or data are not the run's.
+    """
+    about = read_json(folder / MANIFEST)
+    now = {"tokenizer_hash": tokenizer.hash, "vocab_size": tokenizer.vocab_size, **(extra or {})}
+    for key, sentence in _SAME.items():
+        if key in about and key in now and about[key] != now[key]:
+            raise TrainingError(
+                f"{folder}: {sentence} ({about[key]}, now {now[key]}); restore it, or start anew with --fresh"
+            )
+    found = differences(read_settings(folder), settings)
+    barred = [f"{key}: {_short(old)} → {_short(new)}" for key, old, new, free in found if not free]
+    if barred:
+        raise TrainingError(
+            f"{folder} was started with other settings; change them back, or start anew with --fresh:\n       "
+            + "\n       ".join(barred)
+        )
+    changes = [f"{key}: {_short(old)} → {_short(new)}" for key, old, new, _ in found]
+    about["attempts"] = [*about.get("attempts", []), _attempt(command, changes)]
+    write_json(folder / MANIFEST, about)
+    if changes:
+        write_text(folder / SETTINGS, dump(settings))
+    return changes
+
+
+def set_aside(folder: Path) -> Path | None:
+    """Give a run folder another name (`<name>.old1`, ...) so that a fresh run can take its place."""
+    if not folder.exists():
+        return None
+    number = 1
+    while (away := folder.with_name(f"{folder.name}.old{number}")).exists():
+        number += 1
+    os.rename(folder, away)
+    return away
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Keep other processes from training the same run; a killed process lets go by itself."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / ".lock", "a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise TrainingError(
+                f"{folder} is being trained by another process; wait for it or end it"
+            ) from None
+        except OSError:
+            pass  # some network file systems have no locks; training there is as safe as it was without
+        yield
+
+
+def read_settings(folder: Path) -> RunSettings:
+    return load_settings(RunSettings, [str(folder / SETTINGS)])
+
+
+def _short(value: object) -> str:
+    if isinstance(value, dict):
+        inside = ", ".join(f"{k}: {_short(v)}" for k, v in value.items() if k != "name" and v is not None)
+        return f"{value.get('name', '')}({inside})" if inside else str(value.get("name", "{}"))
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _attempt(command: Sequence[str], changes: list[str]) -> dict:
+    commit, dirty = _commit()
+    return {
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": list(command),
+        "commit": commit,
+        "uncommitted_changes": dirty,
+        "changed_settings": changes,
+        "versions": {"python": platform.python_version()} | _versions(),
+        "machine": _machine(),
+    }
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in _LIBRARIES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "absent"
+    return found
+
+
+def _machine() -> dict:
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return {
+        "system": platform.platform(),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "gpus": gpus,
+        "processes": int(os.environ.get("WORLD_SIZE", "1")),
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _commit() -> tuple[str | None, bool | None]:
+    """The commit this code is at and whether files differ from it; (None, None) outside a repository."""
+    home = Path(__file__).resolve().parent.parent
+    if not (home / ".git").exists() or shutil.which("git") is None:
+        return None, None
+
+    def git(*words: str) -> str | None:
+        done = subprocess.run(["git", "-C", str(home), *words], capture_output=True, text=True)
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    status = git("status", "--porcelain", "--untracked-files=no")
+    return git("rev-parse", "HEAD"), None if status is None else bool(status)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A trained model, ready for evaluation or generation."""
+
+    model: Transformer
+    tokenizer: Tokenizer
+    settings: RunSettings  # with the overrides asked for
+    step: int
+    folder: Path
+    checkpoint_hash: str
+
+
+def load(
+    run: str | Path,
+    words: Sequence[str] = (),
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype | None = None,
+    checkpoint: int | None = None,
+    console=None,
+) -> Loaded:
+    """Model and tokenizer of a run folder, in evaluation mode.
+
+    Args:
+        run: the run folder.
+        words: overrides of the positional scheme, e.g. `model.position.scaling.name=yarn`.
+        dtype: of the weights; None: float64 if they are stored so, else float32.
+        checkpoint: step of the checkpoint; None: the newest good one.
+        console: told where a damaged checkpoint is passed over; None: standard error.
+
+    Raises:
+        TrainingError: not a run folder, no good checkpoint, another tokenizer, an override outside model.position.
+        ModelError: an override that the trained scheme does not allow.
+    """
+    folder = Path(run)
+    if not is_run(folder):
+        raise TrainingError(_not_a_run(folder))
+    about = read_json(folder / MANIFEST)
+    trained = read_settings(folder)
+    settings = apply_words(trained, list(words))
+    for key, _, _, _ in differences(trained, settings):
+        if not key.startswith("model."):
+            raise TrainingError(
+                f"{key} cannot be changed on a trained model; only keys of model.position can"
+            )
+    check_override(trained.model, settings.model)
+    tokenizer = load_tokenizer(folder / "tokenizer")
+    if tokenizer.hash != about.get("tokenizer_hash"):
+        raise TrainingError(
+            f"{folder / 'tokenizer'} is not the tokenizer of this run "
+            f"(hash {tokenizer.hash[:12]}, the run's {str(about.get('tokenizer_hash'))[:12]}); restore it"
+        )
+    found = find_checkpoint(folder, console or Console(), checkpoint, only=(WEIGHTS, STATE))
+    if found is None:
+        raise TrainingError(f"{folder} has no checkpoint yet; train it first")
+    model = Transformer(settings.model, about["vocab_size"], settings.train_length, settings.original_length)
+    model.to(dtype or _stored_dtype(found.folder / WEIGHTS))
+    load_weights(model, found)
+    model.to(device).eval()
+    return Loaded(model, tokenizer, settings, found.step, folder, found.hash)
+
+
+def _stored_dtype(file: Path) -> torch.dtype:
+    with safe_open(file, framework="pt") as tensors:
+        stored = {tensors.get_slice(name).get_dtype() for name in tensors.keys()}  # noqa: SIM118
+    return torch.float64 if "F64" in stored else torch.float32
+
+
+def _not_a_run(folder: Path) -> str:
+    if not folder.exists():
+        near = (
+            sorted(p.parent.name for p in folder.parent.glob(f"*/{MANIFEST}"))
+            if folder.parent.is_dir()
+            else []
+        )
+        known = f"; {folder.parent} holds {', '.join(near)}" if near else ""
+        return f"{folder}: no such run folder{known}"
+    return f"{folder} is not a run folder: it has no {MANIFEST}"
