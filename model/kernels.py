@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -33,8 +34,18 @@ Distance = Callable[[Tensor, Tensor], Tensor]  # (head, distance) -> what is add
 QUERY_BLOCK = 256
 KERNELS = ("auto", "sdpa", "flex", "blocks", "dense")
 
-_compiled_flex = torch.compile(flex_attention, dynamic=True)
-_compiled_block_mask = torch.compile(create_block_mask)
+
+@cache
+def _compiled(function: Callable, dynamic: bool | None = None) -> Callable:
+    """Compiled on first use: torch.compile loads Inductor, seconds that a run on the CPU need not pay."""
+    return torch.compile(function, dynamic=dynamic)
+
+
+def _fused(function: Callable, device: torch.device, dynamic: bool | None = None) -> Callable:
+    """Compiled by itself on a GPU; as it is on the CPU, and inside a model that is compiled as a whole."""
+    if device.type != "cuda" or torch.compiler.is_compiling():
+        return function
+    return _compiled(function, dynamic)
 
 
 @dataclass(frozen=True)
@@ -104,7 +115,7 @@ class Pairs:
         return self._lowered["block_mask"]
 
     def _block_mask(self) -> BlockMask:
-        make = _compiled_block_mask if self.device.type == "cuda" else create_block_mask
+        make = _fused(create_block_mask, self.device)
         # The mask has one row per sequence only where visibility differs between sequences.
         rows = None if self.band is not None else self.batch
         return make(self.rule, rows, None, self.queries, self.keys, device=self.device)
@@ -173,7 +184,7 @@ def _choose(views: list[View]) -> str:
 def _flex(q: Tensor, k: Tensor, v: Tensor, pairs: Pairs, scale: float) -> Tensor:
     bias = pairs.bias
     score_mod = None if bias is None else (lambda score, b, h, i, j: score + bias(b, h, i, j).to(score.dtype))
-    run = _compiled_flex if q.is_cuda else flex_attention
+    run = _fused(flex_attention, q.device, dynamic=True)
     gqa = q.shape[1] != k.shape[1]
     return run(q, k, v, score_mod=score_mod, block_mask=pairs.block_mask(), scale=scale, enable_gqa=gqa)
 
