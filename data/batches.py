@@ -1,0 +1,184 @@
+"""The order in which training sees a store: a pure function of (seed, step).
+
+An epoch's documents are permuted and laid end to end; the line is cut in windows of T inputs (a window's last
+target is the next window's first input); the windows are permuted too. Neither live random state nor the
+number of ranks enters, so a run can be resumed, or shared among more processes, at any step.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+
+from data.duplicates import mixed
+from data.errors import DataError
+from data.positions import SAMPLERS
+from data.store import Store
+
+IGNORED = -100  # a target that is not counted
+ROUNDS = 6
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One rank's share of one step. T = train length, b = rows of this rank."""
+
+    tokens: torch.Tensor  # (b, T) int64
+    targets: torch.Tensor  # (b, T) int64, IGNORED where the next token belongs to another document
+    order: torch.Tensor  # (b, T) int64, or (1, T) in layout "plain"; so are the next two
+    position: torch.Tensor
+    document: torch.Tensor
+    layout: str  # "plain" | "packed"
+    reach: int  # 1 + largest position
+    unit_steps: bool  # positions of neighbours in one document differ by one
+    n_targets: int  # counted targets of the whole step, over all ranks
+    epoch: int  # of the step's first window
+    hash: str  # 16 hex digits of the whole step's tokens and targets; "" on ranks other than 0
+
+
+def permuted(index: np.ndarray, n: int, *key: int | str) -> np.ndarray:
+    """Where a permutation of 0 ... n-1, chosen by `key`, sends each index. index: int64, any shape.
+
+    A Feistel network on the next even number of bits, walked until it lands below n: needs no table, so
+    billions of windows cost nothing, and does not depend on any library's random numbers.
+    """
+    digest = hashlib.sha256(repr(key).encode()).digest()
+    half = max(1, (max(n - 1, 1).bit_length() + 1) // 2)
+    low = np.uint64((1 << half) - 1)
+    shift = np.uint64(half)
+    keys = [
+        np.uint64(int.from_bytes(digest[4 * r : 4 * r + 8].ljust(8, b"\0"), "little")) for r in range(ROUNDS)
+    ]
+
+    def once(x: np.ndarray) -> np.ndarray:
+        left, right = x >> shift, x & low
+        for round_key in keys:
+            left, right = right, left ^ (mixed(right ^ round_key) & low)
+        return (left << shift) | right
+
+    out = once(index.astype(np.uint64))
+    outside = out >= n
+    while outside.any():
+        out[outside] = once(out[outside])
+        outside = out >= n
+    return out.astype(np.int64)
+
+
+class _Line:
+    """The documents of one epoch, end to end."""
+
+    def __init__(self, store: Store, seed: int, epoch: int):
+        self.store = store
+        self.order = permuted(np.arange(store.n_documents), store.n_documents, seed, epoch, "documents")
+        self.ends = np.cumsum(store.lengths[self.order])
+        self.starts = self.ends - store.lengths[self.order]
+
+    def read(self, start: int, n: int) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens start ... start+n-1 of the line, int64, and which of them begin a document."""
+        tokens = np.empty(n, dtype=np.int64)
+        begins = np.zeros(n, dtype=bool)
+        slot, filled = int(np.searchsorted(self.ends, start, side="right")), 0
+        while filled < n:
+            offset = start + filled - int(self.starts[slot])
+            part = self.store.document(int(self.order[slot]))[offset : offset + n - filled]
+            tokens[filled : filled + len(part)] = part
+            begins[filled] = offset == 0
+            filled += len(part)
+            slot += 1
+        return tokens, begins
+
+
+class Batches:
+    """Windows of `train_length` tokens of a store, `batch_size` of them a step over all ranks."""
+
+    def __init__(self, store: Store, *, packing: str, train_length: int, batch_size: int, seed: int):
+        if packing not in SAMPLERS:
+            raise DataError(f"data.packing={packing!r} is unknown; known are {', '.join(SAMPLERS)}")
+        self.store, self.packing, self.seed = store, packing, seed
+        self.train_length, self.batch_size = train_length, batch_size
+        self.n_windows = (store.n_tokens - 1) // train_length  # an epoch drops up to T tokens at its end
+        if self.n_windows < 1:
+            raise DataError(
+                f"{store.folder} holds {store.n_tokens:,} tokens, fewer than the {train_length + 1:,} of one window: "
+                "shorten train_length or prepare more text"
+            )
+        self._line = lru_cache(maxsize=2)(
+            lambda epoch: _Line(store, seed, epoch)
+        )  # a step may span two epochs
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps until every window was seen once; the last of them may begin the next epoch."""
+        return -(-self.n_windows // self.batch_size)
+
+    @property
+    def cut_share(self) -> float:
+        """Share of the documents that a window's edge cuts in the first epoch."""
+        line = self._line(0)
+        return float((line.starts // self.train_length != (line.ends - 1) // self.train_length).mean())
+
+    def windows(self, step: int) -> list[tuple[int, int]]:
+        """(epoch, window) of each sample of a step, all ranks."""
+        samples = np.arange(step * self.batch_size, (step + 1) * self.batch_size)
+        epochs, index = samples // self.n_windows, samples % self.n_windows
+        out = []
+        for epoch in np.unique(epochs):
+            here = permuted(index[epochs == epoch], self.n_windows, self.seed, int(epoch), "windows")
+            out += [(int(epoch), int(window)) for window in here]
+        return out
+
+    def batch(self, step: int, rank: int = 0, world: int = 1) -> Batch:
+        """The rows of `rank` out of `world`; the same whoever asks, whenever."""
+        if self.batch_size % world:
+            raise DataError(
+                f"a batch of {self.batch_size} windows cannot be shared by {world} processes: make it a multiple"
+            )
+        windows = self.windows(step)
+        share = self.batch_size // world
+        mine = slice(rank * share, (rank + 1) * share)
+        # The hash is of the whole step, so rank 0 reads all of it: a memory-mapped read, far below a step's cost.
+        tokens, begins = self._read(windows if rank == 0 else windows[mine])
+        inputs, targets = tokens[:, :-1], tokens[:, 1:].copy()
+        if self.packing == "documents":
+            targets[begins[:, 1:]] = IGNORED
+        digest = ""
+        if rank == 0:
+            both = hashlib.sha256(np.ascontiguousarray(inputs).tobytes())
+            both.update(targets.tobytes())
+            digest = both.hexdigest()[:16]
+            inputs, targets, begins = inputs[mine], targets[mine], begins[mine]
+        placed = SAMPLERS[self.packing](begins[:, :-1])
+        return Batch(
+            tokens=torch.from_numpy(inputs.copy()),
+            targets=torch.from_numpy(np.ascontiguousarray(targets)),
+            order=torch.from_numpy(placed.order.copy()),
+            position=torch.from_numpy(placed.position.copy()),
+            document=torch.from_numpy(placed.document.copy()),
+            layout=placed.layout,
+            reach=1 + int(placed.position.max()),
+            unit_steps=placed.unit_steps,
+            n_targets=self._count_targets(windows),
+            epoch=windows[0][0],
+            hash=digest,
+        )
+
+    def _read(self, windows: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
+        """(b, T+1) tokens and document beginnings of these windows."""
+        rows = [
+            self._line(epoch).read(window * self.train_length, self.train_length + 1)
+            for epoch, window in windows
+        ]
+        return np.stack([tokens for tokens, _ in rows]), np.stack([begins for _, begins in rows])
+
+    def _count_targets(self, windows: list[tuple[int, int]]) -> int:
+        """Counted targets of the whole step, from document lengths alone: every rank knows it without talking."""
+        count = len(windows) * self.train_length
+        if self.packing == "documents":
+            for epoch, window in windows:
+                starts, first = self._line(epoch).starts, window * self.train_length + 1
+                count -= int(
+                    np.searchsorted(starts, first + self.train_length) - np.searchsorted(starts, first)
+                )
+        return count

@@ -1,0 +1,85 @@
+"""Running chunks over several interpreters; what they write does not depend on how many there are."""
+
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+from data.encoding import Job
+from data.errors import DataError
+
+HOUSE = Path(__file__).resolve().parent.parent
+
+
+def available_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def run_chunks(folder: Path, tasks: list[tuple[str, int]], workers: int | None, console: Any) -> None:
+    """Tokenise the chunks `tasks` = [(spool, number)]; in this process where one worker is enough."""
+    workers = min(workers or available_cores(), len(tasks))
+    with console.bar("tokenising", len(tasks), unit="shard") as bar:
+        if workers <= 1:
+            job = Job(folder)
+            for spool, number in tasks:
+                job.run(spool, number)
+                bar.advance()
+        else:
+            _run_parallel(folder, tasks, workers, bar)
+
+
+def _run_parallel(folder: Path, tasks: list[tuple[str, int]], workers: int, bar: Any) -> None:
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(HOUSE), os.environ.get("PYTHONPATH", "")]),
+    }
+    command = [sys.executable, "-m", "data.worker", str(folder.resolve())]
+    answers: queue.SimpleQueue[tuple[subprocess.Popen, str]] = queue.SimpleQueue()
+    waiting = deque(tasks)
+    processes = []
+    try:
+        for _ in range(workers):
+            # A worker leaves by itself when its standard input closes, so also when this process is killed.
+            process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=HOUSE
+            )
+            processes.append(process)
+            threading.Thread(target=_listen, args=(process, answers), daemon=True).start()
+            _send(process, waiting)
+        for _ in range(len(tasks)):
+            process, line = answers.get()
+            if not line:
+                raise RuntimeError(
+                    f"a tokenising worker ended with code {process.wait()}; its message is above"
+                )
+            answer = json.loads(line)
+            if answer.get("kind") == "data":
+                raise DataError(answer["error"])
+            if answer.get("kind") == "os":
+                raise OSError(answer["errno"], answer["error"])
+            bar.advance()
+            _send(process, waiting)
+    finally:
+        for process in processes:
+            process.stdin.close()
+        for process in processes:
+            process.wait()
+            process.stdout.close()
+
+
+def _send(process: subprocess.Popen, waiting: deque[tuple[str, int]]) -> None:
+    if waiting:
+        spool, number = waiting.popleft()
+        process.stdin.write(f"{spool} {number}\n")
+        process.stdin.flush()
+
+
+def _listen(process: subprocess.Popen, answers: queue.SimpleQueue) -> None:
+    for line in process.stdout:
+        answers.put((process, line))
+    answers.put((process, ""))

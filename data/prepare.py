@@ -1,0 +1,304 @@
+"""From settings to token shards: read, split, train the tokenizer, tokenise in parallel, seal.
+
+Each step leaves its result whole on disk before the next begins, so a killed preparation goes on where it was,
+and its result does not depend on interruptions or on the number of workers. The folder's name carries a hash of
+all settings and of the source's listing: other settings, another folder.
+"""
+
+import fcntl
+import hashlib
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data.console import Silent
+from data.duplicates import save_index, shingles
+from data.errors import DataError
+from data.files import canonical, read_json, write_json
+from data.pool import run_chunks
+from data.settings import DataSettings, SentencePieceSettings
+from data.sources import Source, open_source
+from data.spool import Spool, fill
+from data.store import FORMAT, MEND, Store, token_dtype, write_manifest
+from data.summary import show, split_summary
+from data.tokenizer import ByteTokenizer, Tokenizer, load_sentencepiece, load_tokenizer
+from data.tokenizer_training import train_sentencepiece
+
+# Settings that change how prepared text is used or where it lies, not what it holds.
+BESIDE = {"root", "label", "packing"}
+PIECE = 64 << 10  # characters of text the tokenizer's sample is drawn in
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A finished preparation; `summary` is what the tables showed."""
+
+    folder: Path
+    summary: dict[str, Any]
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        return load_tokenizer(self.folder / "tokenizer")
+
+    @cached_property
+    def train(self) -> Store:
+        return Store(self.folder / "train")
+
+    @cached_property
+    def valid(self) -> Store:
+        return Store(self.folder / "valid")
+
+
+def open_prepared(folder: Path | str) -> Prepared:
+    """What `prepare` finished in `folder`; shards are checked for presence and size here."""
+    folder = Path(folder)
+    path = folder / "prepared.json"
+    if not path.is_file():
+        raise DataError(f"{folder} holds no finished preparation (no prepared.json); run scripts/prepare.py")
+    try:
+        prepared = Prepared(folder, read_json(path)["summary"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path} is damaged; {MEND}") from error
+    for store in (prepared.train, prepared.valid):
+        if store.manifest["tokenizer"] != prepared.tokenizer.hash:
+            raise DataError(
+                f"{store.folder} was made with another tokenizer than {folder / 'tokenizer'}; {MEND}"
+            )
+    return prepared
+
+
+def prepared_folder(settings: DataSettings) -> Path:
+    """Where `prepare(settings)` puts its result."""
+    sources = [open_source(settings.source)]
+    if settings.valid_source is not None:
+        sources.append(open_source(settings.valid_source))
+    facts = {
+        "format": FORMAT,
+        "settings": settings.model_dump(exclude=BESIDE),
+        "sources": [source.fingerprint() for source in sources],
+    }
+    tokenizer = settings.tokenizer
+    if isinstance(tokenizer, SentencePieceSettings) and tokenizer.model is not None:
+        facts["model"] = load_sentencepiece(Path(tokenizer.model).expanduser()).hash
+    digest = hashlib.sha256(canonical(facts)).hexdigest()[:10]
+    return Path(settings.root).expanduser() / f"{settings.label or sources[0].label}-{digest}"
+
+
+def prepare(settings: DataSettings, console: Any = None, workers: int | None = None) -> Prepared:
+    """Prepare text and tokenizer, or open what an earlier call finished.
+
+    workers: processes that tokenise; as many as there are cores if None. Raises DataError for text, tokenizer
+    or folder the user must mend, OSError for a full or read-only disk.
+    """
+    console = console or Silent()
+    folder = prepared_folder(settings)
+    if not (folder / "prepared.json").is_file():
+        with _alone(folder, console):
+            if not (folder / "prepared.json").is_file():  # another process may have finished it meanwhile
+                console.say(f"preparing {folder}")
+                summary = _prepare(settings, folder, console, workers)
+                show(summary, console)
+    shutil.rmtree(folder / "work", ignore_errors=True)  # a crash may have come before this
+    return open_prepared(folder)
+
+
+@contextmanager
+def _alone(folder: Path, console: Any) -> Iterator[None]:
+    """One process prepares a folder at a time; the lock goes with its process, however that ends."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / ".lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            console.say(f"waiting for another process that prepares {folder}")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _prepare(settings: DataSettings, folder: Path, console: Any, workers: int | None) -> dict[str, Any]:
+    work = folder / "work"
+    spools = _read(settings, work, console)
+    masks = _split(settings, spools)
+    tokenizer, training = _tokenizer(settings, folder, spools, masks, console)
+    _check_symbols(settings, tokenizer)
+    for name, mask in masks.items():
+        np.save(work / f"{name}.valid.npy", mask)
+        np.save(work / f"{name}.first.npy", spools[name].first)
+    if settings.duplicate_threshold <= 1:
+        sets = [shingles(text) for name, spool in spools.items() for _, text in spool.texts(masks[name])]
+        save_index(work / "shingles", sets)
+    job = {"bos": settings.bos, "eos": settings.eos, "duplicate_threshold": settings.duplicate_threshold}
+    write_json(work / "job.json", job)
+
+    tasks = [(name, number) for name, spool in spools.items() for number in range(spool.n_chunks)]
+    done = {task for task in tasks if _is_done(folder, *task)}
+    if done:
+        console.say(f"{len(done)} of {len(tasks)} shards are already tokenised")
+    run_chunks(folder, [task for task in tasks if task not in done], workers, console)
+    return _seal(settings, folder, spools, masks, tasks, tokenizer, training)
+
+
+def _read(settings: DataSettings, work: Path, console: Any) -> dict[str, Spool]:
+    sources: dict[str, tuple[Source, int | None]] = {
+        "text": (open_source(settings.source), settings.max_bytes)
+    }
+    if settings.valid_source is not None:
+        sources["held"] = (open_source(settings.valid_source), None)
+    for name, (source, most) in sources.items():
+        console.say(f"reading {source.label}")
+        fill(
+            work / name,
+            source,
+            shard_bytes=settings.shard_bytes,
+            seed=settings.valid_seed,
+            max_bytes=most,
+            console=console,
+        )
+    return {name: Spool(work / name) for name in sources}
+
+
+def _split(settings: DataSettings, spools: dict[str, Spool]) -> dict[str, np.ndarray]:
+    """Which documents are validation text: one boolean a document."""
+    keys = spools["text"].keys
+    mask = np.zeros(len(keys), dtype=bool)
+    if settings.valid_source is not None:
+        return {"text": mask, "held": np.ones(len(spools["held"].keys), dtype=bool)}
+    if 0 < settings.valid_fraction < 1:
+        if len(keys) < 2:
+            raise DataError(
+                "the source holds a single document, so none can be held out for validation: cut it with "
+                "data.source.separator, give data.valid_source, or set data.valid_fraction to 0 or 1"
+            )
+        count = min(max(1, round(settings.valid_fraction * len(keys))), len(keys) - 1)
+        mask[np.argsort(keys, kind="stable")[:count]] = True
+    elif settings.valid_fraction == 1:
+        mask[:] = True
+    return {"text": mask}
+
+
+def _tokenizer(
+    settings: DataSettings, folder: Path, spools: dict[str, Spool], masks: dict[str, np.ndarray], console: Any
+) -> tuple[Tokenizer, dict[str, Any]]:
+    """The tokenizer, saved in `folder`, and what is to be told of its training."""
+    place, card = folder / "tokenizer", folder / "work" / "tokenizer.json"
+    if card.is_file():
+        return load_tokenizer(place), read_json(card)
+    wanted, training = settings.tokenizer, {}
+    if not isinstance(wanted, SentencePieceSettings):
+        tokenizer: Tokenizer = ByteTokenizer()
+    elif wanted.model is not None:
+        tokenizer = load_sentencepiece(Path(wanted.model).expanduser())
+    else:
+        spool, chosen = spools["text"], ~masks["text"]
+        available = int(spool.bytes[chosen].sum())
+        if not available:
+            raise DataError(
+                "there is no training text to train a tokenizer on (data.valid_fraction is 1): name the tokenizer of a "
+                "run with data.tokenizer.model=PATH or use data.tokenizer.name=bytes"
+            )
+        console.say(
+            f"training a {wanted.kind} tokenizer of {wanted.vocab_size:,} ids on "
+            f"{min(available, wanted.train_bytes) / 1e6:,.1f} MB of {available / 1e6:,.1f} MB"
+        )
+        tokenizer, used = train_sentencepiece(wanted, _sample(spool, chosen, available, wanted.train_bytes))
+        training = {"bytes_used": used, "unused_share": 1 - used / available}
+    tokenizer.save(place)
+    write_json(card, training)
+    return tokenizer, training
+
+
+def _sample(spool: Spool, chosen: np.ndarray, available: int, most: int) -> Iterator[str]:
+    """Pieces of the training text spread evenly over all of it, `most` bytes at the utmost."""
+    share, due, used = min(1.0, most / available), 0.0, 0
+    for _, text in spool.texts(chosen):
+        for start in range(0, len(text), PIECE):
+            piece = text[start : start + PIECE]
+            size = len(piece.encode())
+            due += share * size  # a piece is taken whenever the sample has fallen behind its share
+            if share == 1.0 or (used + size / 2 <= due and used + size <= most):
+                used += size
+                yield piece
+
+
+def _check_symbols(settings: DataSettings, tokenizer: Tokenizer) -> None:
+    for key, symbol in (("bos", tokenizer.bos_id), ("eos", tokenizer.eos_id)):
+        if getattr(settings, key) and symbol is None:
+            raise DataError(
+                f"data.{key} is true, but the tokenizer has no {key} symbol: set data.{key}=false"
+            )
+
+
+def _result(folder: Path, spool: str, number: int) -> Path:
+    return folder / "work" / "done" / f"{spool}-{number:05d}.json"
+
+
+def _is_done(folder: Path, spool: str, number: int) -> bool:
+    path = _result(folder, spool, number)
+    if not path.is_file():
+        return False
+    for split, shard in read_json(path)["shards"].items():
+        for name, facts in shard["files"].items() if shard else ():
+            file = folder / split / name
+            if not file.is_file() or file.stat().st_size != facts["bytes"]:
+                return False
+    return True
+
+
+def _seal(
+    settings: DataSettings,
+    folder: Path,
+    spools: dict[str, Spool],
+    masks: dict[str, np.ndarray],
+    tasks: list[tuple[str, int]],
+    tokenizer: Tokenizer,
+    training: dict[str, Any],
+) -> dict[str, Any]:
+    results = [read_json(_result(folder, *task)) for task in tasks]
+    for split in ("train", "valid"):
+        write_manifest(
+            folder / split,
+            token_dtype(tokenizer.vocab_size),
+            [result["shards"][split] for result in results if result["shards"][split]],
+            tokenizer=tokenizer.hash,
+            has_bos=settings.bos,
+            has_eos=settings.eos,
+            source=(
+                settings.source if split == "train" else settings.valid_source or settings.source
+            ).model_dump(),
+        )
+    faults: Counter[str] = sum((Counter(spool.faults) for spool in spools.values()), Counter())
+    summary = {
+        "label": folder.name,
+        **{split: split_summary(Store(folder / split)) for split in ("train", "valid")},
+        "tokenizer": {"hash": tokenizer.hash, "vocab_size": tokenizer.vocab_size, **training},
+        "passed_over": dict(faults),
+        "examples": {fault: name for spool in spools.values() for fault, name in spool.examples.items()},
+        "lossy_documents": sum(result["lossy"] for result in results),
+        "near_duplicates": _duplicates(settings, folder, spools, masks, tasks, results),
+    }
+    write_json(folder / "prepared.json", {"settings": settings.model_dump(), "summary": summary})
+    return summary
+
+
+def _duplicates(settings, folder, spools, masks, tasks, results) -> dict[str, Any]:
+    """What was kept out of training, and the share of validation shingles that training text still holds."""
+    if settings.duplicate_threshold > 1:
+        return {"documents": None, "share_of_bytes": None, "shingles_remaining": None}
+    candidates = sum(int(spool.bytes[~masks[name]].sum()) for name, spool in spools.items())
+    valid = np.unique(np.load(folder / "work" / "shingles" / "hashes.npy"))
+    hits = [np.load(_result(folder, *task).with_suffix(".hits.npy")) for task in tasks]
+    remaining = len(np.unique(np.concatenate(hits)))
+    return {
+        "documents": sum(result["copies"] for result in results),
+        "share_of_bytes": sum(result["copied_bytes"] for result in results) / candidates
+        if candidates
+        else 0.0,
+        "shingles_remaining": remaining / len(valid) if len(valid) else 0.0,
+    }

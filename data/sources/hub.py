@@ -1,0 +1,60 @@
+"""Data sets through the `datasets` library, map-style or streaming."""
+
+import hashlib
+from collections.abc import Iterator
+
+from data.errors import DataError
+from data.files import canonical
+from data.settings import HubSource
+from data.sources.base import Document, checked
+
+
+class Hub:
+    def __init__(self, settings: HubSource):
+        self.settings = settings
+        self.label = "-".join(
+            part for part in (settings.path.split("/")[-1].lower(), settings.subset) if part
+        )
+
+    def fingerprint(self) -> str:
+        # Asking the hub for its newest commit would need the network on every call; `revision` pins it.
+        return hashlib.sha256(canonical(self.settings.model_dump())).hexdigest()
+
+    def documents(self, start: int = 0) -> Iterator[Document]:
+        import datasets  # here, since it takes two seconds that no other source needs
+
+        s = self.settings
+        try:
+            rows = datasets.load_dataset(
+                s.path,
+                name=s.subset,
+                split=s.split,
+                revision=s.revision,
+                data_files=s.data_files,
+                streaming=s.streaming,
+            )
+        except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+            raise DataError(
+                f"data.source: cannot load the data set {s.path!r} (split {s.split!r}): {_first_line(error)}; check "
+                "path, subset, split, data_files and the network"
+            ) from error
+        # The text alone crosses from Arrow to Python: other columns can be large (embeddings, images).
+        keys = [key for key in (s.text_key, s.name_key, s.cluster_key) if key is not None]
+        if rows.column_names is not None:
+            missing = [key for key in keys if key not in rows.column_names]
+            if missing:
+                raise DataError(
+                    f"data.source: {s.path!r} has no column {missing[0]!r}; its columns are "
+                    f"{', '.join(rows.column_names)}"
+                )
+            rows = rows.select_columns(keys)
+        if start:
+            rows = rows.skip(start)
+        for number, row in enumerate(rows, start=start):
+            name = str(row[s.name_key]) if s.name_key else f"{s.split}#{number}"
+            cluster = row.get(s.cluster_key) if s.cluster_key else None
+            yield checked(name, row.get(s.text_key), cluster, s.text_key)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]

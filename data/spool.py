@@ -1,0 +1,185 @@
+"""The accepted documents of a source, frozen on disk while they are prepared.
+
+A source is read once, in order, by one process; everything after (choice of validation documents, tokenizer
+sample, tokens) reads the spool, in any order and in parallel. The text is sealed in chunks: `NNNNN.zst` (a
+zstd frame a document, so that any document can be read alone), `NNNNN.npy` (int64 (3, n): end of the frame,
+raw bytes, number in the source), `NNNNN.keys.npy` (uint64 (n,): what the split is drawn by) and, last,
+`NNNNN.json` (names, clusters, what was passed over). Reading on after a crash starts behind the last sealed
+chunk. Chunk edges depend on the documents alone.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zstandard
+
+from data.errors import DataError
+from data.files import atomic, read_json, write_json
+from data.sources import Document, Source
+
+GROWTH, CEILING = (
+    8,
+    16,
+)  # chunks double every 8, up to 16 times the first: parallel for small and large corpora
+PATIENCE = 20_000  # faulty documents in a row, with none good before them, after which reading stops
+
+
+def chunk_limit(number: int, shard_bytes: int) -> int:
+    return shard_bytes * min(CEILING, 1 << (number // GROWTH))
+
+
+def split_key(seed: int, name: str) -> int:
+    """What the choice of validation documents is drawn by: depends on the name alone, not on its neighbours."""
+    return int.from_bytes(hashlib.sha256(f"{seed}\0{name}".encode()).digest()[:8], "little")
+
+
+class _Chunk:
+    """A chunk being filled; its compressed frames wait in memory until it is sealed."""
+
+    def __init__(self) -> None:
+        self.frames: list[bytes] = []
+        self.rows: list[tuple[int, int, int]] = []
+        self.keys: list[int] = []
+        self.names: list[str] = []
+        self.clusters: list[str | None] = []
+        self.end = self.raw = self.seen = 0
+        self.faults: Counter[str] = Counter()
+        self.examples: dict[str, str] = {}
+
+    def add(self, document: Document, raw: bytes, number: int, seed: int, compress) -> None:
+        frame = compress(raw)
+        self.frames.append(frame)
+        self.end += len(frame)
+        self.raw += len(raw)
+        self.rows.append((self.end, len(raw), number))
+        self.keys.append(split_key(seed, document.name))
+        self.names.append(document.name)
+        self.clusters.append(document.cluster)
+
+    def pass_over(self, document: Document) -> None:
+        self.faults[document.fault] += 1
+        self.examples.setdefault(document.fault, document.name)
+
+    def seal(self, folder: Path, number: int) -> None:
+        stem = f"{number:05d}"
+        with atomic(folder / f"{stem}.zst") as file:
+            file.writelines(self.frames)
+        with atomic(folder / f"{stem}.npy") as file:
+            np.save(file, np.array(self.rows, dtype=np.int64).reshape(-1, 3).T.copy())
+        with atomic(folder / f"{stem}.keys.npy") as file:
+            np.save(file, np.array(self.keys, dtype=np.uint64))
+        card = {"seen": self.seen, "names": self.names, "clusters": self.clusters}
+        write_json(folder / f"{stem}.json", {**card, "faults": self.faults, "examples": self.examples})
+
+
+def fill(
+    folder: Path, source: Source, *, shard_bytes: int, seed: int, max_bytes: int | None, console: Any
+) -> None:
+    """Read the source into the spool, going on where an earlier call stopped. DataError if no document is left."""
+    if (folder / "complete.json").is_file():
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    sealed = list(_cards(folder))
+    number = sum(card["seen"] for card in sealed)
+    total = sum(int(np.load(folder / f"{i:05d}.npy")[1].sum()) for i in range(len(sealed)))
+    faults: Counter[str] = sum((Counter(card["faults"]) for card in sealed), Counter())
+    examples = {fault: name for card in reversed(sealed) for fault, name in card["examples"].items()}
+    if sealed:
+        console.say(f"reading {source.label}: going on behind document {number:,}")
+    compress = zstandard.ZstdCompressor(level=1).compress
+    chunk, count = _Chunk(), len(sealed)
+    for document in source.documents(start=number):
+        if max_bytes is not None and total >= max_bytes:
+            break
+        chunk.seen += 1
+        if document.fault is not None:
+            chunk.pass_over(document)
+            if not total and chunk.seen >= PATIENCE:
+                break
+        else:
+            raw = document.text.encode()
+            chunk.add(document, raw, number, seed, compress)
+            total += len(raw)
+            if chunk.raw >= chunk_limit(count, shard_bytes):
+                chunk.seal(folder, count)
+                faults, examples = faults + chunk.faults, {**chunk.examples, **examples}
+                chunk, count = _Chunk(), count + 1
+                if count % GROWTH == 0:
+                    console.say(
+                        f"reading {source.label}: {number + 1:,} documents, {total / 1e6:,.0f} MB so far"
+                    )
+        number += 1
+    if chunk.rows:
+        chunk.seal(folder, count)
+        count += 1
+    faults, examples = faults + chunk.faults, {**chunk.examples, **examples}
+    if not total:
+        raise DataError(_nothing_left(source, faults, examples))
+    card = {"chunks": count, "documents": number - sum(faults.values()), "bytes": total}
+    write_json(folder / "complete.json", {**card, "faults": faults, "examples": examples})
+
+
+def _nothing_left(source: Source, faults: Counter[str], examples: dict[str, str]) -> str:
+    if not faults:
+        return f"{source.label} holds no documents at all; give another data.source"
+    reasons = "; ".join(f"{n:,} {fault} (such as {examples[fault]})" for fault, n in faults.most_common())
+    return f"{source.label} holds no usable text: {reasons}; give UTF-8 text and the right text_key"
+
+
+def _cards(folder: Path) -> Iterator[dict[str, Any]]:
+    number = 0
+    while (path := folder / f"{number:05d}.json").is_file():
+        yield read_json(path)
+        number += 1
+
+
+class Chunk:
+    """One sealed chunk, read document by document."""
+
+    def __init__(self, folder: Path, number: int):
+        self._data = folder / f"{number:05d}.zst"
+        self._card = folder / f"{number:05d}.json"
+        self.ends, self.bytes, self.numbers = np.load(folder / f"{number:05d}.npy")
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def labels(self) -> tuple[list[str], list[str | None]]:
+        card = read_json(self._card)
+        return card["names"], card["clusters"]
+
+    def text(self, i: int) -> str:
+        start = int(self.ends[i - 1]) if i else 0
+        with open(self._data, "rb") as file:
+            file.seek(start)
+            frame = file.read(int(self.ends[i]) - start)
+        return zstandard.ZstdDecompressor().decompress(frame, max_output_size=int(self.bytes[i])).decode()
+
+
+class Spool:
+    """A complete spool. `keys`, `bytes`: one value a document over all chunks; `first`: (chunks + 1,)."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        card = read_json(folder / "complete.json")
+        self.faults: dict[str, int] = card["faults"]
+        self.examples: dict[str, str] = card["examples"]
+        self.n_chunks: int = card["chunks"]
+        tables = [np.load(folder / f"{i:05d}.npy") for i in range(self.n_chunks)]
+        self.bytes = np.concatenate([table[1] for table in tables])
+        self.keys = np.concatenate([np.load(folder / f"{i:05d}.keys.npy") for i in range(self.n_chunks)])
+        self.first = np.cumsum([0] + [table.shape[1] for table in tables])
+
+    def texts(self, chosen: np.ndarray) -> Iterator[tuple[int, str]]:
+        """(number, text) of the documents where the mask `chosen` is true, in order."""
+        for number in range(self.n_chunks):
+            low, high = self.first[number], self.first[number + 1]
+            wanted = np.flatnonzero(chosen[low:high])
+            if len(wanted):
+                chunk = Chunk(self.folder, number)
+                for i in wanted:
+                    yield int(low + i), chunk.text(int(i))

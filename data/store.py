@@ -1,0 +1,194 @@
+"""Token shards on disk: written once, then read memory-mapped.
+
+A store is a folder with `manifest.json` and, per shard, three files: `NNNNN.tokens` (the ids of its documents, one
+after another, uint16 or uint32), `NNNNN.documents.npy` (int64 (3, n): tokens, raw bytes, number in the source) and
+`NNNNN.names.json` (names and clusters). The manifest is written last and holds size and sha256 of every file.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from data.errors import DataError
+from data.files import atomic, canonical, read_json, sha256_of, write_json
+
+FORMAT = 1
+MEND = "delete its folder and prepare the data again"
+
+
+class Encoded(NamedTuple):
+    """One document on its way into a shard; `ids` include begin and end symbols."""
+
+    name: str
+    cluster: str | None
+    ids: np.ndarray
+    raw_bytes: int
+    number: int
+
+
+def token_dtype(vocab_size: int) -> np.dtype:
+    """The smallest unsigned type that holds every id, little-endian on every machine."""
+    return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
+
+
+def write_shard(
+    folder: Path, stem: str, dtype: np.dtype, documents: Iterator[Encoded]
+) -> dict[str, Any] | None:
+    """Write one shard, a document in memory at a time; its entry for the manifest, None without documents."""
+    names, clusters, rows = [], [], []
+    tokens = folder / f"{stem}.tokens"
+    with atomic(tokens) as file:
+        for document in documents:
+            file.write(document.ids.astype(dtype).tobytes())
+            names.append(document.name)
+            clusters.append(document.cluster)
+            rows.append((len(document.ids), document.raw_bytes, document.number))
+    if not rows:
+        tokens.unlink()
+        return None
+    table = np.array(rows, dtype="<i8").T.copy()
+    with atomic(folder / f"{stem}.documents.npy") as file:
+        np.save(file, table)
+    write_json(folder / f"{stem}.names.json", {"names": names, "clusters": clusters})
+    files = {}
+    for path in (tokens, folder / f"{stem}.documents.npy", folder / f"{stem}.names.json"):
+        files[path.name] = {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
+    return {"stem": stem, "documents": len(rows), "tokens": int(table[0].sum()), "files": files}
+
+
+def write_manifest(
+    folder: Path,
+    dtype: np.dtype,
+    shards: list[dict[str, Any]],
+    *,
+    tokenizer: str,
+    has_bos: bool,
+    has_eos: bool,
+    source: dict[str, Any],
+) -> None:
+    """Seal a store. tokenizer: its hash. source: where the text came from, for people; paths are not content,
+    so it alone does not count in the store's hash."""
+    manifest = {"format": FORMAT, "dtype": dtype.str, "tokenizer": tokenizer}
+    manifest |= {"has_bos": has_bos, "has_eos": has_eos, "shards": shards}
+    write_json(folder / "manifest.json", {**manifest, "source": source, "hash": _hash(manifest)})
+
+
+def _hash(manifest: dict[str, Any]) -> str:
+    content = {key: value for key, value in manifest.items() if key not in ("source", "hash")}
+    return hashlib.sha256(canonical(content)).hexdigest()
+
+
+class Store:
+    """Documents of one split, read only. Opening checks that every file has its size; `verify` also its hash."""
+
+    def __init__(self, folder: Path | str):
+        self.folder = Path(folder)
+        self.manifest = _read_manifest(self.folder)
+        self.hash: str = self.manifest["hash"]
+        self.dtype = np.dtype(self.manifest["dtype"])
+        self.has_bos: bool = self.manifest["has_bos"]
+        self.has_eos: bool = self.manifest["has_eos"]
+        self._shards: list[dict[str, Any]] = self.manifest["shards"]
+        for shard in self._shards:
+            for name, facts in shard["files"].items():
+                self._check_size(self.folder / name, facts["bytes"])
+        tables = [self._table(shard) for shard in self._shards]
+        table = np.concatenate(tables, axis=1) if tables else np.zeros((3, 0), dtype=np.int64)
+        self.lengths, self.bytes, self.numbers = (np.ascontiguousarray(row) for row in table.astype(np.int64))
+        self._first = np.cumsum([0] + [shard["documents"] for shard in self._shards])
+        # Where each document begins inside its own shard.
+        starts = np.cumsum(self.lengths) - self.lengths
+        before = np.cumsum([0] + [shard["tokens"] for shard in self._shards])[:-1]
+        self._starts = starts - np.repeat(before, np.diff(self._first))
+        self._maps: dict[int, np.ndarray] = {}
+
+    def _check_size(self, path: Path, expected: int) -> None:
+        if not path.is_file():
+            raise DataError(f"{path} is missing; {MEND}")
+        actual = path.stat().st_size
+        if actual != expected:
+            raise DataError(f"{path} has {actual:,} bytes instead of {expected:,}: it is damaged; {MEND}")
+
+    def _table(self, shard: dict[str, Any]) -> np.ndarray:
+        path = self.folder / f"{shard['stem']}.documents.npy"
+        try:
+            table = np.load(path)
+        except (ValueError, EOFError) as error:
+            raise DataError(f"{path} is damaged; {MEND}") from error
+        if table.shape != (3, shard["documents"]) or table[0].sum() != shard["tokens"]:
+            raise DataError(f"{path} does not fit the manifest beside it; {MEND}")
+        return table
+
+    @property
+    def n_documents(self) -> int:
+        return len(self.lengths)
+
+    @cached_property
+    def n_tokens(self) -> int:
+        return int(self.lengths.sum())
+
+    @cached_property
+    def _labels(self) -> tuple[list[str], list[str | None]]:
+        names: list[str] = []
+        clusters: list[str | None] = []
+        for shard in self._shards:
+            path = self.folder / f"{shard['stem']}.names.json"
+            try:
+                table = read_json(path)
+                names += table["names"]
+                clusters += table["clusters"]
+            except (ValueError, KeyError, TypeError) as error:
+                raise DataError(f"{path} is damaged; {MEND}") from error
+        return names, clusters
+
+    @property
+    def names(self) -> list[str]:
+        return self._labels[0]
+
+    @property
+    def clusters(self) -> list[str | None]:
+        """What groups documents (author, series) where the source says so."""
+        return self._labels[1]
+
+    def document(self, i: int) -> np.ndarray:
+        """Ids of document `i` as stored, in the store's dtype: a view of the mapped file, not a copy."""
+        if not 0 <= i < self.n_documents:
+            raise IndexError(f"document {i} of a store of {self.n_documents}")
+        shard = int(np.searchsorted(self._first, i, side="right")) - 1
+        start = self._starts[i]
+        return self._map(shard)[start : start + self.lengths[i]]
+
+    def _map(self, shard: int) -> np.ndarray:
+        if shard not in self._maps:
+            path = self.folder / f"{self._shards[shard]['stem']}.tokens"
+            self._maps[shard] = np.memmap(path, dtype=self.dtype, mode="r")
+        return self._maps[shard]
+
+    def verify(self) -> None:
+        """Compare every file with its hash; DataError names the first that was altered."""
+        for shard in self._shards:
+            for name, facts in shard["files"].items():
+                path = self.folder / name
+                self._check_size(path, facts["bytes"])
+                if sha256_of(path) != facts["sha256"]:
+                    raise DataError(f"{path} was altered since it was written (its hash differs); {MEND}")
+
+
+def _read_manifest(folder: Path) -> dict[str, Any]:
+    path = folder / "manifest.json"
+    if not path.is_file():
+        raise DataError(f"{path} is missing: {folder} is no prepared data; run scripts/prepare.py")
+    try:
+        manifest = read_json(path)
+        intact = manifest["hash"] == _hash(manifest)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"{path} is damaged; {MEND}") from error
+    if not intact:
+        raise DataError(f"{path} was altered since it was written (its hash differs); {MEND}")
+    if manifest["format"] != FORMAT:
+        raise DataError(f"{path} has format {manifest['format']}, this version reads {FORMAT}; {MEND}")
+    return manifest

@@ -1,0 +1,71 @@
+"""What a preparation found, as one dict and as tables on the terminal."""
+
+from typing import Any
+
+from data.store import Store
+
+LENGTHS = tuple(1 << k for k in range(8, 16))  # 256 ... 32768 tokens
+
+
+def split_summary(store: Store) -> dict[str, Any]:
+    documents, tokens, raw = store.n_documents, store.n_tokens, int(store.bytes.sum())
+    control = documents * (store.has_bos + store.has_eos)
+    at_least = {str(length): int((store.lengths >= length).sum()) for length in LENGTHS}
+    return {
+        "documents": documents,
+        "tokens": tokens,
+        "bytes": raw,
+        "bytes_per_token": raw / (tokens - control) if tokens > control else None,
+        "longest": int(store.lengths.max()) if documents else 0,
+        "documents_at_least": at_least,
+        "share_at_least": {key: n / documents if documents else 0.0 for key, n in at_least.items()},
+    }
+
+
+def show(summary: dict[str, Any], console: Any) -> None:
+    """Tables for the terminal; the same figures stand in prepared.json."""
+    splits = {name: summary[name] for name in ("train", "valid")}
+    rows = [
+        ["documents", *(f"{s['documents']:,}" for s in splits.values())],
+        ["tokens", *(f"{s['tokens']:,}" for s in splits.values())],
+        ["bytes", *(f"{s['bytes']:,}" for s in splits.values())],
+        ["bytes per token", *(_number(s["bytes_per_token"]) for s in splits.values())],
+        ["longest document", *(f"{s['longest']:,}" for s in splits.values())],
+    ]
+    for length in LENGTHS:
+        cells = (
+            f"{s['share_at_least'][str(length)]:.1%} ({s['documents_at_least'][str(length)]:,})"
+            for s in splits.values()
+        )
+        rows.append([f">= {length:,} tokens", *cells])
+    console.table(f"prepared {summary['label']}", ["", *splits], rows)
+    for line in remarks(summary):
+        console.say(line)
+
+
+def remarks(summary: dict[str, Any]) -> list[str]:
+    lines = []
+    for fault, n in summary["passed_over"].items():
+        lines.append(f"passed over: {n:,} documents {fault} (such as {summary['examples'][fault]})")
+    tokenizer, copies = summary["tokenizer"], summary["near_duplicates"]
+    if tokenizer.get("unused_share") is not None:
+        lines.append(
+            f"tokenizer: {tokenizer['vocab_size']:,} ids, trained on {tokenizer['bytes_used'] / 1e6:,.1f} MB of training "
+            f"text; {tokenizer['unused_share']:.1%} of it was not used"
+        )
+    if copies["documents"] is not None:
+        lines.append(
+            f"near-duplicates of validation text kept out of training: {copies['documents']:,} documents, "
+            f"{copies['share_of_bytes']:.2%} of the training text; {copies['shingles_remaining']:.2%} of validation "
+            "passages still occur in training"
+        )
+    if summary["lossy_documents"]:
+        lines.append(
+            f"warning: {summary['lossy_documents']:,} documents are not reproduced exactly by this tokenizer, bits per byte are "
+            "not exact for them"
+        )
+    return lines
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"

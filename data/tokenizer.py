@@ -1,0 +1,182 @@
+"""Text to ids and back: sentencepiece models and plain bytes behind the same methods.
+
+Every tokenizer knows the raw bytes behind each id (`pieces`), so that a loss can be given in bits per byte and a
+document can be checked to have lost nothing.
+"""
+
+import hashlib
+from functools import cached_property
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import sentencepiece
+
+from data.errors import DataError
+from data.files import atomic, read_json, write_json
+
+SPACE = "\u2581"  # how sentencepiece writes a space inside its pieces
+BLOCK = 1 << 20  # characters encoded at a time where lines are independent
+
+
+class Tokenizer(Protocol):
+    vocab_size: int
+    bos_id: int | None
+    eos_id: int | None
+    pad_id: int | None
+    hash: str  # sha256, hex, of all that defines the tokenizer
+    pieces: list[bytes]  # the raw bytes each id stands for; empty for control symbols
+    prefix: bytes  # what the tokenizer puts before each text (a space, in some foreign models)
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of `text`, without begin and end of document."""
+        ...
+
+    def decode(self, ids: list[int]) -> str:
+        """The text of `ids`; control symbols vanish, broken UTF-8 becomes U+FFFD."""
+        ...
+
+    @property
+    def token_bytes(self) -> np.ndarray:
+        """(V,) int64: number of raw bytes each id stands for, 0 for control symbols."""
+        ...
+
+    def save(self, folder: Path) -> None: ...
+
+
+class ByteTokenizer:
+    """Ids 0-255 are bytes of UTF-8; 256 begins and 257 ends a document."""
+
+    vocab_size, bos_id, eos_id, pad_id = 258, 256, 257, None
+    prefix = b""
+    hash = hashlib.sha256(b"sextant bytes: 256 bytes, bos 256, eos 257").hexdigest()
+    pieces = [bytes([value]) for value in range(256)] + [b"", b""]
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, ids: list[int]) -> str:
+        return bytes(i for i in ids if i < 256).decode(errors="replace")
+
+    @cached_property
+    def token_bytes(self) -> np.ndarray:
+        return _lengths(self.pieces)
+
+    def save(self, folder: Path) -> None:
+        write_json(folder / "tokenizer.json", {"name": "bytes", "hash": self.hash})
+
+
+class SentencePieceTokenizer:
+    """A sentencepiece model, ours or a foreign one. `origin` names its file in messages."""
+
+    def __init__(self, model: bytes, origin: str = "the sentencepiece model"):
+        self.model = model
+        self.processor = sentencepiece.SentencePieceProcessor()
+        try:
+            self.processor.LoadFromSerializedProto(model)
+            self.vocab_size = self.processor.vocab_size()
+        except (RuntimeError, OSError) as error:
+            raise DataError(
+                f"{origin} is not a sentencepiece model, or is damaged; give another file"
+            ) from error
+        if self.vocab_size == 0:
+            raise DataError(f"{origin} is not a sentencepiece model, or is damaged; give another file")
+        self.bos_id = _or_none(self.processor.bos_id())
+        self.eos_id = _or_none(self.processor.eos_id())
+        self.pad_id = _or_none(self.processor.pad_id())
+        self.hash = hashlib.sha256(b"sentencepiece\0" + model).hexdigest()
+        self.pieces = [self._piece(i) for i in range(self.vocab_size)]
+        # Behaviour is asked of the model itself: a foreign file does not say how it was trained.
+        first = self.processor.encode("a")
+        self.prefix = b" " if first and self.pieces[first[0]].startswith(b" ") else b""
+        self._newline = self.processor.piece_to_id("\n")
+        self._spelled = [self.processor.piece_to_id(f"<0x{byte:02X}>") for byte in SPACE.encode()]
+        # Texts may be cut after a newline without changing their ids where a newline is always its own piece
+        # and nothing is put before a text.
+        self._by_line = not self.prefix and self.pieces[self._newline] == b"\n"
+        self._by_line &= not any(b"\n" in piece and piece != b"\n" for piece in self.pieces)
+        self._spells = not self.prefix and all(self.processor.is_byte(i) for i in self._spelled)
+
+    def _piece(self, i: int) -> bytes:
+        if self.processor.is_byte(i):
+            return bytes([int(self.processor.id_to_piece(i)[3:5], 16)])
+        if self.processor.is_control(i) or self.processor.is_unknown(i) or self.processor.is_unused(i):
+            return b""
+        return self.processor.id_to_piece(i).replace(SPACE, " ").encode()
+
+    def encode(self, text: str) -> list[int]:
+        if not self._by_line or len(text) <= BLOCK:
+            return self._encode(text)
+        ids, start = [], 0
+        while start < len(text):
+            stop = text.find("\n", start + BLOCK) + 1 or len(text)
+            ids += self._encode(text[start:stop])
+            start = stop
+        return ids
+
+    def _encode(self, text: str) -> list[int]:
+        # A literal U+2581 would come back as a space: spell it in bytes instead.
+        if not self._spells or SPACE not in text:
+            return self.processor.encode(text)
+        first, *rest = self.processor.encode(text.split(SPACE))
+        for part in rest:
+            first += self._spelled + part
+        return first
+
+    def decode(self, ids: list[int]) -> str:
+        return self.processor.decode([int(i) for i in ids])
+
+    @cached_property
+    def token_bytes(self) -> np.ndarray:
+        return _lengths(self.pieces)
+
+    def save(self, folder: Path) -> None:
+        with atomic(folder / "tokenizer.model") as file:
+            file.write(self.model)
+        write_json(folder / "tokenizer.json", {"name": "sentencepiece", "hash": self.hash})
+
+
+def lossless(tokenizer: Tokenizer, ids: list[int], text: str) -> bool:
+    """Do the ids stand for exactly the bytes of the text?"""
+    pieces = tokenizer.pieces
+    return b"".join([pieces[i] for i in ids]) == tokenizer.prefix + text.encode()
+
+
+def load_sentencepiece(path: Path) -> SentencePieceTokenizer:
+    if not path.is_file():
+        raise DataError(f"tokenizer model {path} does not exist; give data.tokenizer.model an existing file")
+    return SentencePieceTokenizer(path.read_bytes(), str(path))
+
+
+def load_tokenizer(folder: Path | str) -> Tokenizer:
+    """The tokenizer saved in `folder`; DataError where it is missing or not the one that was saved."""
+    folder = Path(folder)
+    card = folder / "tokenizer.json"
+    if not card.is_file():
+        raise DataError(
+            f"{folder} holds no tokenizer.json; prepare the data again or give the run's own folder"
+        )
+    try:
+        saved = read_json(card)
+        name, expected = saved["name"], saved["hash"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{card} is damaged; delete its folder and prepare the data again") from error
+    if name == "bytes":
+        tokenizer = ByteTokenizer()
+    elif name == "sentencepiece":
+        tokenizer = load_sentencepiece(folder / "tokenizer.model")
+    else:
+        raise DataError(f"{card} names the unknown tokenizer {name!r}; known are bytes and sentencepiece")
+    if tokenizer.hash != expected:
+        raise DataError(
+            f"{folder / 'tokenizer.model'} was altered after it was saved; prepare the data again"
+        )
+    return tokenizer
+
+
+def _lengths(pieces: list[bytes]) -> np.ndarray:
+    return np.array([len(piece) for piece in pieces], dtype=np.int64)
+
+
+def _or_none(i: int) -> int | None:
+    return None if i < 0 else i
