@@ -145,7 +145,10 @@ class Transformer(nn.Module):
         return self
 
     def compile(self, **options) -> None:
-        """Compile the pass as a whole; tables are looked up outside it and never cause a recompile."""
+        """Compile the training pass as a whole; in evaluation mode, where lengths vary, passes stay eager.
+
+        Tables are looked up outside the compiled region and never cause a recompile.
+        """
         self._compiled = torch.compile(self._forward, **options)
 
     def forward(
@@ -176,7 +179,7 @@ class Transformer(nn.Module):
         dtype = torch.float64 if self.embed.weight.dtype == torch.float64 else torch.float32
         tables = {kind: self._scheme(kind).tables(places, dtype) for kind in self.position}
         keep = tokens.shape[1] if keep is None else keep
-        run = self._compiled or self._forward
+        run = self._compiled if self._compiled and self.training else self._forward
         return run(tokens, places, tables, targets, cache, keep)
 
     def _forward(

@@ -1,0 +1,253 @@
+"""Prefill in chunks, then one token at a time, for ragged batches. Knows no terminal and no tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from model.cache import Cache
+from model.errors import ModelError
+from model.position import Places
+from model.transformer import Transformer
+
+PREFILL_CHUNK = 2048  # tokens of one prefill pass: bounds its memory whatever the prompt
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is chosen. The steps apply in the order of the fields.
+
+    Attributes:
+        repetition_penalty: logits of tokens already in the row, prompt included, are divided by this where
+            positive and multiplied where negative; 1 does nothing. Keskar et al. 2019 (arXiv:1909.05858).
+        temperature: divides the logits; 0 takes the likeliest token (greedy).
+        top_k: only this many likeliest tokens remain.
+        top_p: only the fewest likeliest tokens whose probabilities sum to at least this remain, measured on
+            what top_k left. Holtzman et al. 2019 (arXiv:1904.09751).
+        min_p: tokens less likely than this times the likeliest fall away. Nguyen et al. 2024
+            (arXiv:2407.01082).
+
+    Raises:
+        ModelError: a value out of its range.
+    """
+
+    repetition_penalty: float = 1.0
+    temperature: float = 0.8
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+
+    def __post_init__(self):
+        # Written so that NaN, which no comparison accepts, is refused as well.
+        for name, fine, range_words in (
+            ("repetition_penalty", 0 < self.repetition_penalty < float("inf"), "above 0"),
+            ("temperature", 0 <= self.temperature < float("inf"), "0 (greedy) or above"),
+            ("top_k", self.top_k is None or self.top_k >= 1, "at least 1"),
+            ("top_p", self.top_p is None or 0 < self.top_p <= 1, "above 0 and at most 1"),
+            ("min_p", self.min_p is None or 0 <= self.min_p <= 1, "between 0 and 1"),
+        ):
+            if not fine:
+                raise ModelError(f"{name} must be {range_words}, got {getattr(self, name)}")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+    def penalised(self, logits: Tensor, seen: Tensor | None) -> Tensor:
+        """logits (B, V) after the repetition penalty; seen (B, V) marks the tokens of each row."""
+        if seen is None or self.repetition_penalty == 1:
+            return logits
+        r = self.repetition_penalty
+        return torch.where(seen, torch.where(logits > 0, logits / r, logits * r), logits)
+
+    def candidates(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
+        """(B, M) unnormalised float64 probabilities of the candidates, 0 for those that fell away, and their
+        (B, M) token ids; None for the ids where every token is a candidate in its own place (M = V)."""
+        logits, ids = logits.double() / self.temperature, None
+        if self.top_k is not None and self.top_k < logits.shape[-1]:
+            logits, ids = logits.topk(self.top_k, dim=-1)
+        elif self.top_p is not None and self.top_p < 1:
+            logits, ids = logits.sort(dim=-1, descending=True, stable=True)
+        p = logits.softmax(-1)
+        if self.top_p is not None and self.top_p < 1:
+            # A token stays while those likelier than it do not yet reach top_p: the likeliest always does.
+            p = p.masked_fill(p.cumsum(-1) - p >= self.top_p, 0)
+        if self.min_p:
+            p = p.masked_fill(p < self.min_p * p.amax(-1, keepdim=True), 0)
+        return p, ids
+
+    def choose(self, logits: Tensor, seen: Tensor | None, u: Tensor | None) -> Tensor:
+        """(B,) token ids drawn from logits (B, V).
+
+        `seen` (B, V) marks the tokens of each row for the repetition penalty; u (B, 1), float64 in [0, 1), is
+        the chance of each row, unused when greedy.
+        """
+        logits = self.penalised(logits, seen)
+        if self.greedy or u is None:
+            return logits.argmax(-1)
+        p, ids = self.candidates(logits)
+        cumulative = p.cumsum(-1)
+        # The first candidate whose cumulative probability exceeds u·total: never one of probability 0.
+        drawn = torch.searchsorted(cumulative, u * cumulative[:, -1:], right=True)
+        return (drawn if ids is None else ids.gather(-1, drawn))[:, 0]
+
+
+class Generation:
+    """New tokens for a batch of prompts. Iterate once: each step gives the new token of every row.
+
+    A row that has finished gives None; its end-of-document token is given before. A row's tokens do not
+    depend on what else is in the batch: each row draws from a generator of its own, and rules with
+    ``factor: auto`` see that row's length alone.
+
+    Args:
+        model: any scheme; its own device and dtype are used.
+        prompts: token ids of each row, at least one each.
+        tokens: how many new tokens a row gets at most; prompt + tokens is the row's declared length.
+        sampling: how tokens are chosen.
+        seeds: one per row; 0 for all by default, which gives equal rows for equal prompts.
+        eos_id: a row that draws it has finished.
+        cache: False recomputes everything at every step: the slow twin of the cache.
+        prefill_chunk: tokens of one prefill pass.
+
+    Attributes:
+        finish: per row None while it runs, then ``eos``, ``length`` or ``stop``.
+
+    Raises:
+        ModelError: prompts that cannot be placed or embedded, before anything is computed; logits that are
+            not finite, after the prefill.
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        prompts: Sequence[Sequence[int]],
+        tokens: int,
+        sampling: Sampling | None = None,
+        *,
+        seeds: Sequence[int] | None = None,
+        eos_id: int | None = None,
+        cache: bool = True,
+        prefill_chunk: int = PREFILL_CHUNK,
+    ):
+        _check(model, prompts, tokens)
+        self.model, self.tokens, self.sampling = model, tokens, sampling or Sampling()
+        self.eos_id, self.chunk = eos_id, prefill_chunk
+        self.finish: list[str | None] = [None] * len(prompts)
+        counts = [len(prompt) for prompt in prompts]
+        self.width, device = max(counts), model.embed.weight.device
+        # Slots of the whole generation; a pass is a slice of them. The last token is drawn and never read.
+        slots = self.width + tokens - 1
+        if len(set(counts)) == 1:
+            self.places = Places.plain(slots, length=slots + 1, device=device)
+        else:
+            declared = [count + tokens for count in counts]
+            self.places = Places.left_padded(counts, slots, lengths=declared, device=device)
+        rows = torch.zeros(len(prompts), slots, dtype=torch.int64)
+        for row, prompt in zip(rows, prompts, strict=True):
+            row[self.width - len(prompt) : self.width] = torch.tensor(prompt)
+        self.rows = rows.to(device)  # (B, slots), left padded with id 0
+        self.cache = Cache(model, len(prompts), slots) if cache else None
+        self.seen = self._mark(prompts) if self.sampling.repetition_penalty != 1 else None
+        self.chances = (
+            None if self.sampling.greedy else _chances(seeds or [0] * len(prompts), tokens).to(device)
+        )
+
+    def stop(self, row: int) -> None:
+        """Finish a row from outside, for a reason that is not a token (a stop string)."""
+        if self.finish[row] in (None, "length"):
+            self.finish[row] = "stop"
+
+    @torch.inference_mode()
+    def __iter__(self) -> Iterator[list[int | None]]:
+        logits = self._prefill()
+        if not torch.isfinite(logits).all():
+            raise ModelError("the model's logits are not finite: its weights are damaged or have diverged")
+        for step in range(self.tokens):
+            chance = None if self.chances is None else self.chances[:, step : step + 1]
+            new = self.sampling.choose(logits, self.seen, chance)  # (B,)
+            if self.seen is not None:
+                self.seen.scatter_(1, new[:, None], True)
+            given: list[int | None] = new.tolist()
+            for row, token in enumerate(given):
+                if self.finish[row] is not None:
+                    given[row] = None
+                elif token == self.eos_id:
+                    self.finish[row] = "eos"
+                elif step == self.tokens - 1:
+                    self.finish[row] = "length"
+            yield given
+            if None not in self.finish:
+                return
+            logits = self._extend(new, self.width + step)
+
+    def _prefill(self) -> Tensor:
+        """(B, V) logits after the prompts."""
+        if self.cache is None:
+            return self._pass(0, self.width, keep=1)
+        for start in range(0, self.width, self.chunk):
+            stop = min(start + self.chunk, self.width)
+            logits = self._pass(start, stop, keep=int(stop == self.width))
+        return logits
+
+    def _extend(self, new: Tensor, slot: int) -> Tensor:
+        """(B, V) logits after the tokens new (B,) were put in `slot`."""
+        self.rows[:, slot] = new
+        return self._pass(slot if self.cache else 0, slot + 1, keep=1)
+
+    def _pass(self, start: int, stop: int, keep: int) -> Tensor:
+        p = self.places
+        places = replace(
+            p,
+            order=p.order[:, start:stop],
+            position=p.position[:, start:stop],
+            document=p.document[:, start:stop],
+            reach=stop,
+        )
+        logits = self.model(self.rows[:, start:stop], places, cache=self.cache, keep=keep)  # (B, keep, V)
+        return logits[:, -1] if keep else logits
+
+    def _mark(self, prompts: Sequence[Sequence[int]]) -> Tensor:
+        """(B, V) which tokens each prompt holds; padding is not a token."""
+        seen = torch.zeros(len(prompts), self.model.vocab_size, dtype=torch.bool)
+        for row, prompt in zip(seen, prompts, strict=True):
+            row[torch.tensor(prompt)] = True
+        return seen.to(self.rows.device)
+
+
+def _check(model: Transformer, prompts: Sequence[Sequence[int]], tokens: int) -> None:
+    if tokens < 1:
+        raise ModelError(f"at least 1 new token must be asked for, got {tokens}")
+    if not prompts:
+        raise ModelError("there is no prompt to continue")
+    for row, prompt in enumerate(prompts):
+        if not len(prompt):
+            raise ModelError(f"prompt {row + 1} holds no token: a model needs at least one to continue")
+        if min(prompt) < 0 or max(prompt) >= model.vocab_size:
+            wrong = next(i for i in prompt if not 0 <= i < model.vocab_size)
+            raise ModelError(
+                f"prompt {row + 1} holds token {wrong}, but the model knows 0 to {model.vocab_size - 1}: "
+                "is this the model's own tokenizer?"
+            )
+    longest = max(map(len, prompts))
+    needed = longest + tokens - 1
+    if model.limit is not None and needed > model.limit:
+        room = model.limit - longest + 1
+        raise ModelError(
+            f"the model's positions end at {model.limit - 1}, but offset + T = {needed} positions are needed "
+            f"for a prompt of {longest} tokens and {tokens} new ones: "
+            + (f"ask for at most {room} new tokens" if room > 0 else "shorten the prompt")
+        )
+
+
+def _chances(seeds: Sequence[int], tokens: int) -> Tensor:
+    """(B, tokens) float64 in [0, 1 − 2⁻³²], each row from its own generator, drawn at once: decoding then
+    costs no call of a generator per token and row."""
+    rows = [
+        torch.rand(tokens, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+        for seed in seeds
+    ]
+    # u·total must stay below total after rounding, or the draw would run past the last candidate.
+    return torch.stack(rows).clamp_(max=1 - 2.0**-32)

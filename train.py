@@ -1,0 +1,161 @@
+"""Train one model: settings → text → model → steps → checkpoints.
+
+The same command run again resumes where the last checkpoint left off. Several YAML files may stand on one
+line and are laid over each other, dotted words last:
+
+  python train.py configs/tiny.yaml
+  python train.py configs/small.yaml configs/position/alibi.yaml configs/data/folder.yaml training.tokens=200M
+  accelerate launch --multi_gpu --num_processes 2 --num_machines 1 train.py configs/base.yaml
+"""
+
+from contextlib import nullcontext
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+
+from data import Batch, Batches, Prepared, prepare
+from evaluation import MonitorTargets, monitor_targets
+from model import Transformer
+from training.checkpoint import find_checkpoint, restore, save_checkpoint
+from training.config import load_settings
+from training.console import Console, run_main
+from training.hardware import peak_flops, peak_memory, prepare_cpu
+from training.loop import Interrupts, Stepper, micro_batches, prefetched
+from training.monitor import validate, write_samples
+from training.optimizer import make_optimizer, set_learning_rate
+from training.record import Recorder
+from training.run import held, run_folder
+from training.schedule import learning_rate
+from training.settings import RunSettings
+from training.start import (
+    announce,
+    autocast_type,
+    check_processes,
+    make_model,
+    open_run,
+    parse,
+    show_forecast,
+)
+
+
+def main() -> int:
+    assert __doc__
+    options = parse(__doc__)
+    settings = load_settings(RunSettings, options.words)
+    t = settings.training
+    prepare_cpu(t.threads)
+    accelerator = Accelerator(cpu=not torch.cuda.is_available())
+    device, main_process = accelerator.device, accelerator.is_main_process
+    console = Console(quiet=not main_process)
+    check_processes(settings, accelerator.num_processes)
+    if options.dry_run:
+        return show_forecast(settings, accelerator.num_processes, device, console)
+
+    with accelerator.main_process_first():  # the others find the work done
+        prepared = prepare(settings.data, console)
+    batches = Batches(
+        prepared.train,
+        packing=settings.data.packing,
+        train_length=settings.train_length,
+        batch_size=t.batch_size,
+        seed=settings.seed,
+    )
+    model = make_model(settings, prepared.tokenizer.vocab_size).initialise(settings.seed)
+    model.to(device, torch.float64 if t.precision == "float64" else torch.float32)
+    if t.compile:
+        model.compile(dynamic=True)
+    optimizer = make_optimizer(model, t.optimizer)
+    monitor = make_monitor(prepared, model, settings, console)
+
+    folder = Path(options.run) if options.run else run_folder(settings, options.words)
+    if main_process:
+        open_run(folder, settings, prepared, model, options.fresh, console)
+    accelerator.wait_for_everyone()
+    found = find_checkpoint(folder, console)
+    start = restore(model, optimizer, found)["step"] if found else 0
+    announce(folder, settings, model, batches, start, console)
+    autocast = autocast_type(t.precision, device)
+    wrapped = accelerator.prepare_model(model)
+    train_step = Stepper(accelerator, wrapped, optimizer, clip=t.clip, autocast=autocast)
+    recorder = Recorder(
+        folder,
+        settings,
+        start,
+        main=main_process,
+        console=console,
+        flops_per_second=lambda speed: speed * model.flops_per_token(settings.train_length),
+        peak=peak_flops(device) * accelerator.num_processes,
+    )
+
+    def look(done: int) -> None:
+        """Held-out loss at and beyond the trained length, and text, where they are due."""
+        last = done == settings.steps
+        if main_process and (last or (t.validation.every and done % t.validation.every == 0)):
+            validate(monitor, model, device, autocast, recorder, done, console)
+        if main_process and (last or (t.samples.every and done % t.samples.every == 0)):
+            write_samples(model, prepared.tokenizer, t.samples, recorder, done, console)
+        accelerator.wait_for_everyone()
+        recorder.resume_clock()
+
+    def save(done: int) -> None:
+        if main_process:
+            recorder.sync()
+            state = {"step": done, "tokens": done * settings.tokens_per_step, "attempt": recorder.attempt}
+            save_checkpoint(folder, done, model, optimizer, state, keep=t.checkpoint.keep)
+        accelerator.wait_for_everyone()
+        recorder.resume_clock()
+
+    def fetch(step: int) -> Batch:
+        return batches.batch(step, accelerator.process_index, accelerator.num_processes)
+
+    # On a GPU, outcomes are read one step late, so that the host never waits inside a step.
+    leave = 1 if device.type == "cuda" else 0
+    with held(folder) if main_process else nullcontext(), recorder, Interrupts() as interrupts:
+        model.train()
+        recorder.resume_clock()
+        for step, batch in prefetched(fetch, start, settings.steps):
+            rate = learning_rate(t.schedule, t.optimizer.lr, step, settings.steps)
+            set_learning_rate(optimizer, rate)
+            parts = micro_batches(batch, t.micro_batch, settings.train_length, device)
+            outcome = train_step(parts, batch.n_targets, stop=interrupts.requested)
+            done = step + 1
+            about = {"lr": rate, "tokens": done * settings.tokens_per_step, "targets": batch.n_targets}
+            recorder.step(done, outcome, **about, epoch=batch.epoch, data=batch.hash)
+            due = [t.validation.every, t.samples.every, t.checkpoint.every]
+            is_due = done == settings.steps or any(every and done % every == 0 for every in due)
+            stop = recorder.read(leave=0 if is_due else leave)
+            if is_due:
+                look(done)
+            if stop or done == settings.steps or (t.checkpoint.every and done % t.checkpoint.every == 0):
+                recorder.read()
+                save(done)
+            if stop and done < settings.steps:
+                name = interrupts.received.name if interrupts.received else "a signal"
+                console.say(
+                    f"stopped by {name} after step {done}; saved. The same command goes on from here."
+                )
+                return interrupts.exit_code
+    console.say(f"done: {folder} (peak memory {peak_memory(device) / 2**20:,.0f} MiB)")
+    console.say(f"next: python evaluate.py {folder}   or   python generate.py {folder} --prompt 'def '")
+    accelerator.end_training()
+    return 0
+
+
+def make_monitor(
+    prepared: Prepared, model: Transformer, settings: RunSettings, console: Console
+) -> MonitorTargets:
+    """Fixed targets of held-out text, at the multiples of the trained length that model and text allow."""
+    v = settings.training.validation
+    asked = [multiple * settings.train_length for multiple in v.multiples]
+    lengths = [length for length in asked if model.limit is None or length <= model.limit]
+    if lengths < asked:
+        console.say(f"positions end at {model.limit}: held-out loss is measured at {lengths} only")
+    monitor = monitor_targets(prepared.valid, lengths, v.targets, v.spans, settings.seed)
+    if monitor.note:
+        console.say(monitor.note)
+    return monitor
+
+
+if __name__ == "__main__":
+    run_main(main)

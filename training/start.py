@@ -1,0 +1,128 @@
+"""What happens before the first step: the model, the run folder, what is announced and forecast."""
+
+import argparse
+import sys
+from pathlib import Path
+
+import torch
+
+from data import Batches, Prepared
+from model import Transformer
+from training.config import describe
+from training.console import Console, duration
+from training.errors import TrainingError
+from training.hardware import forecast, free_memory, peak_flops
+from training.run import create_run, is_run, resume_run, set_aside
+from training.settings import RunSettings
+
+
+def parse(usage: str) -> argparse.Namespace:
+    """The command line of train.py; `--help` lists every setting."""
+    parser = argparse.ArgumentParser(
+        description=usage, formatter_class=argparse.RawDescriptionHelpFormatter, add_help=False
+    )
+    parser.add_argument("words", nargs="*", metavar="FILE.yaml | key.inner=value")
+    parser.add_argument(
+        "--run", metavar="FOLDER", help="run folder; by default runs/<config>-<hash of settings>"
+    )
+    parser.add_argument("--fresh", action="store_true", help="start anew; the old run folder is kept aside")
+    parser.add_argument("--dry-run", action="store_true", help="print size, memory and time; train nothing")
+    parser.add_argument("-h", "--help", action="store_true", help="this text, with every setting")
+    options = parser.parse_args()
+    if options.help:
+        print(parser.format_help())
+        print("settings, with defaults (in YAML files as nested mappings):\n")
+        print(describe(RunSettings))
+        sys.exit(0)
+    return options
+
+
+def make_model(settings: RunSettings, vocab_size: int) -> Transformer:
+    return Transformer(settings.model, vocab_size, settings.train_length, settings.original_length)
+
+
+def check_processes(settings: RunSettings, processes: int) -> None:
+    """Refuse a batch that the ranks cannot share equally, before any data are read."""
+    if settings.training.batch_size % processes:
+        raise TrainingError(
+            f"training.batch_size {settings.training.batch_size} cannot be shared by {processes} processes; "
+            f"make it a multiple of {processes}"
+        )
+
+
+def autocast_type(precision: str, device: torch.device) -> torch.dtype | None:
+    """bfloat16 where it is asked for, or on its own account on a GPU that computes in it; else None."""
+    own = precision == "auto" and device.type == "cuda" and torch.cuda.is_bf16_supported()
+    return torch.bfloat16 if precision == "bfloat16" or own else None
+
+
+def open_run(
+    folder: Path, settings: RunSettings, prepared: Prepared, model: Transformer, fresh: bool, console: Console
+) -> None:
+    """Make the run folder, or check that the one that is there may go on."""
+    if fresh and (away := set_aside(folder)):
+        console.say(f"the earlier run is kept as {away}")
+    extra = {
+        "data": str(prepared.folder),
+        "data_hash": prepared.train.hash,
+        "parameters": model.parameter_count(),
+    }
+    if not is_run(folder):
+        create_run(folder, settings, prepared.tokenizer, sys.argv, extra)
+        return
+    for change in resume_run(folder, settings, prepared.tokenizer, sys.argv, extra):
+        console.say(f"changed since the last attempt: {change}")
+
+
+def announce(
+    folder: Path, settings: RunSettings, model: Transformer, batches: Batches, start: int, console: Console
+) -> None:
+    """What is about to be trained, in a few lines."""
+    s, t = settings.model, settings.training
+    scheme = ", ".join(
+        f"{kind}: {choice.name}" if len(s.kinds) > 1 else choice.name for kind, choice in s.kinds.items()
+    )
+    console.say(f"run {folder}")
+    console.say(
+        f"model {model.parameter_count() / 1e6:.2f}M parameters, {s.layers} layers, width {s.dim}, "
+        f"{s.heads} heads in {s.kv_heads} groups, vocabulary {model.vocab_size}, positions {scheme}"
+    )
+    epochs = settings.steps / batches.steps_per_epoch
+    console.say(
+        f"training {settings.steps} steps of {t.batch_size} × {settings.train_length} tokens: "
+        f"{settings.steps * settings.tokens_per_step / 1e6:.2f}M tokens, {epochs:.2f} epochs"
+    )
+    if start:
+        console.say(f"resuming after step {start} of {settings.steps}")
+
+
+def show_forecast(settings: RunSettings, devices: int, device: torch.device, console: Console) -> int:
+    """Size, memory and time of a run, before any compute. Returns an exit status: 1 where it will not fit."""
+    t = settings.training
+    tokenizer = settings.data.tokenizer
+    vocab_size = getattr(tokenizer, "vocab_size", 258)
+    model = make_model(settings, vocab_size)
+    sequences = min(t.micro_batch or t.batch_size, -(-t.batch_size // devices))
+    f = forecast(
+        model,
+        length=settings.train_length,
+        sequences=sequences,
+        steps=settings.steps,
+        tokens=settings.steps * settings.tokens_per_step,
+        peak=peak_flops(device),
+        devices=devices,
+    )
+    free = free_memory(device)
+    rows = [
+        ("parameters", f"{f.parameters:,}"),
+        ("training FLOPs per token", f"{f.flops_per_token:.3g}"),
+        ("steps", f"{f.steps:,} of {t.batch_size} × {settings.train_length} tokens"),
+        ("tokens", f"{f.tokens:,}"),
+        ("memory on each device", f"about {f.memory / 2**30:.1f} GiB of {free / 2**30:.1f} GiB free"),
+        ("time", f"about {duration(f.seconds)} on {devices} × {device.type}, at 45% of its peak rate"),
+    ]
+    console.table("forecast", ["", ""], rows)
+    if f.memory > free:
+        console.warn(f"this will not fit: lower training.micro_batch (now {sequences}) or the model's size")
+        return 1
+    return 0
