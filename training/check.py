@@ -101,6 +101,12 @@ class _Walk:
             elif numeric and (match := _SUFFIXED.match(value)):
                 number = Decimal(match[1].replace("_", "")) * 10 ** _POWERS[match[2]]
                 return int(number) if number == int(number) else float(number)
+            elif numeric:  # pydantic would read '010' and '1_0'
+                close = difflib.get_close_matches(value, map(str, kind.literals), n=1, cutoff=0.6)
+                guess = f"; did you mean {close[0]}?" if close else ""
+                self.refuse(
+                    path, f"{_dotted(path)} = {_show(value)}: must be {_a(type_words(annotation))}{guess}"
+                )
             elif bool in kind.scalars:
                 self.refuse(path, f"{_dotted(path)} = {value}: must be true or false")
         return value

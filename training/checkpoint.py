@@ -136,7 +136,10 @@ def _remove(folder: Path) -> None:
 
 
 def clean_leftovers(run: Path) -> None:
-    """Remove what killed writes left; a checkpoint caught while being replaced gets its name back."""
+    """Remove what killed writes left; a checkpoint caught while being replaced gets its name back.
+
+    Only for the process that trains the run: what it removes may be another's checkpoint being written.
+    """
     folder = run / "checkpoints"
     for path in list(folder.iterdir()) if folder.is_dir() else []:
         if path.name.startswith(".replaced-") and not (home := path.with_name(path.name[10:])).exists():
@@ -188,9 +191,8 @@ def find_checkpoint(
     """The newest good checkpoint of a run, or that of `step`; None where there is none yet.
 
     Damaged ones are passed over with a warning that says what is wrong.  Raises TrainingError where `step` is
-    missing or damaged, and where every checkpoint is damaged.
+    missing or damaged, and where every checkpoint is damaged.  Changes nothing: the run may be in training.
     """
-    clean_leftovers(run)
     steps = steps_of(run)
     if step is not None and step not in steps:
         known = ", ".join(map(str, steps)) or "none"

@@ -204,10 +204,10 @@ def _missing(file: Path, extended_by: Path | None) -> str:
     if not folder.is_dir():
         return f"{file}{by}: no such file; the folder {folder} does not exist"
     names = sorted(one.name for one in folder.iterdir() if one.suffix in (".yaml", ".yml"))
-    close = difflib.get_close_matches(file.name, names, n=1, cutoff=0.5)
-    close = close or [name for name in names if Path(name).stem == file.name]
+    stems = {Path(name).stem: name for name in reversed(names)}
+    close = difflib.get_close_matches(file.stem, stems, n=1, cutoff=0.5)
     if close:
-        return f"{file}{by}: no such file; did you mean {folder / close[0]}?"
+        return f"{file}{by}: no such file; did you mean {folder / stems[close[0]]}?"
     return f"{file}{by}: no such file; {folder} holds {', '.join(names) or 'no YAML files'}"
 
 

@@ -35,8 +35,11 @@ class MetricsLog:
         line = {"kind": kind, "step": step, "attempt": self.attempt} | {
             k: _plain(v) for k, v in values.items()
         }
-        self._stream.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
-        self._stream.flush()
+        try:
+            self._stream.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
+            self._stream.flush()
+        except OSError as error:
+            raise TrainingError(f"{self.file}: step {step} cannot be written: {error.strerror}") from error
         return line
 
     def sync(self) -> None:

@@ -25,7 +25,7 @@ from safetensors import safe_open
 
 from data.tokenizer import Tokenizer, load_tokenizer
 from model import Transformer, check_override
-from training.checkpoint import STATE, WEIGHTS, find_checkpoint, load_weights
+from training.checkpoint import STATE, WEIGHTS, Checkpoint, find_checkpoint, load_weights
 from training.config import apply_words, differences, dump, identity, load_settings, split_words
 from training.console import Console
 from training.errors import TrainingError
@@ -61,8 +61,8 @@ def create_run(
 ) -> Path:
     """Make a run folder; its manifest, written last, makes it a run.
 
-    `extra` goes into the manifest: data folder, `data_hash`, parameter count and the like.  Raises TrainingError
-    where the folder already is a run.
+    `extra` goes into the manifest: data folder, `data_hash`, parameter count and the like.  Raises
+    TrainingError where the folder already is a run.
     """
     if is_run(folder):
         raise TrainingError(f"{folder} already is a run; resume it, or start anew with --fresh")
@@ -90,21 +90,21 @@ def resume_run(
 ) -> list[str]:
     """Check that a run may go on under these settings, note the attempt, and return what changed, in words.
 
-    Only settings marked `may_change` may differ.  Raises TrainingError listing every other difference, or where
-    tokenizer or data are not the run's.
+    Only settings marked `may_change` may differ.  Raises TrainingError listing every other difference, or
+    where tokenizer or data are not the run's.
     """
     about = read_json(folder / MANIFEST)
     now = {"tokenizer_hash": tokenizer.hash, "vocab_size": tokenizer.vocab_size, **(extra or {})}
     for key, sentence in _SAME.items():
         if key in about and key in now and about[key] != now[key]:
             raise TrainingError(
-                f"{folder}: {sentence} ({about[key]}, now {now[key]}); restore it, or start anew with --fresh"
+                f"{folder}: {sentence} ({about[key]}, now {now[key]}); restore it, or use --fresh"
             )
     found = differences(read_settings(folder), settings)
     barred = [f"{key}: {_short(old)} → {_short(new)}" for key, old, new, free in found if not free]
     if barred:
         raise TrainingError(
-            f"{folder} was started with other settings; change them back, or start anew with --fresh:\n       "
+            f"{folder} was started with other settings; change them back, or use --fresh:\n       "
             + "\n       ".join(barred)
         )
     changes = [f"{key}: {_short(old)} → {_short(new)}" for key, old, new, _ in found]
@@ -134,9 +134,8 @@ def held(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise TrainingError(
-                f"{folder} is being trained by another process; wait for it or end it"
-            ) from None
+            text = f"{folder} is being trained by another process; wait for it or end it"
+            raise TrainingError(text) from None
         except OSError:
             pass  # some network file systems have no locks; training there is as safe as it was without
         yield
@@ -241,7 +240,8 @@ def load(
         console: told where a damaged checkpoint is passed over; None: standard error.
 
     Raises:
-        TrainingError: not a run folder, no good checkpoint, another tokenizer, an override outside model.position.
+        TrainingError: not a run folder, no good checkpoint, another tokenizer, an override outside the
+            positional scheme.
         ModelError: an override that the trained scheme does not allow.
     """
     folder = Path(run)
@@ -262,14 +262,22 @@ def load(
             f"{folder / 'tokenizer'} is not the tokenizer of this run "
             f"(hash {tokenizer.hash[:12]}, the run's {str(about.get('tokenizer_hash'))[:12]}); restore it"
         )
-    found = find_checkpoint(folder, console or Console(), checkpoint, only=(WEIGHTS, STATE))
-    if found is None:
-        raise TrainingError(f"{folder} has no checkpoint yet; train it first")
     model = Transformer(settings.model, about["vocab_size"], settings.train_length, settings.original_length)
-    model.to(dtype or _stored_dtype(found.folder / WEIGHTS))
-    load_weights(model, found)
+    try:
+        found = _fill(model, folder, dtype, checkpoint, console or Console())
+    except FileNotFoundError:  # a training under way has just replaced the checkpoint that was being read
+        found = _fill(model, folder, dtype, checkpoint, console or Console())
     model.to(device).eval()
     return Loaded(model, tokenizer, settings, found.step, folder, found.hash)
+
+
+def _fill(model: Transformer, folder: Path, dtype, step: int | None, console) -> Checkpoint:
+    found = find_checkpoint(folder, console, step, only=(WEIGHTS, STATE))
+    if found is None:
+        raise TrainingError(f"{folder} has no checkpoint yet; train it first")
+    model.to(dtype or _stored_dtype(found.folder / WEIGHTS))
+    load_weights(model, found)
+    return found
 
 
 def _stored_dtype(file: Path) -> torch.dtype:
@@ -280,11 +288,7 @@ def _stored_dtype(file: Path) -> torch.dtype:
 
 def _not_a_run(folder: Path) -> str:
     if not folder.exists():
-        near = (
-            sorted(p.parent.name for p in folder.parent.glob(f"*/{MANIFEST}"))
-            if folder.parent.is_dir()
-            else []
-        )
+        near = sorted(path.parent.name for path in folder.parent.glob(f"*/{MANIFEST}"))
         known = f"; {folder.parent} holds {', '.join(near)}" if near else ""
         return f"{folder}: no such run folder{known}"
     return f"{folder} is not a run folder: it has no {MANIFEST}"

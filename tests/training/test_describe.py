@@ -1,0 +1,36 @@
+"""The help text names every setting and fits the terminal."""
+
+import pytest
+
+from tests.training.toy import Root
+from training.describe import describe
+from training.schema import leaves
+from training.settings import RunSettings
+
+
+@pytest.mark.parametrize("width", [60, 100])
+def test_every_setting_is_described_within_the_width(width):
+    text = describe(Root, width)
+    own = [name for name in leaves(Root) if ".kinds." not in name and not name.endswith(".name")]
+    for name in own:
+        assert name in text
+    names = {word for line in text.splitlines() for word in line.split()}
+    assert max(len(line) for line in text.splitlines()) <= max(width, 2 + max(map(len, names)))
+
+
+def test_a_choice_shows_its_own_settings_below_it():
+    text = " ".join(describe(Root, 100).split())
+    assert "model.position.name=rope Rotations (Su et al. 2021)" in text
+    assert text.index("name=rope") < text.index("model.position.theta base of the") < text.index("name=alibi")
+    assert "base of the frequencies (number, greater than 0, default 10000)" in text
+    assert "stretch (number or auto, at least 1, default auto)" in text
+    assert "model.position.kinds.KEY.name=... as under model.position: rope, alibi" in text
+    assert "training.every* cadence (whole number, at least 1, default 10)" in text
+
+
+def test_the_real_settings_are_described():
+    text = describe(RunSettings, 100)
+    assert "training.schedule.name=wsd" in text and "model.position.scaling.name=yarn" in text
+    for name in leaves(RunSettings):
+        if ".kinds." not in name and not name.endswith(".name"):
+            assert name in text

@@ -1,0 +1,72 @@
+"""The root settings: what must agree, and what counts as the same run."""
+
+import pytest
+
+from training.config import apply_words, dump, identity, load_settings
+from training.errors import ConfigError
+from training.settings import RunSettings
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        (["training.tokens=8191"], "does not pay for one step: training.batch_size × train_length = 8192"),
+        (["training.schedule.warmup=1.5"], "neither a share (below 1) nor a whole number of steps"),
+        (["training.schedule.warmup=500"], "warm-up takes 205% of the run's 244 steps"),
+        (["training.schedule={name: wsd, warmup: 0.9}"], "warm-up and decay take 110%"),
+        (["training.validation.targets=257"], "must not exceed train_length = 256"),
+        (["training.validation.multiples=[2, 2]"], "different whole numbers"),
+        (["training.validation.multiples=[]"], "at least 1 items"),
+        (["training.optimizer.betas=[0.9, 1]"], "less than 1"),
+        (["training.micro_batch=33"], "micro_batch 33 is larger than batch_size 32"),
+        (["training.schedule.name=cosin"], "did you mean cosine?"),
+        (["training.optimizer.learning_rate=1"], "training.optimizer.learning_rate is not a setting"),
+        (["training.clip=0"], "greater than 0"),
+        (["seed=-1"], "at least 0"),
+        (["model.dim=100"], "dim 100 is not divisible by heads 8"),
+    ],
+)
+def test_what_cannot_be(words, wanted):
+    with pytest.raises(ConfigError) as error:
+        load_settings(RunSettings, words)
+    assert wanted in str(error.value)
+
+
+def test_steps_are_those_the_budget_pays_for():
+    words = ["train_length=30", "training.batch_size=7", "training.tokens=2099"]
+    s = load_settings(RunSettings, [*words, "training.validation.targets=8"])
+    assert (s.tokens_per_step, s.steps) == (210, 9)
+
+
+def test_what_shapes_the_weights_counts_and_what_does_not_does_not():
+    s = RunSettings()
+    shaping = [
+        "training.tokens=3M",
+        "training.schedule.warmup=0.1",
+        "training.batch_size=16",
+        "training.precision=float64",
+        "model.position.theta=5e5",
+        "data.packing=documents",
+        "seed=1",
+    ]
+    free = [
+        "training.log_every=1",
+        "training.checkpoint.every=3",
+        "training.wandb.mode=offline",
+        "training.samples.prompts=[x]",
+        "training.micro_batch=4",
+    ]
+    for word in shaping:
+        assert identity(apply_words(s, [word])) != identity(s), word
+    for word in free:
+        changed = apply_words(s, [word])
+        assert changed != s and identity(changed) == identity(s), word
+
+
+def test_dump_reloads_equal(tmp_path):
+    file = tmp_path / "settings.yaml"
+    words = ["training.schedule.name=wsd", "model.position.scaling.name=yarn"]
+    words += ["training.samples.prompts=['on', ' a']"]
+    s = load_settings(RunSettings, words)
+    file.write_text(dump(s))
+    assert load_settings(RunSettings, [str(file)]) == s
