@@ -1,0 +1,37 @@
+"""Settings for the whole suite: one thread, quiet third parties, reproducible fuzzing."""
+
+from __future__ import annotations
+
+import os
+
+# Before torch starts its threads: the suite runs beside others, and sums must not depend on the core count.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import pytest
+import torch
+from hypothesis import settings
+
+torch.set_num_threads(1)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Warnings are errors; these come from inside other packages, on their import."""
+    # Loading Inductor or Dynamo imports torch.jit code that torch itself has deprecated.
+    config.addinivalue_line("filterwarnings", "ignore:`torch.jit.script:DeprecationWarning:torch")
+    # Eager FlexAttention is what its tests on the CPU mean to run.
+    config.addinivalue_line(
+        "filterwarnings", "ignore:flex_attention called without torch.compile:UserWarning"
+    )
+
+
+# Derandomised: a failure on one machine is a failure on all, and the suite takes the same time each run.
+settings.register_profile("sextant", deadline=None, derandomize=True, max_examples=12)
+settings.load_profile("sextant")
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    """Tests that draw without a generator of their own draw the same numbers in any order of tests."""
+    torch.manual_seed(0)

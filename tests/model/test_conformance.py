@@ -1,0 +1,352 @@
+"""What every scheme, window and pattern must satisfy, whatever it does. The zoo makes the cases."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from model import SCHEMES, Cache, Places
+from tests.model.zoo import (
+    CASES,
+    EXTRAS,
+    LAYERS,
+    NOT_RELATIVE,
+    TRAIN,
+    WINDOW,
+    H,
+    T,
+    V,
+    build,
+    cached,
+    close,
+    ids,
+    is_relative,
+    packed,
+    reach_of,
+)
+
+every_case = pytest.mark.parametrize("case", CASES)
+
+
+def test_every_registered_scheme_has_a_default_case_and_no_variant_is_orphaned():
+    for name in SCHEMES:
+        assert CASES[name] == {"name": name}
+        assert f"{name}-window" in CASES and f"pattern-{name}" in CASES
+    assert set(EXTRAS) <= set(SCHEMES) and set(NOT_RELATIVE) <= set(SCHEMES)
+
+
+def test_the_cases_differ_past_the_trained_length():
+    """The suite has power only if the variants it runs are not one and the same function."""
+    tokens = ids(1, T)
+    seen: dict[str, torch.Tensor] = {}
+    with torch.no_grad():
+        for case in CASES:
+            model = build(case, train=T, original=TRAIN)  # a learned table long enough for all
+            seen[case] = model(tokens, Places.plain(T))[0, -1]
+    # Two names of the same computation.
+    twins = {("rope-linear-auto", "rope-linear"), ("learned", "learned-long")}
+    names = list(seen)
+    for i, a in enumerate(names):
+        for b in names[i + 1 :]:
+            if (a, b) not in twins and (b, a) not in twins:
+                assert (seen[a] - seen[b]).abs().max() > 1e-4, f"{a} and {b} give the same logits"
+
+
+@every_case
+@torch.no_grad()
+def test_the_future_is_unseen(case):
+    """Other tokens after t, or none at all, change no logit up to t; the token at t changes its own."""
+    model = build(case)
+    length = reach_of(model)
+    tokens, other = ids(2, length), ids(2, length, seed=1)
+    whole = model(tokens, Places.plain(length))
+    for t in (0, 1, length // 2, length - 2):
+        head = slice(0, t + 1)
+        changed = torch.cat([tokens[:, head], other[:, t + 1 :]], dim=1)
+        close(model(changed, Places.plain(length))[:, head], whole[:, head])
+        close(model(tokens[:, head], Places.plain(t + 1, length=length)), whole[:, head])
+        changed = tokens.clone()
+        changed[:, t] = (changed[:, t] + 1) % V
+        moved = (model(changed, Places.plain(length)) - whole).abs().amax(-1)  # (B, T)
+        assert (moved[:, t] > 1e-3).all() and (moved[:, t + 1] > 1e-6).all()
+
+
+@every_case
+@torch.no_grad()
+def test_shifting_all_positions_changes_nothing_where_the_scheme_is_relative(case):
+    model = build(case)
+    length = reach_of(model)
+    tokens, here = ids(2, length), Places.plain(length)
+    shifts = (1, 1000) if model.limit is None else (1,)
+    if model.limit is not None:
+        tokens, here = tokens[:, : length - 1], Places.plain(length - 1)
+    for shift in shifts:
+        position = here.position + shift
+        there = Places(
+            here.order,
+            position,
+            here.document,
+            "plain",
+            int(position.max()) + 1,
+            here.lengths,
+            unit_steps=True,
+        )
+        moved = (model(tokens, there) - model(tokens, here)).abs().max()
+        if is_relative(model):
+            assert moved < 1e-10
+        else:
+            assert moved > 1e-3  # an absolute scheme that ignores positions would be NoPE
+
+
+@every_case
+@given(data=st.data())
+def test_a_cache_filled_in_any_pieces_gives_the_full_pass(case, data):
+    model = build(case)
+    length = reach_of(model)
+    tokens = ids(2, length)
+    cuts = data.draw(st.lists(st.integers(1, length - 1), unique=True, max_size=6).map(sorted), label="cuts")
+    edges = [0, *cuts, length]
+    sizes = [b - a for a, b in itertools.pairwise(edges)]
+    with torch.no_grad():
+        whole = model(tokens, Places.plain(length))
+    close(cached(model, tokens, sizes), whole)
+
+
+@every_case
+def test_token_by_token_after_a_prefill_gives_the_full_pass(case):
+    model = build(case, qk_norm=True)
+    length = reach_of(model)
+    tokens = ids(2, length)
+    with torch.no_grad():
+        whole = model(tokens, Places.plain(length))
+    close(cached(model, tokens, [1] * length), whole)
+    close(cached(model, tokens, [7] + [1] * (length - 7)), whole)
+
+
+@every_case
+@torch.no_grad()
+def test_a_left_padded_row_equals_itself_alone_also_while_decoding(case):
+    """Rows of different declared lengths too: a row's stretch is its own."""
+    model = build(case)
+    width = reach_of(model) - 3
+    counts = [width, 2, width - 5, 3]
+    lengths = [count + 3 for count in counts]
+    tokens = ids(4, width + 3)  # row r's text stands at its right end, the decoded three tokens last
+    alone = [
+        model(tokens[r : r + 1, width - count :], Places.plain(count + 3))[0]
+        for r, count in enumerate(counts)
+    ]
+
+    places = Places.left_padded(counts, width, lengths=lengths)
+    for r, count in enumerate(counts):
+        close(model(tokens[:, :width], places)[r, width - count :], alone[r][:count])
+
+    cache = Cache(model, 4, width + 3)
+    prompt = model(tokens[:, :width], places, cache=cache, keep=1)
+    for r, count in enumerate(counts):
+        close(prompt[r, 0], alone[r][count - 1])
+    for step in range(3):
+        places = Places.left_padded(counts, 1, offset=width + step, lengths=lengths)
+        out = model(tokens[:, width + step : width + step + 1], places, cache=cache)
+        for r, count in enumerate(counts):
+            close(out[r, 0], alone[r][count + step])
+
+
+@every_case
+@torch.no_grad()
+def test_padding_tokens_are_never_seen(case):
+    model = build(case)
+    width = reach_of(model)
+    counts = [width, 4]
+    places = Places.left_padded(counts, width)
+    tokens = ids(2, width)
+    changed = tokens.clone()
+    changed[1, : width - 4] = (changed[1, : width - 4] + 5) % V
+    close(model(changed, places)[1, -4:], model(tokens, places)[1, -4:], atol=0)
+
+
+@every_case
+@given(data=st.data())
+def test_packed_documents_equal_separate_ones(case, data):
+    model = build(case)
+    cuts = data.draw(st.lists(st.integers(1, TRAIN), min_size=2, max_size=4), label="lengths of row 0")
+    total = sum(cuts)
+    rows = [cuts, cuts[::-1]]
+    tokens, places = ids(2, total + 2), packed(rows, length=TRAIN, pad=2)
+    with torch.no_grad():
+        out = model(tokens, places)
+        for r, lengths in enumerate(rows):
+            start = 0
+            for count in lengths:
+                piece = tokens[r : r + 1, start : start + count]
+                close(out[r, start : start + count], model(piece, Places.plain(count, length=TRAIN))[0])
+                start += count
+
+
+@every_case
+@torch.no_grad()
+def test_a_packed_document_does_not_read_its_neighbours(case):
+    """Document A is rewritten, before and after B; document B's logits do not move by one bit."""
+    model = build(case)
+    tokens, places = ids(1, 18), packed([[5, 7, 6]])
+    changed = tokens.clone()
+    changed[:, :5] = (changed[:, :5] + 3) % V
+    changed[:, 12:] = (changed[:, 12:] + 4) % V
+    before, after = model(tokens, places), model(changed, places)
+    close(after[:, 5:12], before[:, 5:12], atol=0)
+    assert (after[:, 4] - before[:, 4]).abs().max() > 1e-3
+
+
+@every_case
+@torch.no_grad()
+def test_packed_documents_go_on_through_a_cache(case):
+    model = build(case)
+    tokens, places = ids(1, 16), packed([[6, 10]])
+    whole, cache, parts = model(tokens, places), Cache(model, 1, 16), []
+    for start, stop in ((0, 4), (4, 9), (9, 16)):
+        piece = Places(
+            places.order[:, start:stop],
+            places.position[:, start:stop],
+            places.document[:, start:stop],
+            "packed",
+            places.reach,
+            places.lengths,
+            unit_steps=False,
+        )
+        parts.append(model(tokens[:, start:stop], piece, cache=cache))
+    close(torch.cat(parts, dim=1), whole)
+
+
+@every_case
+@torch.no_grad()
+def test_kept_positions_are_the_tail_of_the_full_pass(case):
+    model = build(case)
+    length = reach_of(model)
+    tokens, places = ids(2, length), Places.plain(length)
+    whole = model(tokens, places)
+    for keep in (length, length - 1, 6, 1):
+        out = model(tokens, places, keep=keep)
+        assert out.shape == (2, keep, V)
+        close(out, whole[:, length - keep :])
+    ragged = Places.left_padded([length, 4], length)
+    close(model(tokens, ragged, keep=3), model(tokens, ragged)[:, -3:])
+    both = packed([[4, length - 4], [3, length - 3]])
+    close(model(tokens, both, keep=length - 5), model(tokens, both)[:, 5:])
+
+
+@every_case
+@torch.no_grad()
+def test_a_prefill_that_keeps_nothing_leaves_the_same_cache(case):
+    model = build(case)
+    length = reach_of(model)
+    tokens = ids(2, length)
+    whole, cache = model(tokens, Places.plain(length)), Cache(model, 2, length)
+    empty = model(tokens[:, :6], Places.plain(6, length=length), cache=cache, keep=0)
+    assert empty.shape == (2, 0, V) and cache.filled == 6
+    rest = Places.plain(length - 6, offset=6, length=length)
+    close(model(tokens[:, 6:], rest, cache=cache, keep=2), whole[:, -2:])
+
+
+@every_case
+def test_a_gradient_reaches_every_learned_parameter(case):
+    model = build(case, train=T).train()
+    length = reach_of(model, V)
+    tokens = torch.stack([torch.arange(length), (torch.arange(length) + V // 2) % V])
+    model(tokens, Places.plain(length), targets=tokens.flip(1)).mean().backward()
+    for name, p in model.named_parameters():
+        assert p.grad is not None and torch.isfinite(p.grad).all(), name
+        if p.ndim == 2 and name != "embed.weight" and not name.startswith("position."):
+            assert (p.grad.abs().amax(1) > 0).all(), f"a row of {name} learns nothing"
+        assert p.grad.abs().max() > 1e-8, f"{name} learns nothing"
+
+
+@every_case
+@torch.no_grad()
+def test_the_state_dict_round_trips(case, tmp_path):
+    model = build(case)
+    torch.save(model.state_dict(), tmp_path / "weights")
+    other = build(case, seed=5)
+    tokens = ids(2, TRAIN)
+    assert (model(tokens, Places.plain(TRAIN)) - other(tokens, Places.plain(TRAIN))).abs().max() > 1e-3
+    other.load_state_dict(torch.load(tmp_path / "weights", weights_only=True), strict=True)
+    close(other(tokens, Places.plain(TRAIN)), model(tokens, Places.plain(TRAIN)), atol=0)
+    # No table, mask or other derived number travels with the weights.
+    assert set(model.state_dict()) == {name for name, _ in model.named_parameters()}
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+@torch.no_grad()
+def test_a_window_counts_keys_with_the_querys_own(name):
+    """One layer, window w: the query at t reads tokens t − w + 1 to t and no other."""
+    model = build({"name": name, "window": WINDOW}, layers=1)
+    length = reach_of(model)
+    tokens, t = ids(1, length), length - 2
+    for places in (Places.plain(length), Places.left_padded([length], length), packed([[length]])):
+        whole = model(tokens, places)[0, t]
+        for back in range(length - 1):
+            changed = tokens.clone()
+            changed[0, t - back] = (changed[0, t - back] + 1) % V
+            moved = (model(changed, places)[0, t] - whole).abs().max()
+            assert (moved > 1e-9) == (back < WINDOW), f"{places.layout}: token {back} back"
+            if back == t:
+                break
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+@torch.no_grad()
+def test_a_window_of_one_or_more_than_all_keys(name):
+    wide, none = build({"name": name, "window": 500}), build({"name": name})
+    length = reach_of(none)
+    tokens = ids(2, length)
+    close(wide(tokens, Places.plain(length)), none(tokens, Places.plain(length)))
+    self_only = build({"name": name, "window": 1})
+    changed = tokens.clone()
+    changed[:, :-1] = (changed[:, :-1] + 1) % V
+    places = Places.plain(length)
+    close(self_only(changed, places)[:, -1], self_only(tokens, places)[:, -1], atol=0)
+
+
+@torch.no_grad()
+def test_a_pattern_gives_each_layer_its_own_scheme():
+    """Tiled over the depth: near, far, near. Each layer's reach is probed through a model of that layer."""
+    model = build("pattern-none")
+    assert model.settings.layer_kinds == ["near", "far", "near"] and LAYERS == 3
+    tokens = ids(1, T)
+    # near sees 4 keys, far all: a token farther back than both near layers' fields still arrives through far.
+    changed = tokens.clone()
+    changed[0, 0] = (changed[0, 0] + 1) % V
+    all_near = build(
+        {"name": "pattern", "layers": ["near"], "kinds": {"near": {"name": "rope", "window": 4}}}
+    )
+    moved = (model(changed, Places.plain(T)) - model(tokens, Places.plain(T)))[0, -1].abs().max()
+    unmoved = (all_near(changed, Places.plain(T)) - all_near(tokens, Places.plain(T)))[0, -1].abs().max()
+    assert moved > 1e-6 and unmoved == 0 and T - 1 > 3 * 3
+
+
+@torch.no_grad()
+def test_nope_cannot_tell_the_order_of_the_past_in_one_layer_and_rope_can():
+    tokens = ids(1, T)
+    shuffled = torch.cat([tokens[:, torch.randperm(T - 1)], tokens[:, -1:]], dim=1)
+    for name, blind in (("none", True), ("rope", False), ("alibi", False), ("sinusoidal", False)):
+        model = build({"name": name}, layers=1)
+        moved = (model(shuffled, Places.plain(T)) - model(tokens, Places.plain(T)))[0, -1].abs().max()
+        assert (moved < 1e-10) == blind, name
+
+
+def test_heads_share_keys_in_contiguous_groups():
+    """Grouped-query attention equals full attention with each key and value head written H/G times."""
+    few, many = build("rope"), build("rope", groups=H)
+    repeat = H // few.settings.kv_heads
+    state = few.state_dict()
+    for name in list(state):
+        if name.endswith(("wk.weight", "wv.weight")):
+            heads = state[name].unflatten(0, (few.settings.kv_heads, -1))
+            state[name] = heads.repeat_interleave(repeat, dim=0).flatten(0, 1)
+    many.load_state_dict(state)
+    tokens = ids(2, T)
+    with torch.no_grad():
+        close(few(tokens, Places.plain(T)), many(tokens, Places.plain(T)))

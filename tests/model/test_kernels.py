@@ -1,0 +1,227 @@
+"""Every lowering of attention against its slow twin, and the slow twin against loops."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import model.transformer
+from model import Places
+from model.kernels import QUERY_BLOCK, View, _choose, attend
+from model.position import Span
+from model.position.bias import alibi_slopes
+from tests.model.zoo import CASES, build, close, ids, packed, reach_of
+
+B, H, G, D = 2, 6, 3, 8
+
+
+def tensors(t: int, s: int, dtype=torch.float64, seed: int = 0) -> tuple[torch.Tensor, ...]:
+    """q (B, H, T, D), k and v (B, G, S, D) whose softmax is far from uniform."""
+    generator = torch.Generator().manual_seed(seed)
+    shapes = ((B, H, t, D), (B, G, s, D), (B, G, s, D))
+    q, k, v = (torch.randn(shape, generator=generator).to(dtype) for shape in shapes)
+    return 2 * q, k, v
+
+
+def span_of(keys: Places, queries: int, window: int | None) -> Span:
+    new = keys.last(queries)
+    return Span(new, new, keys, B, H, torch.device("cpu"), window=window)
+
+
+def pairs_of(keys: Places, queries: int, window: int | None, bias: str | None):
+    span, slopes = span_of(keys, queries, window), alibi_slopes(H)
+    if bias == "distance":
+        return span.pairs(distance=lambda h, d: -slopes[h] * d)
+    if bias == "elementwise":
+        return span.pairs(bias=lambda b, h, i, j: 0.3 * torch.sin(1.0 + b + 2 * h + 0.1 * i * j))
+    if bias == "rule":
+        return span.pairs(rule=lambda b, h, i, j: (j % 3 != 1) | (j == i + keys.order.shape[1] - queries))
+    return span.pairs()
+
+
+def by_loops(q, k, v, places: Places, window: int | None, slopes=None) -> torch.Tensor:
+    """(B, H, T, D): each query by itself, the seen keys listed by their own order and document."""
+    out = torch.empty_like(q)
+    t, s = q.shape[2], k.shape[2]
+    order, document = places.order.expand(B, -1), places.document.expand(B, -1)
+    position = places.position.expand(B, -1)
+    for b in range(B):
+        for i in range(t):
+            me = s - t + i
+            seen = [
+                j
+                for j in range(s)
+                if document[b, j] == document[b, me]
+                and order[b, me] - order[b, j] >= 0
+                and (window is None or order[b, me] - order[b, j] < window)
+            ]
+            for h in range(H):
+                g = h // (H // G)
+                logits = [float(q[b, h, i] @ k[b, g, j]) / math.sqrt(D) for j in seen]
+                if slopes is not None:
+                    away = [float(position[b, me] - position[b, j]) for j in seen]
+                    logits = [x - float(slopes[h]) * d for x, d in zip(logits, away, strict=True)]
+                top = max(logits)
+                weights = [math.exp(x - top) for x in logits]
+                mean = sum(w * v[b, g, j] for w, j in zip(weights, seen, strict=True))
+                out[b, h, i] = mean / sum(weights)
+    return out
+
+
+@pytest.mark.parametrize("bias", [None, "distance"])
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("layout", ["plain", "ragged", "packed"])
+def test_the_slow_twin_against_loops(layout, window, bias):
+    s, t = 11, 7
+    places = {
+        "plain": Places.plain(s),
+        "ragged": Places.left_padded([s, s - 2], s),
+        "packed": packed([[3, s - 3], [6, s - 6]]),
+    }[layout]
+    q, k, v = tensors(t, s)
+    pairs = pairs_of(places, t, window, bias)
+    found = attend([View(q, k, pairs)], v, D**-0.5, "dense")
+    close(found, by_loops(q, k, v, places, window, alibi_slopes(H) if bias else None), atol=1e-12)
+
+
+EDGES = [
+    # queries, keys, window: around the block of queries, with a cache in front, and far from a multiple
+    (QUERY_BLOCK, QUERY_BLOCK, None),
+    (QUERY_BLOCK + 1, QUERY_BLOCK + 1, QUERY_BLOCK),
+    (3 * QUERY_BLOCK - 1, 3 * QUERY_BLOCK - 1, QUERY_BLOCK + 1),
+    (2 * QUERY_BLOCK + 13, 2 * QUERY_BLOCK + 13, 1),
+    (2 * QUERY_BLOCK + 13, 2 * QUERY_BLOCK + 13, QUERY_BLOCK - 1),
+    (300, 777, None),
+    (QUERY_BLOCK, 2 * QUERY_BLOCK + 1, QUERY_BLOCK),
+    (QUERY_BLOCK + 1, 601, QUERY_BLOCK + 1),
+    (5, 600, 257),
+    (1, 513, None),
+    (1, 513, 256),
+]
+
+
+@pytest.mark.parametrize("bias", [None, "distance", "elementwise", "rule"])
+@pytest.mark.parametrize(("t", "s", "window"), EDGES)
+@torch.no_grad()
+def test_all_lowerings_agree_at_block_edges(t, s, window, bias):
+    q, k, v = tensors(t, s)
+    pairs = pairs_of(Places.plain(s), t, window, bias)
+    views = [View(q, k, pairs)]
+    slow = attend(views, v, D**-0.5, "dense")
+    for kernel in ("blocks", "flex", "auto"):
+        close(attend(views, v, D**-0.5, kernel), slow, atol=1e-12)
+
+
+@given(
+    t=st.integers(1, 40),
+    before=st.integers(0, 30),
+    window=st.none() | st.integers(1, 80),
+    bias=st.sampled_from([None, "distance", "elementwise", "rule"]),
+    layout=st.sampled_from(["plain", "ragged", "packed"]),
+    block=st.sampled_from([1, 7, 16, 64]),
+)
+def test_all_lowerings_agree(t, before, window, bias, layout, block):
+    """Small blocks of queries put many edges into few tokens."""
+    s = t + before
+    places = Places.plain(s)
+    if layout == "ragged":
+        places = Places.left_padded([s, max(1, s // 2)], s)
+    elif layout == "packed":
+        cut = [[s]] * B if s < 3 else [[2, s - 2], [s - 1, 1]]
+        places = packed(cut)
+    if layout == "ragged" and bias == "rule":
+        bias = None  # the rule above hides padding from itself
+    q, k, v = tensors(t, s, seed=t)
+    pairs = pairs_of(places, t, window, bias)
+    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
+        patch.setattr("model.kernels.QUERY_BLOCK", block)
+        views = [View(q, k, pairs)]
+        slow = attend(views, v, D**-0.5, "dense")
+        for kernel in ("blocks", "flex"):
+            close(attend(views, v, D**-0.5, kernel), slow, atol=1e-12)
+
+
+@pytest.mark.parametrize(("dtype", "atol"), [(torch.float32, 3e-6), (torch.bfloat16, 3e-2)])
+@pytest.mark.parametrize("bias", [None, "distance", "elementwise"])
+@pytest.mark.parametrize(("t", "s", "window"), [(300, 300, None), (270, 540, 257), (1, 400, 90)])
+@torch.no_grad()
+def test_lower_precision_stays_near_float64(dtype, atol, bias, t, s, window):
+    q, k, v = (x.to(dtype) for x in tensors(t, s))
+    pairs = pairs_of(Places.plain(s), t, window, bias)
+    exact = attend([View(q.double(), k.double(), pairs)], v.double(), D**-0.5, "dense")
+    for kernel in ("auto", "blocks"):
+        found = attend([View(q, k, pairs)], v, D**-0.5, kernel)
+        assert found.dtype == dtype
+        close(found.double(), exact, atol=atol)
+
+
+@pytest.mark.parametrize("bias", [None, "distance", "elementwise"])
+@pytest.mark.parametrize("layout", ["plain", "packed"])
+@pytest.mark.parametrize(("t", "s", "window"), [(530, 530, None), (270, 270, 256), (20, 290, 17)])
+def test_gradients_of_the_blocks_are_those_of_the_slow_twin(layout, t, s, window, bias):
+    places = Places.plain(s) if layout == "plain" else packed([[100, s - 100], [s - 9, 9]])
+    pairs = pairs_of(places, t, window, bias)
+    weight = torch.randn(B, H, t, D, generator=torch.Generator().manual_seed(3)).double()
+    grads = []
+    for kernel in ("dense", "blocks"):
+        leaves = [x.requires_grad_() for x in tensors(t, s)]
+        out = attend([View(leaves[0], leaves[1], pairs)], leaves[2], D**-0.5, kernel)
+        grads.append(torch.autograd.grad((out * weight).sum(), leaves))
+    for slow, fast in zip(*grads, strict=True):
+        assert slow.abs().max() > 1e-3
+        close(fast, slow, atol=1e-11)
+
+
+def test_several_views_are_one_softmax():
+    """Disjoint views: even keys with one scale of the queries, odd keys with another."""
+    t = 2 * QUERY_BLOCK + 9
+    q, k, v = (x.requires_grad_() for x in tensors(t, t))
+    span = span_of(Places.plain(t), t, None)
+    even = span.pairs(rule=lambda b, h, i, j: j % 2 == 0)
+    odd = span.pairs(rule=lambda b, h, i, j: j % 2 == 1)
+    views = [View(q, k, even), View(0.3 * q, k, odd)]
+    repeat = H // G
+    kk, vv = k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1)
+    j = torch.arange(t)
+    scores = torch.where(j % 2 == 0, q @ kk.mT, 0.3 * q @ kk.mT) * D**-0.5
+    expected = scores.masked_fill(j[None] > j[:, None], -math.inf).softmax(-1) @ vv
+    for kernel in ("auto", "dense"):
+        close(attend(views, v, D**-0.5, kernel), expected, atol=1e-12)
+    a = torch.autograd.grad(attend(views, v, D**-0.5).square().sum(), (q, k, v))
+    b = torch.autograd.grad(expected.square().sum(), (q, k, v))
+    for x, y in zip(a, b, strict=True):
+        close(x, y, atol=1e-10)
+
+
+def test_the_fused_causal_kernel_is_chosen_only_where_its_top_left_mask_is_right():
+    def chosen(t, s, window=None, bias=None, places=None):
+        pairs = pairs_of(places or Places.plain(s), t, window, bias)
+        q, k, _ = tensors(t, s)
+        return _choose([View(q, k, pairs)])
+
+    assert chosen(9, 9) == chosen(1, 9) == chosen(9, 9, window=9) == "sdpa"
+    assert chosen(3, 9) == chosen(9, 9, window=8) == chosen(9, 9, bias="distance") == "blocks"
+    assert chosen(9, 9, bias="rule") == chosen(9, 9, places=Places.left_padded([9, 4], 9)) == "blocks"
+
+
+@pytest.mark.parametrize("layout", ["plain", "ragged", "packed"])
+@pytest.mark.parametrize("case", CASES)
+@torch.no_grad()
+def test_a_model_gives_the_same_logits_through_every_kernel(case, layout, monkeypatch):
+    small = build(case)
+    length = reach_of(small)
+    places = {
+        "plain": Places.plain(length),
+        "ragged": Places.left_padded([length, 4], length),
+        "packed": packed([[4, length - 4], [length - 3, 3]]),
+    }[layout]
+    tokens, real = ids(2, length), places.document.expand(2, -1) >= 0
+    auto = small(tokens, places)
+    for kernel in ("dense", "blocks", "flex"):
+        monkeypatch.setattr(model.transformer, "attend", functools.partial(attend, kernel=kernel))
+        close(small(tokens, places)[real], auto[real])

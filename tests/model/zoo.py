@@ -1,0 +1,160 @@
+"""Every positional scheme as the conformance suite runs it, and the small model it is run in.
+
+A scheme that enters `SCHEMES` is picked up here with its default settings, with a window, and as the far
+kind of a pattern; EXTRAS adds the variants of one scheme that are worth a run of their own.
+
+Sizes all differ, so that a swapped axis fails: B 2 or 4, T 19, H 6, G 3, D 10, C 28, V 37.
+"""
+
+from __future__ import annotations
+
+import torch
+from pydantic import TypeAdapter
+
+from model import SCHEMES, Cache, ModelSettings, Places, Transformer
+from model.position import Position
+from model.settings import AnyPosition
+
+H, G, D, C, V, LAYERS = 6, 3, 10, 28, 37, 3
+TRAIN, T = 11, 19  # trained length, and a length beyond it
+WINDOW = 5
+
+EXTRAS: dict[str, dict[str, dict]] = {
+    "sinusoidal": {"half": {"layout": "half", "scale_tokens": False, "theta": 500.0}},
+    "learned": {"long": {"max_length": 61}},
+    "rope": {
+        "interleaved": {"layout": "interleaved"},
+        "partial": {"fraction": 0.5, "theta": 300.0},
+        "partial-interleaved": {"fraction": 0.85, "layout": "interleaved"},
+        "linear": {"scaling": {"name": "linear", "factor": 3.0}},
+        "linear-auto": {"scaling": {"name": "linear"}},
+        "ntk-auto": {"scaling": {"name": "ntk"}, "window": 6},
+        "yarn-auto": {"scaling": {"name": "yarn", "beta_fast": 1.5, "beta_slow": 0.2}},
+        "yarn-wavelength": {
+            "scaling": {
+                "name": "yarn",
+                "factor": 4.0,
+                "ramp": "wavelength",
+                "beta_fast": 1.5,
+                "beta_slow": 0.2,
+            }
+        },
+        "llama3": {"scaling": {"name": "llama3", "factor": 8.0}},
+    },
+}
+
+# Schemes that touch pairs or queries and are still no function of distance alone, with the reason.
+NOT_RELATIVE: dict[str, str] = {}
+
+_NEAR = {"name": "rope", "window": 4, "theta": 100.0}
+_PATTERNS = {f"pattern-{name}": {"near": _NEAR, "far": {"name": name}} for name in SCHEMES}
+
+
+def _cases() -> dict[str, dict]:
+    cases: dict[str, dict] = {}
+    for name in SCHEMES:
+        cases[name] = {"name": name}
+        cases[f"{name}-window"] = {"name": name, "window": WINDOW}
+        for variant, keys in EXTRAS.get(name, {}).items():
+            cases[f"{name}-{variant}"] = {"name": name, **keys}
+    for name, kinds in _PATTERNS.items():
+        cases[name] = {"name": "pattern", "layers": ["near", "far"], "kinds": kinds}
+    return cases
+
+
+CASES = _cases()
+
+
+def settings_of(position: dict, **keys) -> ModelSettings:
+    shape = {"dim": C, "layers": LAYERS, "heads": H, "groups": G, "head_dim": D, "hidden": 43}
+    scheme = TypeAdapter(AnyPosition).validate_python(position)
+    return ModelSettings(**{**shape, **keys}, position=scheme)
+
+
+def build(
+    position: dict | str,
+    *,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float64,
+    train: int = TRAIN,
+    original: int | None = None,
+    **keys,
+) -> Transformer:
+    """A random model whose every weight matters: attention is far from uniform, gains are not one."""
+    position = CASES[position] if isinstance(position, str) else position
+    model = Transformer(settings_of(position, **keys), V, train, original).initialise(seed)
+    generator = torch.Generator().manual_seed(seed + 1)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            drawn = torch.randn(p.shape, generator=generator)
+            if p.ndim == 1:
+                p.copy_(1 + 0.2 * drawn)
+            elif name in ("embed.weight", "head.weight"):
+                p.copy_(drawn * (1 if name == "embed.weight" else p.shape[1] ** -0.5))
+            elif name.startswith("position."):
+                p.copy_(drawn)
+            else:
+                p.copy_(drawn * 1.3 * p.shape[1] ** -0.5)
+    return model.to(dtype).eval()
+
+
+def ids(rows: int, tokens: int, seed: int = 0) -> torch.Tensor:
+    return torch.randint(V, (rows, tokens), generator=torch.Generator().manual_seed(100 + seed))
+
+
+def reach_of(model: Transformer, wanted: int = T) -> int:
+    """A length the model can place: the wanted one, or the end of its table."""
+    return wanted if model.limit is None else min(wanted, model.limit)
+
+
+def schemes_of(model: Transformer) -> list[Position]:
+    return list(model.position.values())
+
+
+def is_relative(model: Transformer) -> bool:
+    """A scheme that leaves the embedded tokens alone claims to know distances only."""
+    return all(
+        type(scheme).embed is Position.embed and scheme.settings.name not in NOT_RELATIVE
+        for scheme in schemes_of(model)
+    )
+
+
+def packed(cuts: list[list[int]], *, length: int | None = None, pad: int = 0) -> Places:
+    """Rows of documents of the given lengths, order and position starting again with each.
+
+    The last `pad` slots of each row are padding."""
+    order, document = [], []
+    for lengths in cuts:
+        order.append([n for count in lengths for n in range(count)] + [0] * pad)
+        document.append([d for d, count in enumerate(lengths) for _ in range(count)] + [-1] * pad)
+    places = torch.tensor(order)
+    reach = int(places.max()) + 1
+    return Places(
+        places,
+        places,
+        torch.tensor(document),
+        "packed",
+        reach,
+        (length or places.shape[1],),
+        unit_steps=False,
+    )
+
+
+@torch.no_grad()
+def cached(
+    model: Transformer, tokens: torch.Tensor, chunks: list[int], length: int | None = None
+) -> torch.Tensor:
+    """(B, T, V) logits of a plain batch fed to a cache in pieces of the given sizes."""
+    cache = Cache(model, tokens.shape[0], tokens.shape[1])
+    out, start = [], 0
+    for size in chunks:
+        places = Places.plain(size, offset=start, length=length or tokens.shape[1])
+        out.append(model(tokens[:, start : start + size], places, cache=cache))
+        start += size
+    assert start == tokens.shape[1]
+    return torch.cat(out, dim=1)
+
+
+def close(a: torch.Tensor, b: torch.Tensor, atol: float = 1e-10) -> None:
+    """Absolute agreement: logits of the zoo's models are of order one."""
+    torch.testing.assert_close(a, b, rtol=0, atol=atol)
