@@ -101,8 +101,8 @@ class Batches:
         self.n_windows = (store.n_tokens - 1) // train_length  # an epoch drops up to T tokens at its end
         if self.n_windows < 1:
             raise DataError(
-                f"{store.folder} holds {store.n_tokens:,} tokens, fewer than the {train_length + 1:,} of one window: "
-                "shorten train_length or prepare more text"
+                f"{store.folder} holds {store.n_tokens:,} tokens, fewer than the {train_length + 1:,} of one "
+                "window: shorten train_length or prepare more text"
             )
         self._line = lru_cache(maxsize=2)(
             lambda epoch: _Line(store, seed, epoch)
@@ -133,12 +133,13 @@ class Batches:
         """The rows of `rank` out of `world`; the same whoever asks, whenever."""
         if self.batch_size % world:
             raise DataError(
-                f"a batch of {self.batch_size} windows cannot be shared by {world} processes: make it a multiple"
+                f"a batch of {self.batch_size} windows cannot be shared by {world} processes: make it a "
+                "multiple of their number"
             )
         windows = self.windows(step)
         share = self.batch_size // world
         mine = slice(rank * share, (rank + 1) * share)
-        # The hash is of the whole step, so rank 0 reads all of it: a memory-mapped read, far below a step's cost.
+        # The hash is of the whole step, so rank 0 reads all of it: far below the cost of a step.
         tokens, begins = self._read(windows if rank == 0 else windows[mine])
         inputs, targets = tokens[:, :-1], tokens[:, 1:].copy()
         if self.packing == "documents":
@@ -173,7 +174,7 @@ class Batches:
         return np.stack([tokens for tokens, _ in rows]), np.stack([begins for _, begins in rows])
 
     def _count_targets(self, windows: list[tuple[int, int]]) -> int:
-        """Counted targets of the whole step, from document lengths alone: every rank knows it without talking."""
+        """Counted targets of the whole step, from document lengths alone, so that no rank need ask others."""
         count = len(windows) * self.train_length
         if self.packing == "documents":
             for epoch, window in windows:

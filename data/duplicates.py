@@ -1,9 +1,9 @@
 """Near-duplicates of validation text, found by shared shingles.
 
-A shingle is the hash of 13 consecutive words (30 characters where the text is mostly Chinese, Japanese or Korean, which
-writes no spaces), letters in lower case, punctuation and spacing ignored. One in SAMPLE is kept, chosen by
-its own hash, so that the same passage yields the same shingles wherever it stands. Everything is done on
-arrays of bytes: a Python loop over words would take longer than the tokenizer.
+A shingle is the hash of 13 consecutive words (30 characters where the text is mostly Chinese, Japanese or
+Korean), letters in lower case, punctuation and spacing ignored. One in SAMPLE is kept, chosen by its own
+hash, so that the same passage yields the same shingles wherever it stands. Everything is done on arrays of
+bytes: a Python loop over words would take longer than the tokenizer.
 """
 
 from pathlib import Path
@@ -73,7 +73,7 @@ def _sampled(text: str) -> np.ndarray:
 
 
 def shingles(text: str) -> np.ndarray:
-    """The sampled shingles of a text, sorted, each once. A text too short to yield FEWEST gives one: itself."""
+    """The sampled shingles of a text, sorted, each once; one for the whole of a text too short for FEWEST."""
     blocks = [_sampled(text[start : start + BLOCK]) for start in range(0, len(text), BLOCK)]
     sampled = np.unique(np.concatenate(blocks)) if blocks else np.zeros(0, dtype=np.uint64)
     if len(sampled) >= FEWEST:

@@ -23,7 +23,7 @@ def available_cores() -> int:
 def run_chunks(folder: Path, tasks: list[tuple[str, int]], workers: int | None, console: Any) -> None:
     """Tokenise the chunks `tasks` = [(spool, number)]; in this process where one worker is enough."""
     workers = min(workers or available_cores(), len(tasks))
-    with console.bar("tokenising", len(tasks), unit="shard") as bar:
+    with console.bar("tokenising", len(tasks), unit="shards") as bar:
         if workers <= 1:
             job = Job(folder)
             for spool, number in tasks:

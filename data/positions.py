@@ -12,8 +12,7 @@ import numpy as np
 
 
 class Placed(NamedTuple):
-    """Each (b, T) or (1, T) int64. `layout` and `unit_steps` say on the host what the arrays are like: no kernel
-    has to look."""
+    """Arrays (b, T) or (1, T) int64; what kernels must know of them is said here, on the host."""
 
     order: np.ndarray
     position: np.ndarray

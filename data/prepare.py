@@ -1,8 +1,8 @@
 """From settings to token shards: read, split, train the tokenizer, tokenise in parallel, seal.
 
-Each step leaves its result whole on disk before the next begins, so a killed preparation goes on where it was,
-and its result does not depend on interruptions or on the number of workers. The folder's name carries a hash of
-all settings and of the source's listing: other settings, another folder.
+Each step leaves its result whole on disk before the next begins, so a killed preparation goes on where it
+was, and its result does not depend on interruptions or on the number of workers. The folder's name carries a
+hash of all settings and of the source's listing: other settings, another folder.
 """
 
 import fcntl
@@ -200,8 +200,8 @@ def _tokenizer(
         available = int(spool.bytes[chosen].sum())
         if not available:
             raise DataError(
-                "there is no training text to train a tokenizer on (data.valid_fraction is 1): name the tokenizer of a "
-                "run with data.tokenizer.model=PATH or use data.tokenizer.name=bytes"
+                "there is no training text to train a tokenizer on (data.valid_fraction is 1): name the "
+                "tokenizer of a run with data.tokenizer.model=PATH or use data.tokenizer.name=bytes"
             )
         console.say(
             f"training a {wanted.kind} tokenizer of {wanted.vocab_size:,} ids on "

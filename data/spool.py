@@ -33,7 +33,7 @@ def chunk_limit(number: int, shard_bytes: int) -> int:
 
 
 def split_key(seed: int, name: str) -> int:
-    """What the choice of validation documents is drawn by: depends on the name alone, not on its neighbours."""
+    """What validation documents are chosen by: depends on the name alone, not on its neighbours."""
     return int.from_bytes(hashlib.sha256(f"{seed}\0{name}".encode()).digest()[:8], "little")
 
 
@@ -79,7 +79,7 @@ class _Chunk:
 def fill(
     folder: Path, source: Source, *, shard_bytes: int, seed: int, max_bytes: int | None, console: Any
 ) -> None:
-    """Read the source into the spool, going on where an earlier call stopped. DataError if no document is left."""
+    """Read the source into the spool, going on where an earlier call stopped; DataError if it is no use."""
     if (folder / "complete.json").is_file():
         return
     folder.mkdir(parents=True, exist_ok=True)
@@ -92,27 +92,25 @@ def fill(
         console.say(f"reading {source.label}: going on behind document {number:,}")
     compress = zstandard.ZstdCompressor(level=1).compress
     chunk, count = _Chunk(), len(sealed)
-    for document in source.documents(start=number):
-        if max_bytes is not None and total >= max_bytes:
-            break
-        chunk.seen += 1
-        if document.fault is not None:
-            chunk.pass_over(document)
-            if not total and chunk.seen >= PATIENCE:
+    with console.bar(f"reading {source.label}", None, unit="documents") as bar:
+        for document in source.documents(start=number):
+            if max_bytes is not None and total >= max_bytes:
                 break
-        else:
-            raw = document.text.encode()
-            chunk.add(document, raw, number, seed, compress)
-            total += len(raw)
-            if chunk.raw >= chunk_limit(count, shard_bytes):
-                chunk.seal(folder, count)
-                faults, examples = faults + chunk.faults, {**chunk.examples, **examples}
-                chunk, count = _Chunk(), count + 1
-                if count % GROWTH == 0:
-                    console.say(
-                        f"reading {source.label}: {number + 1:,} documents, {total / 1e6:,.0f} MB so far"
-                    )
-        number += 1
+            bar.advance()
+            chunk.seen += 1
+            if document.fault is not None:
+                chunk.pass_over(document)
+                if not total and chunk.seen >= PATIENCE:
+                    break
+            else:
+                raw = document.text.encode()
+                chunk.add(document, raw, number, seed, compress)
+                total += len(raw)
+                if chunk.raw >= chunk_limit(count, shard_bytes):
+                    chunk.seal(folder, count)
+                    faults, examples = faults + chunk.faults, {**chunk.examples, **examples}
+                    chunk, count = _Chunk(), count + 1
+            number += 1
     if chunk.rows:
         chunk.seal(folder, count)
         count += 1

@@ -1,8 +1,8 @@
 """Token shards on disk: written once, then read memory-mapped.
 
-A store is a folder with `manifest.json` and, per shard, three files: `NNNNN.tokens` (the ids of its documents, one
-after another, uint16 or uint32), `NNNNN.documents.npy` (int64 (3, n): tokens, raw bytes, number in the source) and
-`NNNNN.names.json` (names and clusters). The manifest is written last and holds size and sha256 of every file.
+A store is a folder with `manifest.json` and three files a shard: `NNNNN.tokens` (ids of its documents, end to
+end, uint16 or uint32), `NNNNN.documents.npy` (int64 (3, n): tokens, raw bytes, number in the source) and
+`NNNNN.names.json` (names and clusters). The manifest is written last and holds size and sha256 of each file.
 """
 
 import hashlib
@@ -83,7 +83,7 @@ def _hash(manifest: dict[str, Any]) -> str:
 
 
 class Store:
-    """Documents of one split, read only. Opening checks that every file has its size; `verify` also its hash."""
+    """Documents of one split, read only. Opening checks the size of every file; `verify` also its hash."""
 
     def __init__(self, folder: Path | str):
         self.folder = Path(folder)

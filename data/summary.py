@@ -33,14 +33,19 @@ def show(summary: dict[str, Any], console: Any) -> None:
         ["longest document", *(f"{s['longest']:,}" for s in splits.values())],
     ]
     for length in LENGTHS:
+        key = str(length)
         cells = (
-            f"{s['share_at_least'][str(length)]:.1%} ({s['documents_at_least'][str(length)]:,})"
-            for s in splits.values()
+            f"{s['share_at_least'][key]:.1%} ({s['documents_at_least'][key]:,})" for s in splits.values()
         )
         rows.append([f">= {length:,} tokens", *cells])
     console.table(f"prepared {summary['label']}", ["", *splits], rows)
     for line in remarks(summary):
         console.say(line)
+    if summary["lossy_documents"]:
+        console.warn(
+            f"{summary['lossy_documents']:,} documents are not reproduced exactly by this tokenizer: their "
+            "bits per byte are not exact"
+        )
 
 
 def remarks(summary: dict[str, Any]) -> list[str]:
@@ -50,19 +55,14 @@ def remarks(summary: dict[str, Any]) -> list[str]:
     tokenizer, copies = summary["tokenizer"], summary["near_duplicates"]
     if tokenizer.get("unused_share") is not None:
         lines.append(
-            f"tokenizer: {tokenizer['vocab_size']:,} ids, trained on {tokenizer['bytes_used'] / 1e6:,.1f} MB of training "
-            f"text; {tokenizer['unused_share']:.1%} of it was not used"
+            f"tokenizer: {tokenizer['vocab_size']:,} ids, trained on {tokenizer['bytes_used'] / 1e6:,.1f} MB "
+            f"of training text; {tokenizer['unused_share']:.1%} of it was not used"
         )
     if copies["documents"] is not None:
         lines.append(
             f"near-duplicates of validation text kept out of training: {copies['documents']:,} documents, "
-            f"{copies['share_of_bytes']:.2%} of the training text; {copies['shingles_remaining']:.2%} of validation "
-            "passages still occur in training"
-        )
-    if summary["lossy_documents"]:
-        lines.append(
-            f"warning: {summary['lossy_documents']:,} documents are not reproduced exactly by this tokenizer, bits per byte are "
-            "not exact for them"
+            f"{copies['share_of_bytes']:.2%} of the training text; {copies['shingles_remaining']:.2%} of "
+            "validation passages still occur in training"
         )
     return lines
 

@@ -1,7 +1,7 @@
 """Text to ids and back: sentencepiece models and plain bytes behind the same methods.
 
-Every tokenizer knows the raw bytes behind each id (`pieces`), so that a loss can be given in bits per byte and a
-document can be checked to have lost nothing.
+Every tokenizer knows the raw bytes behind each id (`pieces`), so that a loss can be given in bits per byte
+and a document can be checked to have lost nothing.
 """
 
 import hashlib

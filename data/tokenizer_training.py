@@ -84,7 +84,7 @@ def _explained(settings: SentencePieceSettings, used: int, message: str) -> Data
         )
     if "smaller than required" in message or "required_chars" in message:
         return DataError(
-            f"data.tokenizer.vocab_size={size} is less than the characters of the text need: raise it, or lower "
-            "data.tokenizer.character_coverage (byte fallback spells the rest)"
+            f"data.tokenizer.vocab_size={size} is less than the characters of the text need: raise it, or "
+            "lower data.tokenizer.character_coverage (byte fallback spells the rest)"
         )
     return DataError(f"sentencepiece cannot train on this text: {message.strip()}")

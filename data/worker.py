@@ -1,8 +1,8 @@
 """A process that tokenises chunks: `python -m data.worker FOLDER`.
 
 It reads chunk names from standard input and answers each with a line of JSON. Separate interpreters are used
-rather than forks, which are unsafe beside threads, and rather than `multiprocessing`'s spawn, which would import
-the calling script again.
+rather than forks, which are unsafe beside threads, and rather than `multiprocessing`'s spawn, which would
+import the calling script again.
 """
 
 import json

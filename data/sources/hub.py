@@ -35,8 +35,8 @@ class Hub:
             )
         except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
             raise DataError(
-                f"data.source: cannot load the data set {s.path!r} (split {s.split!r}): {_first_line(error)}; check "
-                "path, subset, split, data_files and the network"
+                f"data.source: cannot load {s.path!r} (split {s.split!r}): {_first_line(error)}; "
+                "check path, subset, split, data_files and the network"
             ) from error
         # The text alone crosses from Arrow to Python: other columns can be large (embeddings, images).
         keys = [key for key in (s.text_key, s.name_key, s.cluster_key) if key is not None]

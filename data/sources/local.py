@@ -8,6 +8,7 @@ import itertools
 import json
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -47,8 +48,8 @@ class Files:
                         found.setdefault(path / name, prefix + name)
             if not found:
                 raise DataError(
-                    f"no file in {', '.join(map(str, self.paths))} matches {', '.join(self.settings.patterns)}; "
-                    "give the right data.source.path or data.source.patterns"
+                    f"no file in {', '.join(map(str, self.paths))} matches "
+                    f"{', '.join(self.settings.patterns)}; give another data.source.path or patterns"
                 )
             self._files = [(name, path) for path, name in found.items()]
         return self._files
@@ -149,19 +150,20 @@ def _sound(path: Path, records: Iterator[object]) -> Iterator[object]:
         raise DataError(f"{path} is damaged or cut short ({error}); fetch it again") from error
 
 
-def _open(path: Path) -> IO[bytes]:
-    if path.name.endswith(".gz"):
-        return gzip.open(path, "rb")
-    if path.name.endswith(".zst"):
-        reader = zstandard.ZstdDecompressor().stream_reader(
-            open(path, "rb"), read_across_frames=True, closefd=True
-        )
-        return io.BufferedReader(reader, BLOCK)
-    return open(path, "rb")
+@contextmanager
+def _opened(path: Path) -> Iterator[IO[bytes]]:
+    with open(path, "rb") as raw:
+        if path.name.endswith(".gz"):
+            yield gzip.GzipFile(fileobj=raw)
+        elif path.name.endswith(".zst"):
+            stream = zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True)
+            yield io.BufferedReader(stream, BLOCK)
+        else:
+            yield raw
 
 
 def _json_lines(path: Path, columns: list[str]) -> Iterator[object]:
-    with _open(path) as file:
+    with _opened(path) as file:
         for line in file:
             if not line.strip():
                 continue

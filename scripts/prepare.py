@@ -1,0 +1,71 @@
+"""Prepare text for training: read it, train a tokenizer, write token shards.
+
+    python scripts/prepare.py configs/data/stdlib.yaml
+    python scripts/prepare.py configs/data/folder.yaml data.source.path=texts data.tokenizer.vocab_size=8192
+    python scripts/prepare.py configs/small.yaml configs/data/folder.yaml data.source.path=texts
+
+train.py does this by itself; this script is for doing it beforehand, or for text that is only evaluated on. A
+call that was interrupted goes on where it stopped; nothing is done twice. The last line on standard output is
+the folder made; its prepared.json holds the figures of the tables.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from data import Batches, DataSettings, prepare, prepared_folder
+from data.summary import show
+from training.config import describe, load_settings
+from training.console import Console, run_main
+from training.settings import RunSettings
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, add_help=False
+    )
+    parser.add_argument("words", nargs="*", metavar="FILE.yaml | key.inner=value")
+    parser.add_argument(
+        "--workers", type=int, metavar="N", help="processes that tokenise; default: one a core"
+    )
+    parser.add_argument("--verify", action="store_true", help="compare every shard with its hash")
+    parser.add_argument("-h", "--help", action="store_true", help="this text, with every setting of data")
+    options = parser.parse_args()
+    if options.help:
+        print(parser.format_help())
+        print("settings of data (write data.KEY=value):\n")
+        print(describe(DataSettings))
+        sys.exit(0)
+    return options
+
+
+def main() -> None:
+    options, console = parse(), Console()
+    settings = load_settings(RunSettings, options.words)
+    old = (prepared_folder(settings.data) / "prepared.json").is_file()
+    prepared = prepare(settings.data, console, workers=options.workers)
+    if old:  # a new one has just been shown
+        show(prepared.summary, console)
+    if prepared.train.n_tokens > settings.train_length:
+        batches = Batches(
+            prepared.train,
+            packing=settings.data.packing,
+            train_length=settings.train_length,
+            batch_size=settings.training.batch_size,
+            seed=settings.seed,
+        )
+        console.say(
+            f"windows of {settings.train_length:,} tokens, {settings.data.packing}: {batches.n_windows:,} "
+            f"an epoch; {batches.cut_share:.1%} of the documents are cut by a window's edge"
+        )
+    if options.verify:
+        for store in (prepared.train, prepared.valid):
+            store.verify()
+        console.say("every shard is as it was written")
+    print(prepared.folder)
+
+
+if __name__ == "__main__":
+    run_main(main)
