@@ -1,0 +1,135 @@
+"""Numbers at long positions and in low precision."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+
+from model import Places
+from model.position.table import Table
+from tests.model.zoo import CASES, T, build, close, ids, reach_of, schemes_of
+
+FAR = 1_000_000
+
+
+def far_places(tokens: int, start: int) -> Places:
+    here = Places.plain(tokens)
+    return Places(
+        here.order,
+        here.position + start,
+        here.document,
+        "plain",
+        start + tokens,
+        here.lengths,
+        unit_steps=True,
+    )
+
+
+@pytest.mark.parametrize("case", ["rope", "rope-interleaved", "sinusoidal", "alibi", "rope-yarn-wavelength"])
+@torch.no_grad()
+def test_float32_at_a_million_is_as_good_as_at_zero(case):
+    model = build(case)
+    single = build(case, dtype=torch.float32)
+    tokens = ids(2, T)
+    for start in (0, FAR):
+        exact = model(tokens, far_places(T, start))
+        close(single(tokens, far_places(T, start)).double(), exact, atol=2e-5)
+
+
+def test_angles_at_a_million_against_exact_arithmetic():
+    """math.cos reduces its argument exactly; float32 angles would be wrong by 4e-2 here."""
+    (rope,) = schemes_of(build("rope"))
+    cos, sin = rope.tables(far_places(1, FAR), torch.float32)
+    for k in range(cos.shape[-1]):
+        angle = FAR * 10_000.0 ** (-2 * k / (2 * cos.shape[-1]))
+        assert float(cos[0, 0, k]) == pytest.approx(math.cos(angle), abs=1e-7)
+        assert float(sin[0, 0, k]) == pytest.approx(math.sin(angle), abs=1e-7)
+
+
+@pytest.mark.parametrize("case", CASES)
+@torch.no_grad()
+def test_tables_are_immune_to_casts_of_the_module(case):
+    model = build(case, dtype=torch.float32)
+    length = reach_of(model)
+    before = [scheme.tables(Places.plain(length), torch.float32) for scheme in schemes_of(model)]
+    for cast in (lambda m: m.to(torch.bfloat16), lambda m: m.half(), lambda m: m.float()):
+        cast(model)
+        after = [scheme.tables(Places.plain(length), torch.float32) for scheme in schemes_of(model)]
+        for old, new in zip(before, after, strict=True):
+            for a, b in zip(old, new, strict=True):
+                close(a, b, atol=0)
+
+
+@pytest.mark.parametrize("case", CASES)
+@torch.no_grad()
+def test_a_bfloat16_model_is_a_rounded_float64_one_also_far_out(case):
+    """Weights rounded once on both sides; what is left is the rounding of activations, near and far alike."""
+    half = build(case, dtype=torch.bfloat16)
+    exact = copy.deepcopy(half).double()
+    length = reach_of(half)
+    tokens = ids(2, length)
+    for start in (0, 4096) if half.limit is None else (0,):
+        places = far_places(length, start)
+        out = half(tokens, places)
+        assert out.dtype == torch.bfloat16
+        off = (out.double() - exact(tokens, places)).abs()
+        assert off.mean() < 0.03 and off.max() < 0.3, (
+            f"at {start}: mean {off.mean():.3f}, max {off.max():.3f}"
+        )
+
+
+@pytest.mark.parametrize("case", ["rope", "alibi", "learned", "sinusoidal", "rope-window"])
+def test_autocast_keeps_the_loss_in_float32_and_near(case):
+    model = build(case, dtype=torch.float32)
+    tokens = ids(2, 11)
+    exact = model(tokens, Places.plain(11), targets=tokens.flip(1))
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = model(tokens, Places.plain(11), targets=tokens.flip(1))
+    assert loss.dtype == torch.float32
+    close(loss.detach(), exact.detach(), atol=0.3)
+    loss.mean().backward()
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters())
+
+
+def test_a_table_grows_and_keeps_its_rows():
+    table = Table(lambda n: (n[..., None] * torch.tensor([1.0, 0.5], dtype=torch.float64),))
+    here = torch.tensor([[3, 0]])
+    (first,) = table.look_up(here, 4, torch.float64)
+    (far,) = table.look_up(torch.tensor([[4999]]), 5000, torch.float64)
+    (again,) = table.look_up(here, 4, torch.float64)
+    close(first, torch.tensor([[[3.0, 1.5], [0.0, 0.0]]], dtype=torch.float64), atol=0)
+    close(far, torch.tensor([[[4999.0, 2499.5]]], dtype=torch.float64), atol=0)
+    close(again, first, atol=0)
+    with pytest.raises(IndexError):
+        table.look_up(torch.tensor([[10**6]]), 4, torch.float64)
+
+
+def test_real_positions_get_rows_of_their_own():
+    table = Table(lambda n: (n * 2,))
+    found = table.look_up(torch.tensor([[0.25, 7.5]]), 8, torch.float32)[0]
+    close(found, torch.tensor([[0.5, 15.0]]), atol=0)
+
+
+@pytest.mark.parametrize("case", ["rope", "sinusoidal", "alibi"])
+@torch.no_grad()
+def test_real_positions_halve_the_angles_of_integer_ones(case):
+    """Positions n/2 under real-valued ids equal even positions n at half the speed, where that is defined."""
+    model = build(case)
+    tokens, plain = ids(2, T), Places.plain(T)
+    real = Places(
+        plain.order, plain.position.double(), plain.document, "plain", T, plain.lengths, unit_steps=True
+    )
+    close(model(tokens, real), model(tokens, plain))
+    halves = Places(
+        plain.order, plain.position / 2, plain.document, "plain", T, plain.lengths, unit_steps=False
+    )
+    moved = (model(tokens, halves) - model(tokens, plain)).abs().max()
+    assert moved > 1e-3
+    if case == "rope":
+        close(
+            model(tokens, halves),
+            build({"name": "rope", "scaling": {"name": "linear", "factor": 2.0}})(tokens, plain),
+        )
