@@ -68,7 +68,7 @@ def main() -> int:
     optimizer = make_optimizer(model, t.optimizer)
     monitor = make_monitor(prepared, model, settings, console)
 
-    folder = Path(options.run) if options.run else run_folder(settings, options.words)
+    folder = Path(options.folder) if options.folder else run_folder(settings, options.words)
     if main_process:
         open_run(folder, settings, prepared, model, options.fresh, console)
     accelerator.wait_for_everyone()

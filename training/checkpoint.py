@@ -7,6 +7,7 @@ only when all of it is there. No pickle is written or read.
 """
 
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -34,7 +35,7 @@ class Checkpoint:
 
     folder: Path
     step: int
-    hash: str  # 64 hex digits over names and hashes of all files
+    hash: str  # 64 hex digits over step, names and hashes of all files
 
     @property
     def state(self) -> dict:
@@ -110,13 +111,16 @@ def _write(building: Path, step: int, model: nn.Module, optimizer, state: dict) 
     for file in sorted(building.iterdir()):
         sync(file)
         files[file.name] = {"sha256": sha256_of(file), "bytes": file.stat().st_size}
-    digest = _digest(files)
-    write_json(building / MANIFEST, {"format": 1, "step": step, "hash": digest, "files": files})
-    return digest
+    manifest = {"format": 1, "step": step, "files": files}
+    manifest["hash"] = _digest(manifest)
+    write_json(building / MANIFEST, manifest)
+    return manifest["hash"]
 
 
-def _digest(files: dict) -> str:
-    return hashlib.sha256("".join(f"{n} {files[n]['sha256']}\n" for n in sorted(files)).encode()).hexdigest()
+def _digest(manifest: dict) -> str:
+    """SHA-256 over everything a manifest says but the hash itself."""
+    said = {key: value for key, value in manifest.items() if key != "hash"}
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
 def _put_in_place(building: Path, folder: Path) -> None:
@@ -166,6 +170,10 @@ def damage(folder: Path, only: tuple[str, ...] | None = None) -> str | None:
     try:
         manifest = read_json(folder / MANIFEST)
         files = dict(manifest["files"])
+        if WEIGHTS not in files or STATE not in files or _digest(manifest) != manifest["hash"]:
+            return f"{MANIFEST} is altered"
+        if folder != folder_of(folder.parent.parent, manifest["step"]):
+            return f"{MANIFEST} is that of step {manifest['step']}"
         for name, wanted in files.items():
             file = folder / name
             if only is not None and name not in only:
@@ -176,8 +184,6 @@ def damage(folder: Path, only: tuple[str, ...] | None = None) -> str | None:
                 return f"{name} has {size} bytes instead of {wanted['bytes']}"
             if sha256_of(file) != wanted["sha256"]:
                 return f"{name} is altered: its content does not match its hash"
-        if WEIGHTS not in files or STATE not in files or _digest(files) != manifest["hash"]:
-            return f"{MANIFEST} is altered"
     except (TrainingError, OSError) as error:
         return str(error)
     except (KeyError, TypeError, ValueError):

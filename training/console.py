@@ -77,7 +77,7 @@ class Console:
             table.add_row(*(str(cell).replace("[", r"\[") for cell in row))
         out = RichConsole(file=sys.stdout, highlight=False)
         if not sys.stdout.isatty():  # a log file has no width, so nothing needs to be folded or cut
-            out.width = max(out.width, out.measure(table).maximum)
+            out.width = max(out.width, RichConsole(width=1 << 16).measure(table).maximum)
         out.print(table)
         sys.stdout.flush()
 

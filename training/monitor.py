@@ -52,6 +52,7 @@ def write_samples(
 ) -> None:
     """Continue each prompt greedily and write the text down."""
     model.eval()
+    samples = []
     for prompt in settings.prompts:
         begin = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
         ids = begin + tokenizer.encode(prompt)
@@ -61,6 +62,7 @@ def write_samples(
         generation = Generation(model, [ids], room, Sampling(temperature=0), eos_id=tokenizer.eos_id)
         new = [row[0] for row in generation]
         text = tokenizer.decode(ids[len(begin) :] + [token for token in new if token is not None])
-        recorder.write(done, "sample", prompt=prompt, text=text)
+        samples.append({"prompt": prompt, "text": text})
         console.say(f"step {done} sample: {text!r}")
+    recorder.write(done, "samples", samples=samples)
     model.train()

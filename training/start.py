@@ -23,7 +23,7 @@ def parse(usage: str) -> argparse.Namespace:
     )
     parser.add_argument("words", nargs="*", metavar="FILE.yaml | key.inner=value")
     parser.add_argument(
-        "--run", metavar="FOLDER", help="run folder; by default runs/<config>-<hash of settings>"
+        "--folder", metavar="FOLDER", help="run folder; by default runs/<config>-<hash of settings>"
     )
     parser.add_argument("--fresh", action="store_true", help="start anew; the old run folder is kept aside")
     parser.add_argument("--dry-run", action="store_true", help="print size, memory and time; train nothing")

@@ -1,0 +1,197 @@
+"""train.py as a user runs it: parallel equality, resume, signals, faults."""
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate import Accelerator
+from safetensors.torch import load_file
+
+import train
+from model import ModelSettings, Places, Transformer
+from tests.train.conftest import command, environment, run
+from training import TrainingError
+from training.log import read_metrics
+from training.loop import MicroBatch, Stepper
+from training.optimizer import make_optimizer
+from training.settings import AdamWSettings
+
+TIMING = {"attempt", "tokens_per_second", "mfu"}
+
+
+def lines(folder: Path) -> list[dict]:
+    """The metrics of a run without what a clock decides."""
+    kept = [line for line in read_metrics(folder / "metrics.jsonl") if line["kind"] != "start"]
+    return [{k: v for k, v in line.items() if k not in TIMING} for line in kept]
+
+
+def weights(folder: Path) -> dict:
+    last = max((folder / "checkpoints").glob("step-*"))
+    return load_file(last / "model.safetensors")
+
+
+def here(monkeypatch, *argv: str) -> int:
+    """The same main in this process: imports are paid once."""
+    monkeypatch.setattr(sys, "argv", ["train.py", *argv])
+    return train.main()
+
+
+@pytest.fixture
+def whole(words, tmp_path, monkeypatch) -> Path:
+    """An uninterrupted run."""
+    folder = tmp_path / "whole"
+    assert here(monkeypatch, *words, "--folder", str(folder)) == 0
+    return folder
+
+
+def test_run_tells_every_step_and_validates_beyond_the_trained_length(whole):
+    found = lines(whole)
+    steps = [line["step"] for line in found if line["kind"] == "train"]
+    assert steps == list(range(1, 13))
+    validations = [line for line in found if line["kind"] == "validation"]
+    assert [line["step"] for line in validations] == [4, 8, 12]
+    assert set(validations[0]["nll"]) == {"24", "48", "96"}
+    losses = [line["loss"] for line in found if line["kind"] == "train"]
+    assert abs(losses[0] - 5.5530) < 0.06  # ln 258
+    assert losses[-1] < losses[0] - 0.3
+    assert [s["prompt"] for line in found if line["kind"] == "samples" for s in line["samples"]] == [
+        "def ",
+        "The ",
+    ]
+
+
+def test_killed_runs_end_bit_for_bit_as_one_that_was_not(words, whole, tmp_path):
+    folder = tmp_path / "killed"
+    rng = random.Random(3)
+    metrics = folder / "metrics.jsonl"
+    kills = 0
+    for _ in range(3):
+        process = subprocess.Popen(
+            command(*words, "--folder", str(folder)),
+            env=environment(),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        before = metrics.read_bytes().count(b'"train"') if metrics.exists() else 0
+        more = rng.randint(2, 5)
+        deadline = time.monotonic() + 60
+        while process.poll() is None and time.monotonic() < deadline:
+            if metrics.exists() and metrics.read_bytes().count(b'"train"') >= before + more:
+                process.kill()
+                break
+        kills += process.wait() == -signal.SIGKILL
+    assert kills >= 2, "the runs ended before they could be killed"
+    last = run(*words, "--folder", str(folder), cwd=tmp_path)
+    assert last.returncode == 0, last.stderr
+    assert lines(folder) == lines(whole)
+    ours, theirs = weights(folder), weights(whole)
+    assert all(ours[name].equal(theirs[name]) for name in theirs) and ours.keys() == theirs.keys()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_saves_and_leaves(words, whole, tmp_path, number):
+    folder = tmp_path / "stopped"
+    slow = [*words, "training.checkpoint.every=null", "training.validation.every=1"]
+    with subprocess.Popen(
+        command(*slow, "--folder", str(folder)), env=environment(), stderr=subprocess.PIPE, text=True
+    ) as process:
+        while (
+            not (folder / "metrics.jsonl").exists() or b"train" not in (folder / "metrics.jsonl").read_bytes()
+        ):
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(number)
+        _, text = process.communicate(timeout=60)
+    assert process.returncode == 128 + number, text
+    assert f"stopped by {number.name} after step" in text and "goes on from here" in text
+    assert list((folder / "checkpoints").glob("step-*"))
+    again = run(*words, "--folder", str(folder), cwd=tmp_path)
+    assert again.returncode == 0 and "resuming after step" in again.stderr
+    losses = [line["loss"] for line in lines(folder) if line["kind"] == "train"]
+    assert losses == [line["loss"] for line in lines(whole) if line["kind"] == "train"]
+
+
+LAUNCHERS = {
+    "torchrun": ["-m", "torch.distributed.run", "--nproc_per_node", "2"],
+    "accelerate": [
+        *("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"),
+        *("--mixed_precision", "no", "--dynamo_backend", "no"),
+    ],
+}
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_two_processes_give_the_losses_of_one(words, tmp_path, monkeypatch, launcher):
+    exact = [*words, "training.precision=float64", "data.packing=documents"]
+    assert here(monkeypatch, *exact, "--folder", str(tmp_path / "one")) == 0
+    done = run(
+        *exact,
+        "training.micro_batch=3",
+        *("--folder", str(tmp_path / "two")),
+        cwd=tmp_path,
+        prefix=[sys.executable, *LAUNCHERS[launcher]],
+        ACCELERATE_USE_CPU="true",
+        MASTER_PORT="29517",
+    )
+    assert done.returncode == 0, done.stderr
+    manifest = json.loads((tmp_path / "two" / "manifest.json").read_text())
+    assert manifest["attempts"][-1]["machine"]["processes"] == 2
+    one, two = lines(tmp_path / "one"), lines(tmp_path / "two")
+    assert len(one) == len(two)
+    for a, b in zip(one, two, strict=True):
+        if a["kind"] == "train":
+            assert a["data"] == b["data"] and a["targets"] == b["targets"]
+            assert abs(a["loss"] - b["loss"]) < 1e-10 and abs(a["grad_norm"] - b["grad_norm"]) < 1e-9
+        if a["kind"] == "validation":
+            assert all(abs(a["nll"][length] - b["nll"][length]) < 1e-9 for length in a["nll"])
+
+
+def test_micro_batches_change_nothing(words, tmp_path, monkeypatch):
+    exact = [*words, "training.precision=float64", "data.packing=documents"]
+    for size in (8, 3, 1):
+        folder = tmp_path / str(size)
+        assert here(monkeypatch, *exact, f"training.micro_batch={size}", "--folder", str(folder)) == 0
+    whole, thirds, ones = (
+        [line["loss"] for line in lines(tmp_path / name) if line["kind"] == "train"]
+        for name in ("8", "3", "1")
+    )
+    for a, b, c in zip(whole, thirds, ones, strict=True):
+        assert abs(a - b) < 1e-12 and abs(a - c) < 1e-12
+    assert len(set(whole)) == 12
+
+
+def test_non_finite_loss_stops_before_the_update_and_names_the_step(words, tmp_path, monkeypatch):
+    folder = tmp_path / "broken"
+    wild = [*words, "training.optimizer.lr=1e36", "training.schedule.warmup=6", "training.checkpoint.every=1"]
+    with pytest.raises(TrainingError, match=r"step 2: the loss is \S+ and the gradient norm nan"):
+        here(monkeypatch, *wild, "training.clip=null", "--folder", str(folder))
+    found = read_metrics(folder / "metrics.jsonl", "train")
+    assert found[-1]["step"] == 2 and found[-1]["grad_norm"] == "nan"
+    assert [p.name for p in (folder / "checkpoints").iterdir()] == ["step-00000001"]
+
+
+def test_gate_keeps_weights_and_moments_from_the_first_bad_step_on():
+    settings = ModelSettings(dim=24, layers=1, heads=3)
+    model = Transformer(settings, 11, 7).initialise(0)
+    optimizer = make_optimizer(model, AdamWSettings(lr=0.1))
+    step = Stepper(Accelerator(cpu=True), model, optimizer, clip=1.0, autocast=None)
+    tokens = torch.arange(10).reshape(2, 5)
+    good = [MicroBatch(tokens, tokens + 1, Places.plain(5))]
+    step(good, 10, stop=False)
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    moments = [value.clone() for entry in optimizer.state.values() for value in entry.values()]
+    hook = model.norm.register_full_backward_hook(lambda m, i, o: (i[0] * float("nan"),))
+    bad = step(good, 10, stop=False)
+    hook.remove()
+    assert bad.loss.isfinite() and bad.grad_norm.isnan()
+    after = step(good, 10, stop=True)
+    assert after.grad_norm.isfinite() and after.read()[2] == 1
+    assert all(weight.equal(before[name]) for name, weight in model.state_dict().items())
+    now = [value for entry in optimizer.state.values() for value in entry.values()]
+    assert all(a.equal(b) for a, b in zip(now, moments, strict=True))
