@@ -1,0 +1,180 @@
+"""From per-target NLL to the rows of a report: levels, differences, verdicts, net gains."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from evaluation.matrix import Result
+from evaluation.rules import TRAINED, TRUNCATE
+from evaluation.statistics import Interval, interval, unit_means
+from evaluation.verdicts import (
+    Bucket,
+    RuleVerdicts,
+    Verdict,
+    bits_per_byte,
+    by_position,
+    judge,
+    net_gain,
+    perplexity,
+    pooled,
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One cell. Fields are None where they do not apply or the cell failed."""
+
+    rule: str
+    scheme: str  # as evaluated, with its factor
+    length: int
+    nll: float | None = None
+    perplexity: float | None = None
+    bits_per_byte: float | None = None
+    level: Interval | None = None  # of the NLL itself: how much documents differ
+    verdict: Verdict | None = None
+    gain: Interval | None = None
+    precision: float | None = None  # mean bfloat16 - float32 on a sample, nats
+    failure: str = ""
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """Rows in the order of rules and lengths; verdicts of the judged rules; notes that belong beside them."""
+
+    rows: list[Row]
+    verdicts: list[RuleVerdicts]
+    buckets: dict[str, list[Bucket]]
+    family: int
+    units: int
+    unit_kind: str
+    documents: int
+    n_targets: int
+    unigram: float | None
+    learned: float | None  # unigram NLL - NLL(as trained, L0) on the same targets
+    notes: list[str]
+
+
+def analyse(result: Result) -> Analysis:
+    """All derived numbers of one evaluation."""
+    settings, l0 = result.settings, result.subject.trained_length
+    alpha = 1 - settings.confidence
+    how = {"resamples": settings.resamples, "seed": settings.seed}
+    judged, notes = _judged_rules(result)
+    # The family: every rule that is judged at every length beyond L0, against one named reference.
+    family = max(1, len(judged) * sum(length > l0 for length in result.plan.lengths))
+    verdicts = []
+    if result.truncated is not None and result.plan.protocol != "by-position":
+        for label in judged:
+            verdicts.append(
+                judge(
+                    label,
+                    {n: nll for (rule, n), nll in result.nll.items() if rule == label},
+                    result.truncated,
+                    result.unit,
+                    l0,
+                    tolerance=settings.tolerance,
+                    alpha=alpha,
+                    family=family,
+                    span=result.plan.span,
+                    failed=[n for rule, n in result.failed if rule == label],
+                    **how,
+                )
+            )
+    found = {(v.rule, one.length): one for v in verdicts for one in v.verdicts}
+    rows = []
+    for rule in result.rules:
+        for length in result.plan.lengths:
+            where = (rule.label, length)
+            scheme = describe_scheme(result, rule.label, length)
+            if where in result.failed:
+                rows.append(Row(rule.label, scheme, length, failure=result.failed[where]))
+                continue
+            nll = result.nll.get(where)
+            if nll is None:
+                continue
+            gain = None
+            if result.truncated is not None:
+                gain = net_gain(nll, result.truncated, result.unit, alpha=alpha, **how)
+            rows.append(
+                Row(
+                    rule.label,
+                    scheme,
+                    length,
+                    pooled(nll),
+                    perplexity(nll),
+                    bits_per_byte(nll, result.n_bytes),
+                    interval(unit_means(nll, result.unit), alpha=alpha, **how),
+                    found.get(where),
+                    gain,
+                    result.precision.get(where),
+                )
+            )
+    unigram = None if result.unigram is None else pooled(result.unigram)
+    base = None if result.truncated is None else pooled(result.truncated)
+    return Analysis(
+        rows=rows,
+        verdicts=verdicts,
+        buckets=_buckets(result, alpha, how),
+        family=family,
+        units=len(np.unique(result.unit)),
+        unit_kind=result.unit_kind,
+        documents=len(np.unique(result.document)),
+        n_targets=result.plan.n_targets,
+        unigram=unigram,
+        learned=None if unigram is None or base is None else unigram - base,
+        notes=notes,
+    )
+
+
+def _judged_rules(result: Result) -> tuple[list[str], list[str]]:
+    """Labels a verdict may be given for, and a note for each that may not."""
+    allowed = result.settings.tolerance / 10
+    labels = [rule.label for rule in result.rules if rule.label != TRUNCATE]
+
+    def off(label: str) -> float:
+        return max((abs(d) for (rule, _), d in result.precision.items() if rule == label), default=0.0)
+
+    bad = {label: off(label) for label in labels if off(label) >= allowed}
+    notes = [
+        f"{label}: no verdict, bfloat16 is off by {value:.4f} nats on average from float32 (allowed: "
+        f"{allowed:.4f}); "
+        "use dtype=float32"
+        for label, value in bad.items()
+    ]
+    if TRAINED in bad:  # every verdict is about a difference from it
+        return [], notes
+    return [label for label in labels if label not in bad], notes
+
+
+def _buckets(result: Result, alpha: float, how: dict) -> dict[str, list[Bucket]]:
+    if result.plan.protocol != "by-position" or result.truncated is None:
+        return {}
+    longest = result.plan.lengths[-1]
+    position = result.plan.windows[longest].target_positions()
+    return {
+        rule: by_position(nll, result.truncated, position, result.unit, alpha=alpha, **how)
+        for (rule, _), nll in result.nll.items()
+    }
+
+
+def describe_scheme(result: Result, label: str, length: int) -> str:
+    """The scheme as evaluated at this length: `rope, yarn s=4 (matched)`."""
+    if label == TRUNCATE:
+        length = result.subject.trained_length
+    position = result.schemes[label]
+    kinds = position.get("kinds") or {"": position}
+    parts = [_one_scheme(one, length, result.subject.original_length) for one in kinds.values()]
+    tail = f", context cut to {length}" if label == TRUNCATE else ""
+    return " | ".join(parts) + tail
+
+
+def _one_scheme(position: dict, length: int, original_length: int) -> str:
+    words = [str(position["name"])]
+    scaling = position.get("scaling") or {}
+    if scaling.get("name", "none") != "none":
+        factor = scaling.get("factor", "auto")
+        s, kind = (max(1.0, length / original_length), "matched") if factor == "auto" else (factor, "fixed")
+        words.append(f"{scaling['name']} s={s:g} ({kind})")
+    if position.get("window"):
+        words.append(f"window {position['window']}")
+    return ", ".join(words)

@@ -1,0 +1,68 @@
+"""Finished cells on disk: one file of per-target NLL for each (checkpoint, targets, rule, length), never
+redone.
+"""
+
+import json
+import os
+import time
+import zipfile
+from pathlib import Path
+
+import numpy as np
+
+from evaluation.targets import content_hash
+
+PARTIAL_EVERY = 30.0  # seconds between two savings of an unfinished cell
+
+
+class Cells:
+    """The cells of one run. A key is a JSON-able dict of everything that decides the numbers."""
+
+    def __init__(self, folder: Path):
+        self.folder = Path(folder)
+        self._saved = time.monotonic()
+
+    def name(self, key: dict) -> str:
+        return f"{content_hash(key)[:24]}.npz"
+
+    def load(self, key: dict) -> np.ndarray | None:
+        """Per-target NLL of a finished cell, or None where there is none that can be read whole."""
+        return self._read(self.folder / self.name(key), key)
+
+    def load_partial(self, key: dict) -> np.ndarray | None:
+        """What an interrupted cell had, NaN where nothing was scored yet."""
+        return self._read(self.folder / f"partial-{self.name(key)}", key)
+
+    def save(self, key: dict, nll: np.ndarray) -> Path:
+        path = self.folder / self.name(key)
+        self._write(path, key, nll)
+        (self.folder / f"partial-{path.name}").unlink(missing_ok=True)
+        return path
+
+    def save_partial(self, key: dict, nll: np.ndarray, *, now: bool = False) -> None:
+        """Keep an unfinished cell, at most every 30 s unless `now`."""
+        if now or time.monotonic() - self._saved > PARTIAL_EVERY:
+            self._write(self.folder / f"partial-{self.name(key)}", key, nll)
+            self._saved = time.monotonic()
+
+    def _write(self, path: Path, key: dict, nll: np.ndarray) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(f".{os.getpid()}.tmp")
+        try:
+            with temporary.open("wb") as file:
+                np.savez(file, nll=nll, key=np.array(json.dumps(key, sort_keys=True)))
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def _read(self, path: Path, key: dict) -> np.ndarray | None:
+        # A damaged file (the zip's own checksums tell) or one with another key is as good as absent.
+        try:
+            with np.load(path, allow_pickle=False) as record:
+                if str(record["key"]) != json.dumps(key, sort_keys=True):
+                    return None
+                return np.asarray(record["nll"], dtype=np.float64)
+        except (FileNotFoundError, zipfile.BadZipFile, KeyError, ValueError, EOFError):
+            return None

@@ -1,0 +1,297 @@
+"""Figures: NLL against length, and NLL by position. PNG and SVG, legible at column width and without
+colour.
+"""
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from evaluation.analysis import Analysis
+from evaluation.matrix import Result
+from evaluation.rules import TRAINED, TRUNCATE
+
+# Okabe and Ito 2008, without its yellow, which is too light for a line on white. Markers differ too.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A5C00", "#5B5B5B")
+MARKERS = ("s", "^", "D", "v", "P", "X", "<", ">")
+INK, SOFT = "#222222", "#6E6E6E"
+SIZE = (6.4, 4.2)  # inches
+STYLE = {
+    "font.size": 9.5,
+    "font.family": "DejaVu Sans",
+    "axes.edgecolor": "#999999",
+    "axes.linewidth": 0.8,
+    "xtick.color": SOFT,
+    "ytick.color": SOFT,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "sextant",
+}
+
+
+@dataclass
+class Line:
+    """One rule: points (x, y) and the half-width of each interval (NaN where there is none)."""
+
+    label: str
+    x: list[float]
+    y: list[float]
+    half: list[float] = field(default_factory=list)
+
+
+def draw_figures(result: Result, analysis: Analysis, folder: Path) -> list[Path]:
+    """Write the figures of one evaluation into `folder`; returns the PNG files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if analysis.buckets:
+        return [_save(_by_position(result, analysis), folder, "nll_by_position")]
+    return [_save(_by_length(result, analysis), folder, "nll_by_length")]
+
+
+def _by_length(result: Result, analysis: Analysis) -> Figure:
+    l0 = result.subject.trained_length
+    lines = []
+    for rule in result.rules:
+        rows = [row for row in analysis.rows if row.rule == rule.label and row.nll is not None]
+        if rule.label == TRUNCATE or not rows:
+            continue
+        name = "as trained" if rule.label == TRAINED else rule.label
+        half = [row.gain.half if row.gain and row.length > l0 else math.nan for row in rows]
+        lines.append(Line(name, [float(r.length) for r in rows], [r.nll or 0.0 for r in rows], half))
+    baseline = None
+    if result.truncated is not None:
+        baseline = float(result.truncated.sum() / len(result.truncated))
+    return length_figure(
+        lines,
+        baseline,
+        l0,
+        title="What the model does with context longer than it was trained on",
+        subtitle=_subtitle(result, analysis),
+        note=_note(result, analysis),
+    )
+
+
+def _subtitle(result: Result, analysis: Analysis) -> str:
+    same = "the same " if result.plan.protocol == "fixed-targets" else ""
+    where = f"{analysis.n_targets:,} targets of {analysis.documents} documents"
+    return (
+        f"{result.subject.name}: {same}{where}{' at every length' if same else ''} ({result.plan.protocol})"
+    )
+
+
+def _note(result: Result, analysis: Analysis) -> str:
+    gains = [row.gain for row in analysis.rows]
+    if all(gain is None or math.isnan(gain.half) for gain in gains):
+        return ""
+    level = 100 * result.settings.confidence
+    units = f"{analysis.unit_kind}s"
+    return f"Bars: {level:g}% intervals over {units} of the paired difference from the dashed line."
+
+
+def length_figure(
+    lines: list[Line],
+    baseline: float | None,
+    trained_length: int,
+    *,
+    title: str,
+    subtitle: str,
+    note: str = "",
+) -> Figure:
+    """NLL against length, log2 axis: a line per rule, L0 and the truncation baseline marked."""
+    with rc_context(STYLE):
+        figure, axes = _canvas(title, subtitle, note, lines, baseline, trained_length)
+        xs = sorted({x for line in lines for x in line.x} | {float(trained_length)})
+        low, high = xs[0] / 2**0.25, xs[-1] * 2**0.12
+        _draw_lines(axes, lines)
+        _axes(axes, xs, (low, high), "context length, tokens (each step doubles)", "NLL, nats per token")
+        axes.axvline(trained_length, color=SOFT, lw=0.9, ls=(0, (1, 2)), zorder=1)
+        labels = _ends(lines)
+        if baseline is not None:
+            axes.axhline(baseline, color=INK, lw=1.1, ls=(0, (5, 3)), zorder=2)
+            labels.append((f"context cut to {trained_length}", xs[-1] * 2**0.12, baseline, INK))
+        _limits(axes, lines, baseline)
+        axes.annotate(
+            f"trained length {trained_length}",
+            (trained_length, 1),
+            xycoords=("data", "axes fraction"),
+            xytext=(4, -3),
+            textcoords="offset points",
+            va="top",
+            color=SOFT,
+            fontsize=8.5,
+        )
+        _label(figure, axes, labels)
+        return figure
+
+
+def _by_position(result: Result, analysis: Analysis) -> Figure:
+    l0, longest = result.subject.trained_length, result.plan.lengths[-1]
+    lines = []
+    for rule, buckets in analysis.buckets.items():
+        # Position p sees p + 1 tokens; a bucket is drawn at its geometric centre in tokens seen.
+        x = [math.sqrt((b.low + 1) * b.high) for b in buckets]
+        name = "as trained" if rule == TRAINED else rule
+        lines.append(Line(name, x, [b.nll for b in buckets], [b.gain.half for b in buckets]))
+    first = next(iter(analysis.buckets.values()))
+    x = [math.sqrt((b.low + 1) * b.high) for b in first]
+    cut = Line(f"context cut to {l0}", x, [b.nll + b.gain.estimate for b in first])
+    with rc_context(STYLE):
+        figure, axes = _canvas(
+            f"NLL by position in a window of {longest} tokens (factor for {longest})",
+            f"{result.subject.name}: {analysis.n_targets:,} targets of {analysis.documents} documents; "
+            "other tokens at each position",
+            _note(result, analysis),
+            [*lines, cut],
+            None,
+            l0,
+        )
+        _draw_lines(axes, lines)
+        axes.plot(cut.x, cut.y, color=INK, lw=1.1, ls=(0, (5, 3)), zorder=2)
+        axes.axvline(l0, color=SOFT, lw=0.9, ls=(0, (1, 2)), zorder=1)
+        ticks = [float(2**k) for k in range(longest.bit_length()) if 2**k <= longest]
+        _axes(axes, ticks, (0.85, longest * 1.1), "tokens seen (each step doubles)", "NLL, nats per token")
+        _limits(axes, [*lines, cut], None)
+        axes.annotate(
+            f"trained length {l0}",
+            (l0, 1),
+            xycoords=("data", "axes fraction"),
+            xytext=(-4, -3),
+            textcoords="offset points",
+            va="top",
+            ha="right",
+            color=SOFT,
+            fontsize=8.5,
+        )
+        _label(figure, axes, [*_ends(lines), (cut.label, cut.x[-1], cut.y[-1], INK)])
+        return figure
+
+
+def _canvas(
+    title: str, subtitle: str, note: str, lines: list[Line], baseline: float | None, trained_length: int
+) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=SIZE, dpi=200)
+    FigureCanvasAgg(figure)
+    names = [f"{line.label}  0.00" for line in lines]
+    if baseline is not None:
+        names.append(f"context cut to {trained_length}  0.00")
+    # Room on the right for the longest direct label at 9 points, about 0.072 inch a letter.
+    right = 1 - (0.42 + 0.072 * max(map(len, names), default=0)) / SIZE[0]
+    axes = figure.add_axes((0.098, 0.185, max(0.4, right) - 0.098, 0.64))
+    figure.text(0.02, 0.965, title, fontsize=11.5, fontweight="bold", color=INK, va="top")
+    figure.text(0.02, 0.905, subtitle, fontsize=8.5, color=SOFT, va="top")
+    figure.text(0.02, 0.02, note, fontsize=8, color=SOFT, va="bottom")
+    return figure, axes
+
+
+def _draw_lines(axes: Axes, lines: list[Line]) -> None:
+    for line, colour, marker in zip(lines, _colours(lines), _markers(lines), strict=True):
+        axes.plot(line.x, line.y, color=colour, lw=1.7, marker=marker, ms=4.6, mec="white", mew=0.6, zorder=4)
+        bars = [(x, y, h) for x, y, h in zip(line.x, line.y, line.half, strict=False) if h == h and h > 0]
+        if bars:
+            x, y, h = zip(*bars, strict=True)
+            axes.errorbar(
+                x, y, yerr=h, fmt="none", ecolor=colour, elinewidth=1.0, capsize=2.2, alpha=0.75, zorder=3
+            )
+
+
+def _colours(lines: list[Line]) -> list[str]:
+    """Black for the checkpoint as trained, the palette in order for the others."""
+    rest = iter(COLOURS * (1 + len(lines) // len(COLOURS)))
+    return [INK if line.label == "as trained" else next(rest) for line in lines]
+
+
+def _markers(lines: list[Line]) -> list[str]:
+    rest = iter(MARKERS * (1 + len(lines) // len(MARKERS)))
+    return ["o" if line.label == "as trained" else next(rest) for line in lines]
+
+
+def _ends(lines: list[Line]) -> list[tuple[str, float, float, str]]:
+    return [
+        (line.label, line.x[-1], line.y[-1], colour)
+        for line, colour in zip(lines, _colours(lines), strict=True)
+    ]
+
+
+def _axes(axes: Axes, ticks: list[float], limits: tuple[float, float], x: str, y: str) -> None:
+    axes.set_xscale("log", base=2)
+    axes.set_xlim(*limits)
+    while len(ticks) > 9:
+        ticks = ticks[::-2][::-1]
+    axes.xaxis.set_major_locator(FixedLocator(ticks))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.set_xlabel(x, color=INK)
+    axes.set_ylabel(y, color=INK)
+    axes.grid(axis="y", color="#E6E6E6", lw=0.7, zorder=0)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+
+
+def _limits(axes: Axes, lines: list[Line], baseline: float | None) -> None:
+    """Room for every point and bar, and a tenth above for the words at the trained length."""
+    values = [] if baseline is None else [baseline]
+    for line in lines:
+        half = line.half or [0.0] * len(line.y)
+        values += [y + s * (h if h == h else 0.0) for y, h in zip(line.y, half, strict=True) for s in (-1, 1)]
+    low, high = min(values), max(values)
+    room = max(high - low, 0.05)
+    axes.set_ylim(low - 0.07 * room, high + 0.13 * room)
+
+
+def _label(figure: Figure, axes: Axes, labels: list[tuple[str, float, float, str]]) -> None:
+    """Direct labels right of the axes at the height of their line, moved apart where they would overlap."""
+    height = axes.get_position().height * SIZE[1] * 72  # points
+    low, high = axes.get_ylim()
+    gap = 12.0 / height
+    wanted = sorted(((y - low) / (high - low), text, x, y, colour) for text, x, y, colour in labels)
+    placed = spread([one[0] for one in wanted], gap)
+    for at, (_, text, x, y, colour) in zip(placed, wanted, strict=True):
+        axes.annotate(
+            f"{text}  {y:.2f}",
+            xy=(x, y),
+            xycoords="data",
+            xytext=(1.045, at),
+            textcoords="axes fraction",
+            color=colour,
+            fontsize=9,
+            va="center",
+            annotation_clip=False,
+            arrowprops={
+                "arrowstyle": "-",
+                "color": colour,
+                "lw": 0.6,
+                "alpha": 0.6,
+                "shrinkA": 2,
+                "shrinkB": 3,
+                "relpos": (0, 0.5),
+            },
+        )
+
+
+def spread(wanted: list[float], gap: float) -> list[float]:
+    """Heights as near as possible to `wanted` (ascending) with at least `gap` between neighbours.
+
+    Neighbours that collide form a block around their mean, which may collide with the next (pool adjacent
+    violators).
+    """
+    blocks: list[tuple[float, int]] = []  # (mean of wanted - rank·gap, members)
+    for rank, value in enumerate(wanted):
+        blocks.append((value - rank * gap, 1))
+        while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
+            (a, m), (b, n) = blocks[-2], blocks.pop()
+            blocks[-1] = ((a * m + b * n) / (m + n), m + n)
+    levels = [level for level, members in blocks for _ in range(members)]
+    return [level + rank * gap for rank, level in enumerate(levels)]
+
+
+def _save(figure: Figure, folder: Path, name: str) -> Path:
+    with rc_context(STYLE):
+        figure.savefig(folder / f"{name}.png", dpi=200, facecolor="white")
+        figure.savefig(folder / f"{name}.svg", facecolor="white", metadata={"Date": None})
+    return folder / f"{name}.png"

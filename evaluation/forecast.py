@@ -1,0 +1,107 @@
+"""Memory and time, told before they are spent; and the batch size that fits."""
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from evaluation.errors import EvaluationError
+from evaluation.protocols import Windows
+from evaluation.scoring import ModelScorer
+from model import Transformer
+
+QUERY_BLOCK = 256  # queries whose scores exist at once
+HEAD_FLOATS = 1 << 23  # logits that exist at once; more are made in chunks
+TOKENS_AT_ONCE = {"cpu": 1024, "cuda": 65_536}  # per batch: a CPU gains nothing from more, a GPU does
+
+
+def memory_needed(model: Transformer, length: int, keep: int, batch: int, chunk: int) -> int:
+    """Peak bytes of one batch of windows beside the weights: an upper estimate.
+
+    Activations of one chunk, the cache where there is more than one chunk, one block of queries × L of
+    scores, and logits of the kept outputs.
+    """
+    s = model.settings
+    element = model.embed.weight.element_size()
+    tokens = min(length, chunk)
+    width = 6 * s.dim + 3 * s.mlp_width + 3 * (s.heads + 2 * s.kv_heads) * s.features
+    activations = batch * tokens * width * max(4, element)
+    cache = 2 * s.layers * s.kv_heads * s.features * length * batch * element if length > chunk else 0
+    scores = 2 * batch * s.heads * min(QUERY_BLOCK, tokens) * length * max(4, element)
+    logits = 3 * min(batch * min(keep, tokens) * model.vocab_size, HEAD_FLOATS) * max(4, element)
+    return activations + cache + scores + logits
+
+
+def memory_free(device: torch.device) -> int:
+    """Bytes that can still be taken: of the GPU, or of the machine and the container it runs in."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                free = int(line.split()[1]) * 1024
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+        if limit != "max":
+            free = min(free, max(0, int(limit) - used))
+    except (OSError, ValueError):
+        pass  # not Linux, or no control group: the first figure stands
+    return free
+
+
+def choose_batch(model: Transformer, length: int, keep: int, *, chunk: int, device, budget: int) -> int:
+    """Windows at once. Raises EvaluationError, with the length that would fit, where not even one fits."""
+    tokens = TOKENS_AT_ONCE.get(torch.device(device).type, TOKENS_AT_ONCE["cpu"])
+    batch = max(1, tokens // length)
+    while batch > 1 and memory_needed(model, length, keep, batch, chunk) > budget:
+        batch //= 2
+    if memory_needed(model, length, keep, batch, chunk) > budget:
+        low, high = 0, length
+        while high - low > 1:
+            middle = (low + high) // 2
+            fits = memory_needed(model, middle, min(keep, middle), 1, chunk) <= budget
+            low, high = (middle, high) if fits else (low, middle)
+        need = memory_needed(model, length, keep, 1, chunk) / 2**30
+        raise EvaluationError(
+            f"length {length} needs about {need:.2f} GiB and {budget / 2**30:.2f} GiB may be used; "
+            f"length {low} would fit (or a smaller chunk, now {chunk})"
+        )
+    return batch
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Seconds of one window of L inputs: linear·L + square·L²."""
+
+    linear: float
+    square: float
+
+    def seconds(self, windows: Windows) -> float:
+        inputs = windows.inputs.astype(float)
+        return float((self.linear * inputs + self.square * inputs**2).sum())
+
+
+def measure_pace(scorer: ModelScorer, model: Transformer, short: int, long: int, keep: int) -> Pace:
+    """Time one short and one longer window (at most 4096 tokens) of this model."""
+    long = min(long, 4096, model.limit or long)
+
+    def timed(length: int) -> float:
+        windows = np.zeros((1, length + 1), dtype=np.int64)
+        scorer(windows, min(keep, length))
+        best = float("inf")
+        for _ in range(2):
+            start = time.perf_counter()
+            scorer(windows, min(keep, length))
+            best = min(best, time.perf_counter() - start)
+        return best
+
+    at_short = timed(short)
+    if long <= short:
+        return Pace(at_short / short, 0.0)
+    at_long = timed(long)
+    square = max(0.0, (at_long / long - at_short / short) / (long - short))
+    return Pace(max(0.0, at_long / long - square * long), square)

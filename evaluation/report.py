@@ -1,0 +1,278 @@
+"""What an evaluation leaves behind: words, a table, CSV, JSON. Open formats, every number with what it
+rests on.
+"""
+
+import csv
+import json
+import math
+from dataclasses import asdict
+from pathlib import Path
+
+from evaluation.analysis import Analysis, Row
+from evaluation.matrix import Result
+from evaluation.rules import TRAINED, TRUNCATE
+from evaluation.statistics import FEW_BELOW, POINTS_ONLY_BELOW, Interval
+from evaluation.verdicts import RuleVerdicts, Verdict
+
+
+def words(result: Result, analysis: Analysis) -> list[str]:
+    """What happened, in sentences: which rule held to which length, by how much, how sure."""
+    l0, longest = result.subject.trained_length, result.plan.lengths[-1]
+    lines = [_rule_sentence(v, analysis, l0) for v in analysis.verdicts if v.verdicts]
+    if result.plan.protocol == "by-position":
+        lines += [_position_sentence(rule, buckets, longest) for rule, buckets in analysis.buckets.items()]
+    if not lines:
+        lines.append(f"only the trained length {l0} was measured; give lengths=[...] beyond it for verdicts")
+    lines.append(_level_sentence(result, analysis))
+    lines.append(_basis_sentence(result, analysis))
+    wide = [v for rule in analysis.verdicts for v in rule.verdicts if v.units_needed]
+    undecided = [v for v in wide if v.word == "undecided"]
+    if undecided:
+        lines.append(_power_sentence(undecided, result, analysis))
+    flagged = [row for row in analysis.rows if row.verdict and row.verdict.delta.disagrees]
+    if flagged:
+        names = ", ".join(f"{row.rule} at {row.length}" for row in flagged)
+        lines.append(
+            f"The bootstrap disagrees with the t interval by more than 20% of its half-width: {names}."
+        )
+    failures = [f"{row.rule} at {row.length}: {row.failure}" for row in analysis.rows if row.failure]
+    return lines + [f"Not measured: {text}." for text in failures] + analysis.notes
+
+
+def _rule_sentence(rule: RuleVerdicts, analysis: Analysis, l0: int) -> str:
+    name = "as trained" if rule.rule == TRAINED else rule.rule
+    last = rule.verdicts[-1]
+    if last.word == "points only":
+        text = f"{_signed(last.delta.estimate)} nats at {last.length} against as trained at {l0}"
+        text += " (a point: too few units)"
+    elif rule.break_point is None and rule.held_to == last.length:
+        worst = max(rule.verdicts, key=lambda v: v.upper)
+        text = f"held to {last.length}, the longest length: at most {_signed(worst.upper)} nats against {l0}"
+    else:
+        held = f"held to {rule.held_to}" if rule.held_to else f"not shown to hold beyond {l0}"
+        first = next((v for v in rule.verdicts if v.length == rule.break_point), None)
+        broken = f"broken from {first.length} ({_delta(first)})" if first else "nowhere shown broken"
+        text = f"{held}, {broken}"
+        if first is None or first.length != last.length:
+            text += f"; at {last.length} {last.word}: {_delta(last)}"
+    row = next((r for r in analysis.rows if r.rule == rule.rule and r.length == last.length), None)
+    return f"{name}: {text}.{_gain_words(row, l0)}"
+
+
+def _gain_words(row: Row | None, l0: int) -> str:
+    if row is None or row.gain is None or math.isnan(row.gain.low):
+        return ""
+    gain = row.gain
+    if gain.low > 0:
+        text = f"better than cutting the context to {l0} by {gain.estimate:.3f} nats"
+    elif gain.high < 0:
+        text = f"worse than cutting the context to {l0} by {-gain.estimate:.3f} nats"
+    else:
+        text = f"not told apart from cutting the context to {l0}: gain {_signed(gain.estimate)} nats"
+    return f" At {row.length} {text} {_ends(gain)}."
+
+
+def _position_sentence(rule: str, buckets: list, longest: int) -> str:
+    last = buckets[-1]
+    return (
+        f"{rule}, factor for {longest}: NLL {last.nll:.3f} at positions {last.low} to {last.high - 1}; "
+        "gain over the "
+        f"truncated context there {_signed(last.gain.estimate)} nats {_ends(last.gain)}."
+    )
+
+
+def _level_sentence(result: Result, analysis: Analysis) -> str:
+    l0 = result.subject.trained_length
+    base = next((r for r in analysis.rows if r.rule == TRAINED and r.length == l0), None)
+    if base is None or base.nll is None:
+        return f"The trained length {l0} has no row of its own under this protocol."
+    text = f"As trained at {l0}: NLL {base.nll:.4f}, perplexity {base.perplexity:.2f}"
+    if base.bits_per_byte is not None:
+        text += f", {base.bits_per_byte:.3f} bits per byte"
+    if analysis.learned is not None:
+        text += f"; a unigram model has {analysis.unigram:.4f} on the same tokens"
+        text += f", {analysis.learned:.3f} nats worse"
+    return text + "."
+
+
+def _basis_sentence(result: Result, analysis: Analysis) -> str:
+    unit = analysis.unit_kind + ("s" if analysis.units != 1 else "")
+    text = f"{analysis.n_targets} targets in {analysis.documents} documents"
+    if analysis.unit_kind != "document":
+        text += f", {analysis.units} {unit}"
+    if analysis.units < POINTS_ONLY_BELOW:
+        return text + f": fewer than {POINTS_ONLY_BELOW} units, hence points without intervals."
+    few = " (few documents)" if analysis.units < FEW_BELOW else ""
+    level = round(100 * result.settings.confidence, 2)
+    return (
+        f"{text}{few}. Intervals: {level:g}% over {unit}; for verdicts simultaneous over {analysis.family} "
+        "comparisons. They speak of this checkpoint on such documents, not of the scheme."
+    )
+
+
+def _power_sentence(undecided: list[Verdict], result: Result, analysis: Analysis) -> str:
+    worst = max(undecided, key=lambda v: v.units_needed or 0)
+    text = (
+        f"Undecided where an interval is wider than the tolerance of {result.settings.tolerance:g} nats "
+        f"(±{worst.delta.half:.3f} at worst): about {worst.units_needed} {analysis.unit_kind}s would do"
+    )
+    if worst.spans_needed:
+        text += f", or {worst.spans_needed} spans in each of these"
+    return text + "."
+
+
+def table(result: Result, analysis: Analysis) -> tuple[str, list[str], list[list[str]]]:
+    """Title, columns, rows for a terminal: NLL by rule and length; verdict and net gain at every length
+    past L0.
+    """
+    l0 = result.subject.trained_length
+    if analysis.buckets:
+        columns = ["rule", "positions", "targets", "NLL", "gain over truncation"]
+        rows = [
+            [
+                rule,
+                f"{b.low}-{b.high - 1}",
+                str(b.count),
+                f"{b.nll:.3f}",
+                f"{_signed(b.gain.estimate)} {_ends(b.gain)}",
+            ]
+            for rule, buckets in analysis.buckets.items()
+            for b in buckets
+        ]
+        return f"NLL by position, factor for {result.plan.lengths[-1]}", columns, rows
+    columns = [
+        "rule",
+        "length",
+        "NLL",
+        "perplexity",
+        f"difference from {l0}, as trained",
+        "verdict",
+        "net gain",
+    ]
+    return (
+        f"{result.plan.protocol}: NLL in nats, {analysis.n_targets} targets, {analysis.units} "
+        f"{analysis.unit_kind}s",
+        columns,
+        [_table_row(row, l0) for row in analysis.rows],
+    )
+
+
+def _table_row(row: Row, l0: int) -> list[str]:
+    if row.nll is None:
+        return [row.rule, str(row.length), "failed", "", "", row.failure, ""]
+    delta = f"{_signed(row.verdict.delta.estimate)} {_ends(row.verdict.delta)}" if row.verdict else ""
+    word = row.verdict.word if row.verdict else "flat by construction" if row.rule == TRUNCATE else ""
+    gain = f"{_signed(row.gain.estimate)} {_ends(row.gain)}" if row.gain and row.length > l0 else ""
+    return [row.rule, str(row.length), f"{row.nll:.4f}", f"{row.perplexity:.2f}", delta, word, gain]
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.3f}"
+
+
+def _ends(interval: Interval) -> str:
+    return "" if math.isnan(interval.low) else f"[{interval.low:+.3f}, {interval.high:+.3f}]"
+
+
+def _delta(verdict: Verdict) -> str:
+    return f"{_signed(verdict.delta.estimate)} nats {_ends(verdict.delta)}".rstrip()
+
+
+def records(result: Result, analysis: Analysis) -> list[dict]:
+    """One flat record per cell, each with everything its number rests on."""
+    common = basis(result, analysis)
+    return [{**_flat(row), **common} for row in analysis.rows]
+
+
+def basis(result: Result, analysis: Analysis) -> dict:
+    """What every number of this evaluation rests on."""
+    return {
+        "protocol": result.plan.protocol,
+        "trained_length": result.subject.trained_length,
+        "targets": analysis.n_targets,
+        "documents": analysis.documents,
+        "units": analysis.units,
+        "unit": analysis.unit_kind,
+        "family": analysis.family,
+        "confidence": result.settings.confidence,
+        "tolerance": result.settings.tolerance,
+        "bos": result.settings.bos,
+        "corpus": result.facts.get("corpus", ""),
+        "corpus_hash": result.facts["corpus_hash"],
+        "tokenizer_hash": result.facts["tokenizer_hash"],
+        "targets_hash": result.plan.hash,
+        "checkpoint": result.subject.name,
+        "checkpoint_step": result.subject.step,
+        "checkpoint_hash": result.subject.checkpoint_hash,
+        "dtype": result.settings.dtype,
+        "seed": result.settings.seed,
+    }
+
+
+def _flat(row: Row) -> dict:
+    out = {
+        key: getattr(row, key) for key in ("rule", "scheme", "length", "nll", "perplexity", "bits_per_byte")
+    }
+    delta = row.verdict.delta if row.verdict else None
+    for name, one in (("nll", row.level), ("delta", delta), ("gain", row.gain)):
+        if name != "nll":
+            out[name] = one.estimate if one else None
+        out[f"{name}_low"] = _finite(one.low) if one else None
+        out[f"{name}_high"] = _finite(one.high) if one else None
+    out["delta_upper_one_sided"] = _finite(row.verdict.upper) if row.verdict else None
+    out["verdict"] = row.verdict.word if row.verdict else None
+    out["units_needed"] = row.verdict.units_needed if row.verdict else None
+    out["spans_needed"] = row.verdict.spans_needed if row.verdict else None
+    out["bfloat16_minus_float32"] = row.precision
+    out["failure"] = row.failure or None
+    return out
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def write(result: Result, analysis: Analysis, folder: Path) -> None:
+    """`results.csv`, `results.json`, `summary.txt` and `targets.json` in `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = records(result, analysis)
+    with (folder / "results.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]) if rows else ["rule"])
+        writer.writeheader()
+        writer.writerows(rows)
+    summary = words(result, analysis)
+    document = {
+        "format": 1,
+        "summary": summary,
+        **basis(result, analysis),
+        **{key: result.facts[key] for key in ("command", "finished") if key in result.facts},
+        "settings": result.settings.model_dump(mode="json"),
+        "lengths": result.plan.lengths,
+        "rules": {
+            rule.label: {"words": list(rule.words), "position": result.schemes[rule.label]}
+            for rule in result.rules
+        },
+        "unigram_nll": analysis.unigram,
+        "cells": [_flat(row) for row in analysis.rows],
+        "derived": [
+            {"rule": v.rule, "held_to": v.held_to, "break_point": v.break_point} for v in analysis.verdicts
+        ],
+        "by_position": {rule: [asdict(b) for b in buckets] for rule, buckets in analysis.buckets.items()},
+        "per_target_nll": result.files,
+    }
+    _write_json(folder / "results.json", document)
+    _write_json(folder / "targets.json", result.plan.record)
+    (folder / "summary.txt").write_text("\n".join(summary) + "\n", encoding="utf-8")
+
+
+def _write_json(path: Path, value) -> None:
+    path.write_text(json.dumps(_clean(value), indent=1) + "\n", encoding="utf-8")
+
+
+def _clean(value):
+    """NaN is not JSON: an end that does not exist is null."""
+    if isinstance(value, float):
+        return _finite(value)
+    if isinstance(value, dict):
+        return {key: _clean(one) for key, one in value.items()}
+    return [_clean(one) for one in value] if isinstance(value, list) else value

@@ -1,0 +1,134 @@
+"""From windows to one NLL per counted target: batches, chunks through the cache, ranks.
+
+`measure` is the only function that scores windows, whatever the protocol and whatever the scorer.
+`ModelScorer` is the scorer of a Transformer; tests put exact oracles in its place.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from evaluation.errors import EvaluationError
+from evaluation.protocols import Scorer, Windows
+from evaluation.text import Text
+from model import Cache, Places, Transformer
+
+
+class CellFailed(EvaluationError):
+    """One cell (rule × length) cannot be measured; the others go on."""
+
+
+class ModelScorer:
+    """NLL in nats of the last `keep` tokens of each window under `model`, float64 (n, keep).
+
+    `length` is what the model is told the sequence's length is (it sets `factor: auto`); None: the inputs
+    given. Windows longer than `chunk` are prefilled in chunks through the cache. The head and the last
+    layer's queries run only where a target is.
+    """
+
+    def __init__(self, model: Transformer, *, device="cpu", chunk: int = 4096, length: int | None = None):
+        self.model = model
+        self.device = torch.device(device)
+        self.chunk = chunk
+        self.length = length
+
+    # no_grad and not inference_mode: a table that grows here is used again by a training step of the same
+    # model.
+    @torch.no_grad()
+    def __call__(self, windows: np.ndarray, keep: int) -> np.ndarray:
+        tokens = torch.from_numpy(windows).to(self.device)
+        rows, inputs = tokens.shape[0], tokens.shape[1] - 1
+        length = self.length or inputs
+        training = self.model.training
+        self.model.eval()
+        try:
+            if inputs <= self.chunk:
+                places = Places.plain(inputs, length=length, device=self.device)
+                nll = self.model(tokens[:, :-1], places, targets=tokens[:, -keep:], keep=keep)
+                return nll.double().cpu().numpy()
+            return self._in_chunks(tokens, rows, inputs, length, keep)
+        finally:
+            self.model.train(training)
+
+    def _in_chunks(self, tokens: torch.Tensor, rows: int, inputs: int, length: int, keep: int) -> np.ndarray:
+        cache = Cache(self.model, rows, inputs)
+        parts = []
+        for start in range(0, inputs, self.chunk):
+            stop = min(inputs, start + self.chunk)
+            here = max(0, stop - max(start, inputs - keep))
+            places = Places.plain(stop - start, offset=start, length=length, device=self.device)
+            targets = tokens[:, stop - here + 1 : stop + 1]
+            nll = self.model(tokens[:, start:stop], places, targets=targets, cache=cache, keep=here)
+            if here:
+                parts.append(nll.double())
+        return torch.cat(parts, dim=1).cpu().numpy()
+
+
+def batches(windows: Windows, size: int) -> list[np.ndarray]:
+    """Window indices in batches of one shape each, shapes in ascending order, windows in target order."""
+    shapes = np.stack([windows.inputs, windows.keep], axis=1)
+    out = []
+    for shape in np.unique(shapes, axis=0):
+        members = np.flatnonzero((shapes == shape).all(axis=1))
+        out += [members[i : i + size] for i in range(0, len(members), size)]
+    return out
+
+
+def measure(
+    scorer: Scorer,
+    text: Text,
+    windows: Windows,
+    *,
+    batch: int | Callable[[int], int] = 1,
+    rank: int = 0,
+    world: int = 1,
+    out: np.ndarray | None = None,
+    after_batch: Callable[[int, np.ndarray], None] | None = None,
+) -> np.ndarray:
+    """NLL in nats of every counted target, (n_targets,) float64 in target order; NaN where another rank
+    owns it.
+
+    Whole batches belong to a rank (batch b to rank b mod world), so that a gather over any number of ranks
+    is bit equal. `out` with numbers from an earlier, interrupted call is completed. `after_batch(inputs
+    done, out)` runs after every batch. Raises CellFailed at the first non-finite target: it is never
+    dropped.
+    """
+    if out is None:
+        out = np.full(windows.n_targets, np.nan)
+    first = np.cumsum(windows.keep) - windows.keep
+    size = batch if isinstance(batch, int) else batch(int(windows.inputs.max(initial=1)))
+    for number, members in enumerate(batches(windows, size)):
+        if number % world != rank:
+            continue
+        inputs, keep = int(windows.inputs[members[0]]), int(windows.keep[members[0]])
+        where = (first[members, None] + np.arange(keep)).reshape(-1)
+        if not np.isnan(out[where]).any():
+            if after_batch:
+                after_batch(inputs * len(members), out)
+            continue
+        tokens = text.windows(windows.document[members], windows.end[members], inputs)
+        nll = np.asarray(scorer(tokens, keep), dtype=np.float64)
+        if nll.shape != (len(members), keep):
+            raise AssertionError(f"scorer returned {nll.shape}, not {(len(members), keep)}")
+        if not np.isfinite(nll).all():
+            row = int(np.flatnonzero(~np.isfinite(nll).all(axis=1))[0])
+            raise CellFailed(
+                f"the model gives a loss that is not finite at length {inputs}, document "
+                f"{text.store.names[int(windows.document[members[row]])]}"
+            )
+        out[where] = nll.reshape(-1)
+        if after_batch:
+            after_batch(inputs * len(members), out)
+    return out
+
+
+def gather(parts: list[np.ndarray]) -> np.ndarray:
+    """Put the ranks' vectors together: every target owned by exactly one of them."""
+    stacked = np.stack(parts)
+    owned = ~np.isnan(stacked)
+    if not (owned.sum(axis=0) == 1).all():
+        raise EvaluationError(
+            "the ranks' targets overlap or leave some out; run again with the same settings"
+        )
+    return np.where(owned, stacked, 0.0).sum(axis=0)

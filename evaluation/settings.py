@@ -1,0 +1,85 @@
+"""What an evaluation measures. Every field is a key of a YAML file and a dotted word on the command line."""
+
+import hashlib
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+
+class EvaluationSettings(BaseModel):
+    """Protocol, lengths, targets, rules and statistics of one evaluation."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    folder: str | None = Field(
+        None,
+        pattern=r"^\w[\w.+-]*$",
+        description="name of the results folder under RUN/evaluation/; default: the protocol and a hash",
+    )
+    protocol: Literal["fixed-targets", "sliding", "non-overlapping", "by-position"] = Field(
+        "fixed-targets", description="how tokens are chosen and how much context they get"
+    )
+    lengths: list[int] | None = Field(
+        None, description="input tokens; the trained length L0 is always added; default: L0 x 1, 2, 4, 8, 16"
+    )
+    targets: int = Field(64, ge=1, description="target tokens per span (K); every length is at least K")
+    documents: int = Field(200, ge=1, description="at most so many documents, by a seeded choice")
+    spans_per_document: int = Field(16, ge=1, description="disjoint spans in each document")
+    least_documents: int = Field(1, ge=1, description="fewer documents than this at a length is an error ...")
+    shorten: bool = Field(False, description="... or, with shorten=true, drops the length and says so")
+    stride: int | None = Field(None, ge=1, description="sliding: new targets per window; default: length / 8")
+    windows_per_document: int = Field(4, ge=4, description="by-position: windows at random offsets")
+    bos: Literal["as-trained", "none", "every-window"] = Field(
+        "as-trained", description="where a BOS token stands: as stored, nowhere, or first in every window"
+    )
+    rules: list[str] | dict[str, list[str]] = Field(
+        ["trained", "truncate"],
+        description="labels of configs/evaluation/rules.yaml, or label: [dotted words for the model]",
+    )
+    store: str | None = Field(
+        None, description="folder of another prepared corpus (same tokenizer); default: the run's own"
+    )
+    split: Literal["valid", "train"] = Field("valid", description="which part of that corpus is read")
+    tolerance: float = Field(
+        0.02, gt=0, description="nats; a rule has held where it is surely less worse than this"
+    )
+    confidence: float = Field(
+        0.95, gt=0.5, lt=1, description="level of the intervals, simultaneous for verdicts"
+    )
+    resamples: int = Field(10_000, ge=10_000, description="studentised bootstrap resamples shown beside t")
+    seed: int = Field(0, ge=0, description="draws documents, spans, offsets and resamples")
+    dtype: Literal["float32", "float64", "bfloat16"] = Field("float32", description="arithmetic of the model")
+    device: str = Field("auto", description="auto (a GPU where there is one), cpu, cuda, cuda:1 ...")
+    batch: int | None = Field(None, ge=1, description="windows at once; default: what the memory allows")
+    chunk: int = Field(4096, ge=1, description="longer windows are prefilled in chunks of this many tokens")
+    memory: float | None = Field(
+        None, gt=0, description="GiB the evaluation may use; default: 80% of what is free"
+    )
+
+    @field_validator("lengths")
+    @classmethod
+    def _positive(cls, value: list[int] | None) -> list[int] | None:
+        if value is not None and (not value or min(value) < 1):
+            raise ValueError("lengths must be positive and at least one")
+        return value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "EvaluationSettings":
+        if self.protocol == "fixed-targets" and self.lengths and min(self.lengths) < self.targets:
+            raise ValueError(
+                f"length {min(self.lengths)} is shorter than a span of targets={self.targets} tokens"
+            )
+        if not self.rules:
+            raise ValueError("rules is empty; the smallest useful list is [trained]")
+        return self
+
+    def grid(self, trained_length: int) -> list[int]:
+        """The lengths in ascending order, the trained length always among them."""
+        lengths = self.lengths or [trained_length * 2**k for k in range(5)]
+        return sorted({*lengths, trained_length})
+
+
+def settings_hash(settings: EvaluationSettings) -> str:
+    """Short name of what is measured; where and how fast it is computed does not count."""
+    free = {"folder", "device", "batch", "memory"}
+    return hashlib.sha256(settings.model_dump_json(exclude=free).encode()).hexdigest()[:8]

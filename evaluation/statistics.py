@@ -1,0 +1,219 @@
+"""Intervals over independent units (recipe (a)): Student t, with a studentised bootstrap beside it.
+
+Unit = document, or the corpus's cluster. Such an interval speaks of these checkpoints on such documents; it
+says nothing of what another training seed would give.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+POINTS_ONLY_BELOW = 6  # fewer units: points without intervals
+FEW_BELOW = 20  # fewer units: the interval is shown with the words "few documents"
+DISAGREEMENT = 0.2  # of the half-width, between the t interval and the bootstrap
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A two-sided interval for a mean over units, in nats. Ends are NaN with fewer than 6 units."""
+
+    estimate: float
+    low: float
+    high: float
+    sd: float  # of the unit means
+    units: int
+    level: float  # 0.95 for a 95% interval, after the split over `family`
+    family: int
+    bootstrap_low: float
+    bootstrap_high: float
+
+    @property
+    def half(self) -> float:
+        return (self.high - self.low) / 2
+
+    @property
+    def few(self) -> bool:
+        return self.units < FEW_BELOW
+
+    @property
+    def disagrees(self) -> bool:
+        """Whether an end of the bootstrap is off by more than 20% of the half-width."""
+        off = max(abs(self.bootstrap_low - self.low), abs(self.bootstrap_high - self.high))
+        return bool(off > DISAGREEMENT * self.half)  # False where either is NaN
+
+
+def unit_means(values: np.ndarray, unit: np.ndarray) -> np.ndarray:
+    """Mean of `values` (n,) over each unit that occurs in `unit` (n,), in ascending order of unit: (D,)."""
+    _, inverse, counts = np.unique(unit, return_inverse=True, return_counts=True)
+    return np.bincount(inverse, weights=values) / counts
+
+
+def interval(
+    means: np.ndarray, *, alpha: float = 0.05, family: int = 1, resamples: int = 10_000, seed: int = 0
+) -> Interval:
+    """mean ± t(D−1)·sd/√D at level 1 − alpha/family (simultaneous over `family` intervals by Bonferroni)."""
+    n = len(means)
+    estimate = float(means.mean())
+    level = 1 - alpha / family
+    if n < POINTS_ONLY_BELOW:
+        sd = float(means.std(ddof=1)) if n > 1 else math.nan
+        return Interval(estimate, math.nan, math.nan, sd, n, level, family, math.nan, math.nan)
+    sd = float(means.std(ddof=1))
+    half = t_quantile(1 - alpha / family / 2, n - 1) * sd / math.sqrt(n)
+    low, high = bootstrap_t(means, alpha=alpha / family, resamples=resamples, seed=seed)
+    return Interval(estimate, estimate - half, estimate + half, sd, n, level, family, low, high)
+
+
+def bootstrap_t(
+    means: np.ndarray, *, alpha: float = 0.05, resamples: int = 10_000, seed: int = 0
+) -> tuple[float, float]:
+    """Studentised bootstrap interval for the mean. NaN where no resamples are wanted."""
+    n, estimate, sd = len(means), means.mean(), means.std(ddof=1)
+    if resamples == 0:
+        return math.nan, math.nan
+    if sd == 0:
+        return float(estimate), float(estimate)
+    # In units of sd around the mean, so that the sum of squares below does not cancel.
+    z = (means - estimate) / sd
+    counts = _resample_counts(n, resamples, seed)
+    mean = counts @ z / n
+    variance = np.maximum(counts @ (z * z) / n - mean**2, 0) * n / (n - 1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        t = mean / np.sqrt(variance / n)
+    t = t[
+        np.isfinite(t)
+    ]  # a resample of one unit n times has no spread; it is as good as never drawn for n >= 6
+    scale = sd / math.sqrt(n)
+    low, high = np.quantile(t, [alpha / 2, 1 - alpha / 2])
+    return float(estimate - high * scale), float(estimate - low * scale)
+
+
+@lru_cache(maxsize=4)
+def _resample_counts(n: int, resamples: int, seed: int) -> np.ndarray:
+    """How often each of n units is drawn in each resample, (resamples, n): shared by all cells of an
+    evaluation.
+    """
+    rng = np.random.default_rng([seed, n])
+    counts = np.zeros((resamples, n), dtype=np.float64)
+    draws = rng.integers(0, n, size=(resamples, n))
+    np.add.at(counts, (np.arange(resamples)[:, None], draws), 1)
+    return counts
+
+
+def upper_bound(means: np.ndarray, confidence: float = 0.975) -> float:
+    """One-sided upper bound for the mean over units; NaN with fewer than 6 of them."""
+    n = len(means)
+    if n < POINTS_ONLY_BELOW:
+        return math.nan
+    return float(means.mean() + t_quantile(confidence, n - 1) * means.std(ddof=1) / math.sqrt(n))
+
+
+def units_needed(sd: float, half: float, *, alpha: float = 0.05, family: int = 1, limit: int = 10**7) -> int:
+    """The smallest number of units whose interval has a half-width of at most `half`, given `sd`."""
+
+    def enough(n: int) -> bool:
+        return t_quantile(1 - alpha / family / 2, n - 1) * sd / math.sqrt(n) <= half
+
+    high = POINTS_ONLY_BELOW
+    while not enough(high):
+        high *= 2
+        if high > limit:
+            return limit
+    low = POINTS_ONLY_BELOW if high == POINTS_ONLY_BELOW else high // 2
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle + 1, high)
+    return low
+
+
+def spans_needed(
+    span_means: np.ndarray, half: float, *, alpha: float = 0.05, family: int = 1, limit: int = 10_000
+) -> int | None:
+    """Spans per unit that would do with the units there are, (D, N) span means; None where no number would.
+
+    The variance of a unit mean is between + within / N; only the second part shrinks with more spans.
+    """
+    units, spans = span_means.shape
+    if units < POINTS_ONLY_BELOW or spans < 2:
+        return None
+    within = float(span_means.var(axis=1, ddof=1).mean())
+    between = max(0.0, float(span_means.mean(axis=1).var(ddof=1)) - within / spans)
+    allowed = units * (half / t_quantile(1 - alpha / family / 2, units - 1)) ** 2 - between
+    if allowed <= 0:
+        return None
+    wanted = max(1, math.ceil(within / allowed))
+    return wanted if wanted <= limit else None
+
+
+@lru_cache(maxsize=1024)
+def t_quantile(p: float, df: float) -> float:
+    """Quantile of Student's t: the t with P(T <= t) = p. Relative error below 1e-10 for df >= 1.
+
+    Raises ValueError unless 0 < p < 1 and df > 0.
+    """
+    if not (0 < p < 1 and df > 0):
+        raise ValueError(f"t quantile of p={p}, df={df}")
+    if p == 0.5:
+        return 0.0
+    if p < 0.5:
+        return -_upper_quantile(p, df)
+    return _upper_quantile(1 - p, df)
+
+
+def _upper_quantile(q: float, df: float) -> float:
+    low, high = 0.0, 1.0
+    while t_tail(high, df) > q:
+        low, high = high, high * 2
+    for _ in range(200):
+        middle = (low + high) / 2
+        if middle in (low, high):
+            break
+        low, high = (middle, high) if t_tail(middle, df) > q else (low, middle)
+    return (low + high) / 2
+
+
+def t_tail(t: float, df: float) -> float:
+    """P(T > t) for t >= 0, through the regularised incomplete beta function I_x(df/2, 1/2), x = df/(df +
+    t²).
+    """
+    if t == 0:
+        return 0.5
+    a, b = df / 2, 0.5
+    log_x = -math.log1p(t * t / df)
+    log_y = math.log(t * t) - math.log(df + t * t)
+    front = math.exp(a * log_x + b * log_y - _log_beta_half(a))
+    x = df / (df + t * t)
+    y = t * t / (df + t * t)
+    # Each side of the symmetry where its continued fraction converges fast.
+    if x < (a + 1) / (a + b + 2):
+        return 0.5 * front * _beta_fraction(a, b, x) / a
+    return 0.5 * (1 - front * _beta_fraction(b, a, y) / b)
+
+
+def _log_beta_half(a: float) -> float:
+    """ln B(a, 1/2). For large a a difference of two lgammas loses digits; its asymptotic series does not."""
+    if a < 50:
+        return math.lgamma(a) + math.lgamma(0.5) - math.lgamma(a + 0.5)
+    series = -1 / (8 * a) + 1 / (192 * a**3) - 1 / (640 * a**5) + 17 / (14336 * a**7)
+    return 0.5 * math.log(math.pi) - 0.5 * math.log(a) - series
+
+
+def _beta_fraction(a: float, b: float, x: float) -> float:
+    """Continued fraction of the incomplete beta function by Lentz's method (DLMF 8.17.22)."""
+    tiny = 1e-300
+    c = 1.0
+    d = 1 / (1 - (a + b) * x / (a + 1) or tiny)
+    result = d
+    for m in range(1, 100_000):
+        for term in (
+            m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
+            -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1)),
+        ):
+            d = 1 / (1 + term * d or tiny)
+            c = 1 + term / c or tiny
+            result *= c * d
+        if abs(c * d - 1) < 1e-15:
+            return result
+    raise ArithmeticError(f"incomplete beta function did not converge: a={a}, b={b}, x={x}")

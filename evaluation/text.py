@@ -1,0 +1,80 @@
+"""Documents as an evaluation sees them: tokens of a store under one BOS rule, cut into windows.
+
+Coordinates. Every index below is an index into the *text* of a document: the stored tokens without EOS and
+
+- `as-trained`: exactly as stored, a leading BOS included where the store wrote one;
+- `none`: without any BOS;
+- `every-window`: with a leading BOS, and the first token of every window overwritten by BOS, so that BOS is
+one of the L inputs and displaces the oldest token, at every L alike.
+
+Index 0 is never a target (nothing precedes it), hence BOS never is; EOS is cut off, hence never is either.
+"""
+
+import numpy as np
+
+from evaluation.errors import EvaluationError
+
+
+class Text:
+    """The documents of `store` (`.n_documents .lengths .has_bos .has_eos .document(i)`) under `bos_rule`.
+
+    Raises EvaluationError where `every-window` is asked for and there is no BOS id.
+    """
+
+    def __init__(self, store, bos_rule: str = "as-trained", bos_id: int | None = None):
+        self.store = store
+        self.bos_rule = bos_rule
+        if bos_rule == "every-window" and (bos_id is None or bos_id < 0):
+            raise EvaluationError(
+                "bos=every-window needs a tokenizer with a BOS token; use bos=as-trained or none"
+            )
+        self.bos_id = bos_id
+        # Text index = stored index - shift.
+        self.shift = 0
+        if bos_rule == "none" and store.has_bos:
+            self.shift = 1
+        elif bos_rule == "every-window" and not store.has_bos:
+            self.shift = -1
+        lengths = np.asarray(store.lengths, dtype=np.int64) - self.shift - int(bool(store.has_eos))
+        self.lengths = np.maximum(lengths, 0)
+
+    def slice(self, document: int, start: int, end: int) -> np.ndarray:
+        """Tokens [start, end) of one document's text, (end - start,) int64, without the overwritten BOS."""
+        if not 0 <= start <= end <= self.lengths[document]:
+            raise IndexError(
+                f"tokens {start}..{end} of document {document} ({self.lengths[document]} tokens)"
+            )
+        out = np.empty(end - start, dtype=np.int64)
+        low = start + self.shift
+        stored = self.store.document(document)
+        if low < 0:
+            out[0] = self.bos_id
+            out[1:] = stored[0 : end + self.shift]
+        else:
+            out[:] = stored[low : end + self.shift]
+        return out
+
+    def windows(self, documents: np.ndarray, ends: np.ndarray, inputs: int) -> np.ndarray:
+        """Windows of `inputs` + 1 tokens that end (exclusively) at `ends`: (n, inputs + 1) int64."""
+        out = np.empty((len(documents), inputs + 1), dtype=np.int64)
+        for row, (document, end) in enumerate(zip(documents.tolist(), ends.tolist(), strict=True)):
+            out[row] = self.slice(document, end - inputs - 1, end)
+        if self.bos_rule == "every-window":
+            out[:, 0] = self.bos_id
+        return out
+
+    def units(self) -> tuple[np.ndarray, list[str], str]:
+        """The independent unit of every document: ids (n_documents,), their names, and 'document' or
+        'cluster'.
+
+        A corpus that declares clusters (one author, one series) says that its documents are not independent.
+        """
+        n = int(self.store.n_documents)
+        clusters = list(getattr(self.store, "clusters", None) or [None] * n)
+        if not any(clusters):
+            return np.arange(n), [str(name) for name in self.store.names], "document"
+        # A document without a cluster stands alone, under a key that no cluster's name can have.
+        keys = [(0, str(c)) if c else (1, str(i)) for i, c in enumerate(clusters)]
+        index = {key: i for i, key in enumerate(sorted(set(keys)))}
+        names = [c if kind == 0 else str(self.store.names[int(c)]) for kind, c in sorted(set(keys))]
+        return np.array([index[key] for key in keys], dtype=np.int64), names, "cluster"

@@ -1,0 +1,140 @@
+"""The derived numbers, each defined here and nowhere else.
+
+All are about paired differences on the same targets. Reference = the checkpoint as trained, at its trained
+length L0, also for overrides: a rule can be bad at L0 and seem to gain.
+"""
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+
+from evaluation.statistics import Interval, interval, spans_needed, unit_means, units_needed, upper_bound
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What happened to one rule at one length L > L0."""
+
+    length: int
+    word: str  # "held" | "broken" | "undecided" | "points only"
+    delta: Interval  # NLL(rule, L) - NLL(as trained, L0), simultaneous over the family
+    upper: float  # one-sided 97.5% upper bound of the same difference
+    units_needed: int | None  # units whose half-width would be at most the tolerance, where this one is wider
+    spans_needed: int | None  # or spans per document with the documents there are
+
+
+@dataclass(frozen=True)
+class RuleVerdicts:
+    """One rule over all lengths. `held_to` and `break_point` are lengths or None."""
+
+    rule: str
+    verdicts: list[Verdict]
+    held_to: int | None
+    break_point: int | None
+
+
+def pooled(nll: np.ndarray) -> float:
+    """Mean NLL over counted targets: sum / count, never a mean of window means."""
+    return float(nll.sum() / len(nll))
+
+
+def perplexity(nll: np.ndarray) -> float:
+    return math.exp(pooled(nll))
+
+
+def bits_per_byte(nll: np.ndarray, n_bytes: int | None) -> float | None:
+    """Sum of NLL / ln 2 / bytes of the raw text behind the targets; None where those bytes are not known."""
+    return float(nll.sum()) / math.log(2) / n_bytes if n_bytes else None
+
+
+def judge(
+    rule: str,
+    nll: dict[int, np.ndarray],
+    reference: np.ndarray,
+    unit: np.ndarray,
+    trained_length: int,
+    *,
+    tolerance: float,
+    alpha: float,
+    family: int,
+    span: int | None = None,
+    failed: Collection[int] = (),
+    resamples: int = 10_000,
+    seed: int = 0,
+) -> RuleVerdicts:
+    """Verdicts for every measured length > L0.
+
+    broken: the simultaneous lower bound exceeds the tolerance. held: the one-sided 97.5% upper bound is
+    below it at this and at every shorter length of the grid from L0 on. Otherwise undecided: held is never
+    inferred from "not broken". `unit` (n_targets,); `span`: targets per span, where spans are equally many
+    per document; `failed`: lengths that could not be measured, past which nothing is held.
+    """
+    verdicts: list[Verdict] = []
+    holding = True
+    for length in sorted(n for n in nll if n >= trained_length):
+        difference = nll[length] - reference
+        means = unit_means(difference, unit)
+        holding = holding and not any(trained_length <= bad < length for bad in failed)
+        upper = upper_bound(means)
+        holding = holding and upper < tolerance
+        if length == trained_length:
+            continue
+        delta = interval(means, alpha=alpha, family=family, resamples=resamples, seed=seed)
+        if math.isnan(upper):
+            word = "points only"
+        elif delta.low > tolerance:
+            word = "broken"
+        else:
+            word = "held" if holding else "undecided"
+        units = spans = None
+        if delta.half > tolerance:
+            units = units_needed(delta.sd, tolerance, alpha=alpha, family=family)
+            spans = spans_needed(_span_means(difference, unit, span), tolerance, alpha=alpha, family=family)
+        verdicts.append(Verdict(length, word, delta, upper, units, spans))
+    held = [v.length for v in verdicts if v.word == "held"]
+    broken = [v.length for v in verdicts if v.word == "broken"]
+    return RuleVerdicts(rule, verdicts, max(held, default=None), min(broken, default=None))
+
+
+def _span_means(difference: np.ndarray, unit: np.ndarray, span: int | None) -> np.ndarray:
+    """(D, N) span means where every unit has equally many spans, else an empty (0, 0)."""
+    _, counts = np.unique(unit, return_counts=True)
+    if span is None or len(set(counts.tolist())) != 1 or counts[0] % span:
+        return np.empty((0, 0))
+    ordered = difference[np.argsort(unit, kind="stable")]
+    return ordered.reshape(len(counts), counts[0] // span, span).mean(axis=2)
+
+
+def net_gain(nll: np.ndarray, truncated: np.ndarray, unit: np.ndarray, **how) -> Interval:
+    """NLL(as trained, context cut to L0) - NLL(rule, L). Positive: the far context helps; negative: it
+    harms.
+    """
+    return interval(unit_means(truncated - nll, unit), **how)
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Targets whose position in the window lies in [low, high)."""
+
+    low: int
+    high: int
+    count: int
+    nll: float
+    gain: Interval  # truncation baseline - rule on the same tokens, nats
+
+
+def by_position(
+    nll: np.ndarray, truncated: np.ndarray, position: np.ndarray, unit: np.ndarray, **how
+) -> list[Bucket]:
+    """NLL by position in geometric buckets [2^k, 2^(k+1)), the first being {0}; gain paired per bucket."""
+    buckets = []
+    low, high = 0, 1
+    while low <= int(position.max()):
+        inside = (position >= low) & (position < high)
+        if inside.any():
+            gain = interval(unit_means((truncated - nll)[inside], unit[inside]), **how)
+            buckets.append(Bucket(low, high, int(inside.sum()), pooled(nll[inside]), gain))
+        low, high = high, high * 2
+    return buckets

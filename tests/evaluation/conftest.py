@@ -1,0 +1,93 @@
+"""Stores in memory and scorers with known answers."""
+
+import numpy as np
+import pytest
+import torch
+
+from model import ModelSettings, Transformer
+
+VOCAB, BOS, EOS = 23, 1, 2
+
+
+class MemoryStore:
+    """A store with the reader's interface: documents of random ids from 3 on, BOS and EOS where asked for."""
+
+    def __init__(self, lengths, *, bos=True, eos=True, seed=0, clusters=None):
+        rng = np.random.default_rng(seed)
+        self.documents = [
+            np.array([BOS] * bos + rng.integers(3, VOCAB, size=n).tolist() + [EOS] * eos, dtype=np.uint16)
+            for n in lengths
+        ]
+        self.has_bos, self.has_eos, self.clusters = bos, eos, clusters or [None] * len(lengths)
+        self.lengths = np.array([len(d) for d in self.documents], dtype=np.int64)
+        self.names = [f"doc{i}" for i in range(len(lengths))]
+        self.n_documents, self.hash = len(lengths), f"store-{seed}"
+
+    def document(self, i):
+        return self.documents[i]
+
+
+class MemoryTokenizer:
+    vocab_size, bos_id, eos_id, hash = VOCAB, BOS, EOS, "tokenizer"
+    token_bytes = np.array([0, 0, 0] + [1 + i % 3 for i in range(VOCAB - 3)])
+
+
+@pytest.fixture
+def make_store():
+    return MemoryStore
+
+
+@pytest.fixture
+def tokenizer():
+    return MemoryTokenizer()
+
+
+@pytest.fixture
+def tiny():
+    """Factory of tiny Transformers; every size differs so that swapped axes fail."""
+
+    def make(position=None, *, train_length=16, dtype=torch.float32, seed=0, layers=3):
+        extra = {} if position is None else {"position": position}
+        settings = ModelSettings(dim=24, layers=layers, heads=6, groups=2, hidden=40, **extra)
+        return Transformer(settings, VOCAB, train_length).initialise(seed).to(dtype).eval()
+
+    return make
+
+
+@pytest.fixture
+def sharp(tiny):
+    """A tiny Transformer whose attention and head are far from uniform, so that context matters."""
+
+    def make(position=None, **kwargs):
+        model = tiny(position, **kwargs)
+        with torch.no_grad():
+            for name, weight in model.named_parameters():
+                if weight.ndim == 2:
+                    weight.mul_(8 if name in ("head.weight", "embed.weight") else 2)
+        return model
+
+    return make
+
+
+def uniform(windows, keep):
+    return np.full((len(windows), keep), np.log(VOCAB))
+
+
+def eight_tokens(windows, keep):
+    """A model with 8 tokens of memory: its NLL depends on the last 8 inputs, and falls with each it has."""
+    inputs = windows.shape[1] - 1
+    out = np.empty((len(windows), keep))
+    for column, target in enumerate(range(inputs - keep + 1, inputs + 1)):
+        context = windows[:, max(0, target - 8) : target]
+        out[:, column] = 3 - 0.2 * context.shape[1] + 0.01 * ((context.sum(axis=1) + windows[:, target]) % 7)
+    return out
+
+
+@pytest.fixture
+def uniform_scorer():
+    return uniform
+
+
+@pytest.fixture
+def ngram_scorer():
+    return eight_tokens

@@ -1,0 +1,325 @@
+import csv
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from evaluation import (
+    EvaluationError,
+    EvaluationSettings,
+    Subject,
+    analyse,
+    draw_figures,
+    evaluate,
+    resolve_rules,
+    unigram_nll,
+)
+from evaluation.report import table, words, write
+from model import ModelError, check_override
+
+BUILTIN = {
+    "trained": [],
+    "truncate": [],
+    "yarn": ["yarn"],
+    "window": ["window={train_length}"],
+    "alibi": ["alibi"],
+}
+
+
+class Console:
+    def __init__(self):
+        self.lines, self.advanced = [], 0.0
+
+    def say(self, text):
+        self.lines.append(text)
+
+    def warn(self, text):
+        self.lines.append(f"warning: {text}")
+
+    def bar(self, label, total, unit):
+        self.total = total
+        return self
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        return False
+
+    def advance(self, n=1):
+        self.advanced += n
+
+
+@pytest.fixture
+def subject(sharp):
+    """A run that is not on disk; words are short names of position settings, `.loads` what was loaded."""
+    trained = sharp({"name": "rope"})
+    positions = {
+        (): {"name": "rope"},
+        ("yarn",): {"name": "rope", "scaling": {"name": "yarn", "factor": "auto"}},
+        ("window=16",): {"name": "rope", "window": 16},
+    }
+    loads = []
+
+    def resolve(asked):
+        if tuple(asked) not in positions:
+            raise ModelError("model.position.name: trained with 'rope', cannot become 'alibi'")
+        model = sharp(positions[tuple(asked)])
+        check_override(trained.settings, model.settings)
+        return model.settings.position.model_dump(mode="json")
+
+    def load(asked, dtype):
+        loads.append((tuple(asked), dtype))
+        return sharp(positions[tuple(asked)], dtype=getattr(torch, dtype))
+
+    one = Subject("runs/tiny", "abc", 7, 16, 16, resolve, load)
+    object.__setattr__(one, "loads", loads)
+    return one
+
+
+@pytest.fixture
+def do(make_store, tokenizer, subject, tmp_path):
+    store, train = make_store([90, 120, 75, 99, 130, 81, 77], seed=1), make_store([300, 40], seed=2)
+
+    def run(console=None, rules=("trained", "truncate", "yarn", "window"), store=store, **kw):
+        how = {"lengths": [16, 32, 64], "targets": 5, "spans_per_document": 2, "device": "cpu"} | kw
+        settings = EvaluationSettings(rules=list(rules), **how)
+        return evaluate(
+            settings,
+            subject,
+            store=store,
+            train=train,
+            tokenizer=tokenizer,
+            rules=resolve_rules(list(rules), BUILTIN, 16),
+            cells=tmp_path / "cells",
+            console=console,
+        )
+
+    return run
+
+
+def test_every_rule_at_every_length_on_the_same_targets(do):
+    result = do()
+    assert set(result.nll) == {
+        (r, n) for r in ("trained", "truncate", "yarn", "window") for n in (16, 32, 64)
+    }
+    assert {len(v) for v in result.nll.values()} == {7 * 2 * 5}
+    # Truncation is flat by construction; yarn and the window leave the trained length alone.
+    for length in (16, 32, 64):
+        assert (result.nll["truncate", length] == result.nll["trained", 16]).all()
+    for rule in ("yarn", "window"):
+        assert np.abs(result.nll[rule, 16] - result.nll["trained", 16]).max() < 1e-5
+        assert np.abs(result.nll[rule, 64] - result.nll["trained", 64]).max() > 1e-2
+
+
+def test_finished_cells_are_not_measured_again(do, subject):
+    first = do()
+    subject.loads.clear()
+    console = Console()
+    again = do(console)
+    assert subject.loads == [] and "9 of 9 cells" in console.lines[0]
+    assert all((first.nll[k] == again.nll[k]).all() for k in first.nll)
+    # A shorter length and another rule are added; what is there stays.
+    console = Console()
+    more = do(console, lengths=[16, 24, 32, 64])
+    assert "9 of 12" in console.lines[0] and set(more.nll) > set(first.nll)
+    assert more.plan.hash == first.plan.hash
+    # Another seed is other targets.
+    console = Console()
+    do(console, seed=1)
+    assert not any("reused" in line for line in console.lines)
+
+
+def test_a_damaged_cell_is_measured_again(do, subject, tmp_path):
+    first = do()
+    victim = sorted((tmp_path / "cells").glob("*.npz"))[2]
+    data = bytearray(victim.read_bytes())
+    data[len(data) // 2] ^= 255
+    victim.write_bytes(bytes(data))
+    subject.loads.clear()
+    again = do()
+    assert len(subject.loads) == 1
+    assert all((first.nll[k] == again.nll[k]).all() for k in first.nll)
+
+
+def test_an_interrupt_keeps_what_is_finished(do, subject):
+    want = do(seed=3)
+
+    class Impatient(Console):
+        def advance(self, n=1):
+            super().advance(n)
+            if self.advanced > 0.6 * self.total:
+                raise KeyboardInterrupt
+
+    want = {k: v.copy() for k, v in want.nll.items()}
+    console = Impatient()
+    with pytest.raises(KeyboardInterrupt):
+        do(console, batch=1)
+    console = Console()
+    resumed = do(console, batch=1)
+    assert "cells were measured before" in console.lines[0]
+    fresh = do(chunk=4095, batch=1)
+    assert all((resumed.nll[k] == fresh.nll[k]).all() for k in want)
+
+
+def test_progress_adds_up_and_the_forecast_comes_first(do):
+    console = Console()
+    do(console)
+    assert console.lines[0].startswith("forecast: 9 cells") and "peak memory" in console.lines[0]
+    assert console.advanced == pytest.approx(console.total, rel=1e-9)
+
+
+def test_incompatible_rules_are_refused_together_before_any_compute(do, subject):
+    with pytest.raises(EvaluationError, match=r"rule 'alibi'.*cannot become 'alibi'"):
+        do(rules=["trained", "alibi", "yarn"])
+    assert subject.loads == []
+
+
+def test_a_length_that_will_not_fit_is_refused_with_the_one_that_would(do):
+    with pytest.raises(EvaluationError, match=r"length 64 needs about .* length (\d+) would fit") as caught:
+        do(memory=0.00008)
+    fits = int(str(caught.value).split(" would fit")[0].split()[-1])
+    assert 5 <= fits < 64
+    do(memory=0.00008, lengths=[16, fits])
+
+
+def test_a_non_finite_cell_fails_alone(do, subject, monkeypatch):
+    load = subject.load
+
+    def broken(asked, dtype):
+        model = load(asked, dtype)
+        if asked == ("yarn",):
+            model.norm.weight.data.fill_(float("inf"))
+        return model
+
+    object.__setattr__(subject, "load", broken)
+    console = Console()
+    result = do(console)
+    assert set(result.failed) == {("yarn", 16), ("yarn", 32), ("yarn", 64)}
+    assert ("window", 64) in result.nll and any("left out" in line for line in console.lines)
+    text = "\n".join(words(result, analyse(result)))
+    assert "Not measured: yarn at 16: the model gives a loss that is not finite" in text
+
+
+@pytest.mark.parametrize("protocol", ["sliding", "non-overlapping", "by-position"])
+def test_the_other_protocols_run_to_a_report(do, protocol, tmp_path):
+    result = do(protocol=protocol)
+    analysis = analyse(result)
+    write(result, analysis, tmp_path / "out")
+    assert [p.stat().st_size > 5000 for p in draw_figures(result, analysis, tmp_path / "out")] == [True]
+    report = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert report["protocol"] == protocol and report["summary"] and report["targets"] == result.plan.n_targets
+    if protocol == "by-position":
+        assert set(report["by_position"]) == {"trained", "yarn", "window"}
+        last = report["by_position"]["trained"][-1]
+        assert (last["low"], last["high"]) == (32, 64)
+        # Where the context is not cut, as trained is its own baseline.
+        assert report["by_position"]["trained"][0]["gain"]["estimate"] == pytest.approx(0, abs=1e-6)
+
+
+def test_results_say_what_they_rest_on(do, tmp_path):
+    result = do()
+    analysis = analyse(result)
+    write(result, analysis, tmp_path)
+    with (tmp_path / "results.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 12
+    row = next(r for r in rows if r["rule"] == "yarn" and r["length"] == "64")
+    for key, want in {
+        "scheme": "rope, yarn s=4 (matched)",
+        "protocol": "fixed-targets",
+        "targets": "70",
+        "documents": "7",
+        "units": "7",
+        "unit": "document",
+        "family": "6",
+        "bos": "as-trained",
+        "corpus_hash": "store-1",
+        "targets_hash": result.plan.hash,
+        "checkpoint_hash": "abc",
+        "dtype": "float32",
+        "seed": "0",
+    }.items():
+        assert row[key] == want, key
+    nll = result.nll["yarn", 64]
+    assert float(row["nll"]) == pytest.approx(nll.mean())
+    delta = nll - result.nll["trained", 16]
+    assert float(row["delta"]) == pytest.approx(delta.mean()) and float(row["gain"]) == pytest.approx(
+        -delta.mean()
+    )
+    assert next(r for r in rows if r["rule"] == "truncate" and r["length"] == "64")["verdict"] == ""
+    assert json.loads((tmp_path / "targets.json").read_text())["hash"] == result.plan.hash
+    title, columns, lines = table(result, analysis)
+    assert "70 targets" in title and all(len(line) == len(columns) for line in lines) and len(lines) == 12
+    text = "\n".join(words(result, analysis))
+    assert "as trained" in text and "a unigram model has" in text and "not of the scheme" in text
+
+
+def test_clusters_are_the_units_where_the_corpus_has_them(do, make_store):
+    clusters = ["ann", "ann", "bob", None, "cy", "cy", None]
+    store = make_store([90, 120, 75, 99, 130, 81, 77], seed=1, clusters=clusters)
+    analysis = analyse(do(store=store))
+    assert (analysis.units, analysis.unit_kind, analysis.documents) == (5, "cluster", 7)
+    assert all(v.word == "points only" for rule in analysis.verdicts for v in rule.verdicts)
+    assert "points without intervals" in "\n".join(words(do(store=store), analysis))
+
+
+def test_bfloat16_is_checked_against_float32_before_a_verdict(do):
+    result = do(dtype="bfloat16", rules=["trained", "truncate", "yarn"])
+    assert set(result.precision) == {(r, n) for r in ("trained", "yarn") for n in (16, 32, 64)}
+    assert max(abs(v) for v in result.precision.values()) > 0
+    worst = max(abs(v) for v in result.precision.values())
+    # Verdicts depend on the tolerance they are asked at: withheld below ten times the error.
+    strict = analyse(do(dtype="bfloat16", rules=["trained", "truncate", "yarn"], tolerance=worst))
+    assert any("no verdict" in note for note in strict.notes)
+    loose = analyse(
+        do(dtype="bfloat16", rules=["trained", "truncate", "yarn"], tolerance=max(1.0, 11 * worst))
+    )
+    assert not loose.notes and len(loose.verdicts) == 2
+
+
+def test_bits_per_byte_need_the_bytes_of_every_target(do, tokenizer):
+    result = do()
+    ids = result.plan.target_ids
+    assert ids and result.n_bytes and result.n_bytes > result.plan.n_targets
+    row = analyse(result).rows[0]
+    assert row.bits_per_byte == pytest.approx(result.nll["trained", 16].sum() / np.log(2) / result.n_bytes)
+
+
+def test_unigram_by_hand(make_store):
+    store = make_store([6], seed=4)
+    store.documents = [np.array([1, 5, 5, 7, 2], dtype=np.uint16)]
+    store.lengths = np.array([5])
+    got = unigram_nll(store, np.array([5, 7, 3]), 23)
+    assert np.exp(-got) == pytest.approx([3 / 26, 2 / 26, 1 / 26])
+    everything = np.exp(-unigram_nll(store, np.arange(23), 23))
+    assert everything.sum() == pytest.approx(1)
+
+
+def test_rules_and_their_words():
+    rules = resolve_rules(["yarn", "window"], BUILTIN, 48)
+    assert [r.label for r in rules] == ["trained", "yarn", "window"]
+    assert rules[2].words == ("window=48",)
+    own = resolve_rules({"truncate": [], "mine": ["a.b=1"]}, BUILTIN, 48)
+    assert [(r.label, r.words) for r in own] == [("trained", ()), ("truncate", ()), ("mine", ("a.b=1",))]
+    with pytest.raises(EvaluationError, match="unknown rule 'yarm'; there are alibi, trained"):
+        resolve_rules(["yarm"], BUILTIN, 48)
+    with pytest.raises(EvaluationError, match="takes no words"):
+        resolve_rules({"trained": ["x=1"]}, BUILTIN, 48)
+
+
+@pytest.mark.parametrize(
+    "bad, message",
+    [
+        ({"lengths": []}, "at least one"),
+        ({"lengths": [0, 5]}, "positive"),
+        ({"lengths": [32]}, "shorter than a span"),
+        ({"rules": []}, "rules is empty"),
+        ({"folder": "../x"}, "pattern"),
+        ({"spans": 3}, "Extra inputs"),
+    ],
+)
+def test_bad_settings_are_refused(bad, message):
+    with pytest.raises(ValueError, match=message):
+        EvaluationSettings(**bad)

@@ -1,0 +1,171 @@
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from evaluation import EvaluationError, EvaluationSettings, ModelScorer, Text, measure
+from evaluation.plan import make_plan
+from evaluation.protocols import (
+    Windows,
+    block_windows,
+    fixed_windows,
+    long_documents,
+    position_windows,
+    sliding_windows,
+    truncated_windows,
+)
+from evaluation.targets import draw_targets
+from evaluation.verdicts import perplexity, pooled
+
+LENGTHS = [150, 131, 97, 260, 129]
+PROTOCOLS = ["fixed-targets", "sliding", "non-overlapping", "by-position"]
+
+
+def plan_for(store, protocol, lengths=(16, 32, 64, 128), trained=16, **kw):
+    text = Text(store, kw.pop("bos", "as-trained"), 1)
+    how = {"targets": 5, "spans_per_document": 3} | kw
+    asked = EvaluationSettings(protocol=protocol, lengths=list(lengths), **how)
+    return text, make_plan(asked, text, store.hash, "t", trained)
+
+
+@pytest.mark.parametrize("bos", ["as-trained", "none", "every-window"])
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_uniform_model_gives_ln_v(make_store, uniform_scorer, protocol, bos):
+    text, plan = plan_for(make_store(LENGTHS), protocol, bos=bos)
+    for windows in [*plan.windows.values(), plan.truncated]:
+        nll = measure(uniform_scorer, text, windows, batch=7)
+        assert abs(pooled(nll) - math.log(23)) < 1e-12
+        assert abs(perplexity(nll) - 23) < 1e-10
+
+
+@pytest.mark.parametrize("bos", ["as-trained", "none", "every-window"])
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_every_length_scores_the_same_tokens(make_store, protocol, bos):
+    store = make_store(LENGTHS)
+    text, plan = plan_for(store, protocol, bos=bos)
+    ids = plan.target_ids(text)
+    assert len(ids) == plan.n_targets and not np.isin(ids, [1, 2]).any()
+    for windows in [*plan.windows.values(), plan.truncated]:
+        assert (windows.target_indices() == plan.truncated.target_indices()).all()
+        assert (windows.target_documents() == plan.truncated.target_documents()).all()
+        # What the scorer is shown last in each window are these ids.
+        shown = measure(lambda w, keep: w[:, -keep:].astype(float), text, windows, batch=3)
+        assert (shown == ids).all()
+
+
+def test_target_k_sees_l_minus_k_plus_its_number(make_store):
+    _, plan = plan_for(make_store(LENGTHS), "fixed-targets")
+    for length, windows in plan.windows.items():
+        seen = windows.target_positions() + 1
+        assert (seen.reshape(-1, 5) == length - 5 + np.arange(1, 6)).all()
+
+
+def test_fixed_targets_are_flat_once_the_memory_is_covered(make_store, ngram_scorer):
+    # 8 tokens of memory and K = 5: flat for L >= K + 7 = 12, not before.
+    text, plan = plan_for(make_store(LENGTHS), "fixed-targets", lengths=(11, 12, 13, 40, 128), trained=12)
+    nll = {n: measure(ngram_scorer, text, w, batch=4) for n, w in plan.windows.items()}
+    for length in (13, 40, 128):
+        assert (nll[length] == nll[12]).all()
+    assert pooled(nll[11]) > pooled(nll[12]) + 0.03
+
+
+def test_non_overlapping_falls_by_the_early_tokens_alone(make_store, ngram_scorer):
+    text, plan = plan_for(make_store(LENGTHS), "non-overlapping")
+    got = [pooled(measure(ngram_scorer, text, plan.windows[n])) for n in (16, 32, 64, 128)]
+    assert all(a > b for a, b in pairwise(got))
+    # The first 7 outputs of a window lack 7, 6, ... 1 of the 8 tokens at 0.2 nats each: 5.6 nats per window.
+    assert got[0] - got[3] == pytest.approx(5.6 / 16 - 5.6 / 128, abs=0.005)
+
+
+def test_sliding_by_k_equals_fixed_targets_on_aligned_spans(make_store, sharp):
+    scorer = ModelScorer(sharp().double())
+    store = make_store([128 + 3 * 8])  # with BOS: 1 + 152 tokens
+    text = Text(store)
+    length, k = 32, 8
+    sliding = sliding_windows(text, np.array([0]), length, k)
+    nll = measure(scorer, text, sliding)
+    ends = np.arange(length + 1 + k, text.lengths[0] + 1, k)
+    n = len(ends)
+    fixed = Windows(np.zeros(n, dtype=int), ends, np.full(n, length), np.full(n, k))
+    assert n == 15
+    index = dict(zip(sliding.target_indices().tolist(), nll, strict=True))
+    want = np.array([index[i] for i in fixed.target_indices().tolist()])
+    assert np.abs(measure(scorer, text, fixed) - want).max() < 1e-12
+
+
+def test_by_position_at_the_fixed_targets_equals_them_at_lmax(make_store, sharp):
+    text = Text(make_store(LENGTHS))
+    targets = draw_targets(
+        text, corpus_hash="c", tokenizer_hash="t", longest=48, span=7, spans_per_document=2
+    )
+    scorer = ModelScorer(sharp().double())
+    fixed = fixed_windows(targets, 48)
+    whole = Windows(fixed.document, fixed.end, fixed.inputs, fixed.inputs)
+    nll = measure(scorer, text, whole).reshape(len(whole), 48)
+    assert np.abs(nll[:, -7:].reshape(-1) - measure(scorer, text, fixed)).max() < 1e-12
+
+
+@pytest.mark.parametrize("length, stride", [(16, 2), (16, 16), (13, 5), (100, 12)])
+def test_sliding_counts_every_token_but_the_first_once_with_its_tail(make_store, length, stride):
+    text = Text(make_store(LENGTHS))
+    documents = long_documents(text, 100, 10, 0)
+    assert documents.tolist() == [0, 1, 3, 4]
+    windows = sliding_windows(text, documents, length, stride)
+    for document in documents:
+        here = windows.target_indices()[windows.target_documents() == document]
+        assert (here == np.arange(1, text.lengths[document])).all()
+    counted = windows.target_positions()
+    first = np.concatenate([[True], np.diff(windows.document) != 0])
+    late = np.repeat(~first, windows.keep)
+    assert (counted[late] >= length - stride).all()
+
+
+def test_non_overlapping_cuts_to_a_multiple_of_lmax(make_store):
+    text = Text(make_store(LENGTHS))
+    windows = block_windows(text, np.array([3]), 16, 64)  # 261 tokens: 260 targets, 4 times 64
+    assert windows.n_targets == 256 and windows.target_indices()[-1] == 256
+    with pytest.raises(EvaluationError, match="48 does not divide 64"):
+        block_windows(text, np.array([3]), 48, 64)
+
+
+def test_unequal_windows_are_weighted_by_tokens(make_store):
+    # One window of 20 counted targets at 1 nat, two of 3 at 4 nats: 44 / 26, not the mean of window means.
+    text = Text(make_store([60]))
+    windows = Windows(
+        np.zeros(3, dtype=int), np.array([21, 24, 27]), np.array([20, 20, 20]), np.array([20, 3, 3])
+    )
+    nll = measure(lambda w, keep: np.full((len(w), keep), 1.0 if keep == 20 else 4.0), text, windows, batch=2)
+    assert pooled(nll) == pytest.approx(44 / 26, abs=1e-15)
+
+
+def test_by_position_windows_and_their_truncation(make_store):
+    text = Text(make_store(LENGTHS))
+    whole = position_windows(text, np.array([0, 3]), 64, 5, seed=3)
+    assert len(whole) == 10 and (whole.keep == 64).all()
+    assert (whole.target_positions().reshape(10, 64) == np.arange(64)).all()
+    cut = truncated_windows(whole, 16, 5)
+    assert (cut.target_indices() == whole.target_indices()).all()
+    seen, offered = cut.target_positions() + 1, whole.target_positions() + 1
+    early = offered <= 16
+    assert (seen[early] == offered[early]).all()
+    assert seen[~early].min() >= 16 - 5 + 1 and seen.max() == 16
+    # Nothing before the window is shown.
+    assert (cut.end - cut.inputs >= np.repeat(whole.end - 64, len(cut) // 10)).all()
+
+
+def test_settings_that_cannot_work_are_refused(make_store):
+    store = make_store(LENGTHS)
+    with pytest.raises(EvaluationError, match="stride=17"):
+        plan_for(store, "sliding", stride=17)
+    with pytest.raises(EvaluationError, match=r"0 of 5.*longest usable length is 260"):
+        plan_for(store, "sliding", lengths=(16, 512))
+    with pytest.raises(EvaluationError, match="shorter than a span"):
+        plan_for(store, "fixed-targets", lengths=[64], trained=4)
+    text = Text(store)
+    targets = draw_targets(
+        text, corpus_hash="c", tokenizer_hash="t", longest=48, span=7, spans_per_document=2
+    )
+    for length in (6, 49):
+        with pytest.raises(EvaluationError, match="outside 7"):
+            fixed_windows(targets, length)

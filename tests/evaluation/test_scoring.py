@@ -1,0 +1,155 @@
+import numpy as np
+import pytest
+import torch
+
+from evaluation import CellFailed, EvaluationError, ModelScorer, Text, gather, measure
+from evaluation.protocols import fixed_windows, sliding_windows
+from evaluation.scoring import batches
+from evaluation.targets import draw_targets
+from model import Places
+
+SCHEMES = {
+    "rope": None,
+    "rope window": {"name": "rope", "window": 11},
+    "none": {"name": "none"},
+    "alibi": {"name": "alibi"},
+    "sinusoidal": {"name": "sinusoidal"},
+    "yarn": {"name": "rope", "scaling": {"name": "yarn", "factor": "auto"}},
+}
+
+
+@pytest.fixture
+def work(make_store):
+    text = Text(make_store([120, 133, 90, 101]))
+    targets = draw_targets(
+        text, corpus_hash="c", tokenizer_hash="t", longest=64, span=7, spans_per_document=3
+    )
+    return text, targets
+
+
+def naive(model, text, windows):
+    """One window at a time, all logits, log-softmax, no keep, no cache."""
+    out = []
+    for document, end, inputs, keep in zip(
+        windows.document, windows.end, windows.inputs, windows.keep, strict=True
+    ):
+        tokens = torch.from_numpy(text.slice(document, end - inputs - 1, end))
+        with torch.no_grad():
+            logits = model(tokens[None, :-1], Places.plain(int(inputs), length=int(inputs)))[0]
+        nll = -torch.log_softmax(logits.double(), -1)[torch.arange(int(inputs)), tokens[1:]]
+        out.append(nll[-keep:].numpy())
+    return np.concatenate(out)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_batches_and_chunks_change_nothing_beyond_rounding(work, sharp, scheme):
+    text, targets = work
+    model = sharp(SCHEMES[scheme]).double()
+    windows = fixed_windows(targets, 64)
+    want = naive(model, text, windows)
+    assert want.std() > 0.5  # a model that says something
+    for batch in (1, 4, 100):
+        for chunk in (64, 63, 59, 20, 5):
+            got = measure(ModelScorer(model, chunk=chunk), text, windows, batch=batch)
+            assert np.abs(got - want).max() <= 1e-9
+
+
+def test_float32_chunks_stay_within_the_stated_bounds(work, sharp):
+    text, targets = work
+    model = sharp()
+    windows = fixed_windows(targets, 64)
+    whole = measure(ModelScorer(model), text, windows, batch=3)
+    parts = measure(ModelScorer(model, chunk=13), text, windows, batch=5)
+    assert np.abs(whole - parts).max() <= 1e-3
+    assert abs((whole - parts).mean()) <= 1e-5
+    assert whole.dtype == np.float64
+
+
+def test_sliding_windows_of_mixed_shapes(work, sharp):
+    text, _ = work
+    model = sharp().double()
+    windows = sliding_windows(text, np.array([0, 1, 3]), 40, 9)
+    want = naive(model, text, windows)
+    assert len(np.unique(windows.keep)) > 2
+    for batch in (1, 3, 50):
+        assert np.abs(measure(ModelScorer(model), text, windows, batch=batch) - want).max() <= 1e-10
+
+
+def test_the_declared_length_sets_the_factor(work, sharp):
+    text, targets = work
+    model = sharp(SCHEMES["yarn"]).double()
+    windows = fixed_windows(targets, 32)
+    plain = measure(ModelScorer(model), text, windows)
+    same = measure(ModelScorer(model, length=32), text, windows)
+    told = measure(ModelScorer(model, length=64), text, windows)
+    assert (plain == same).all() and np.abs(told - plain).max() > 1e-3
+
+
+@pytest.mark.parametrize("world", [2, 3, 50])
+def test_ranks_are_bit_equal_to_one(work, sharp, world):
+    text, targets = work
+    scorer, windows = ModelScorer(sharp()), fixed_windows(targets, 48)
+    one = measure(scorer, text, windows, batch=4)
+    parts = [measure(scorer, text, windows, batch=4, rank=r, world=world) for r in range(world)]
+    assert (gather(parts) == one).all()
+    with pytest.raises(EvaluationError, match="overlap or leave some out"):
+        gather(parts[:-1] if world <= 3 else [parts[0], parts[0]])
+
+
+def test_batches_hold_one_shape_and_every_window_once(work):
+    text, _ = work
+    windows = sliding_windows(text, np.array([0, 1, 3]), 40, 9)
+    found = batches(windows, 4)
+    assert sorted(np.concatenate(found).tolist()) == list(range(len(windows)))
+    for members in found:
+        assert len(members) <= 4
+        assert len(set(zip(windows.inputs[members], windows.keep[members], strict=True))) == 1
+
+
+def test_a_non_finite_target_fails_the_cell_and_is_never_dropped(work):
+    text, targets = work
+    windows = fixed_windows(targets, 32)
+
+    def broken(tokens, keep):
+        out = np.ones((len(tokens), keep))
+        out[-1, 2] = np.nan if len(tokens) == 5 else np.inf
+        return out
+
+    for batch in (5, 4):
+        with pytest.raises(CellFailed, match=r"length 32, document doc\d"):
+            measure(broken, text, windows, batch=batch)
+
+
+def test_an_interrupted_measurement_goes_on_where_it_stopped(work, sharp):
+    text, targets = work
+    scorer, windows = ModelScorer(sharp()), fixed_windows(targets, 32)
+    want = measure(scorer, text, windows, batch=2)
+    out, calls = np.full(windows.n_targets, np.nan), []
+
+    def stop(inputs, _):
+        calls.append(inputs)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        measure(scorer, text, windows, batch=2, out=out, after_batch=stop)
+    assert 0 < np.isnan(out).sum() < len(out)
+    asked = []
+
+    def counted(tokens, keep):
+        asked.append(len(tokens))
+        return scorer(tokens, keep)
+
+    assert (measure(counted, text, windows, batch=2, out=out) == want).all()
+    assert sum(asked) == len(windows) - 6
+
+
+def test_the_mode_of_the_model_and_its_gradients_survive(work, sharp):
+    text, targets = work
+    model = sharp().train()
+    measure(ModelScorer(model), text, fixed_windows(targets, 64))
+    assert model.training
+    # Tables that grew during the evaluation serve a training step afterwards.
+    tokens = torch.randint(3, 23, (2, 65))
+    model(tokens[:, :-1], Places.plain(64), targets=tokens[:, 1:]).mean().backward()
+    assert all(p.grad is not None for p in model.parameters())

@@ -1,0 +1,158 @@
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from evaluation.statistics import (
+    bootstrap_t,
+    interval,
+    spans_needed,
+    t_quantile,
+    t_tail,
+    unit_means,
+    units_needed,
+    upper_bound,
+)
+
+
+@pytest.mark.parametrize("df", [1, 1.5, 2, 3, 4.7, 5, 9, 19, 59, 98, 99, 100, 101, 199, 1999, 1e5, 1e6])
+@pytest.mark.parametrize("p", [0.5, 0.51, 0.6, 0.9, 0.95, 0.975, 0.995, 0.99875, 1 - 1e-6, 0.025, 0.0004])
+def test_t_quantiles_are_scipys(p, df):
+    want = stats.t.ppf(p, df)
+    assert t_quantile(p, df) == pytest.approx(want, rel=1e-10, abs=1e-13)
+
+
+@pytest.mark.parametrize("df", [1, 2.5, 7, 40, 300])
+@pytest.mark.parametrize("t", [0.0, 1e-3, 0.4, 1.0, 2.5, 12.0, 60.0])
+def test_t_tails_are_scipys(t, df):
+    assert t_tail(t, df) == pytest.approx(stats.t.sf(t, df), rel=1e-10)
+
+
+@pytest.mark.parametrize("p, df", [(0, 5), (1, 5), (0.9, 0), (-1, 3)])
+def test_t_quantile_refuses_nonsense(p, df):
+    with pytest.raises(ValueError, match="t quantile"):
+        t_quantile(p, df)
+
+
+def test_unit_means_weigh_targets_within_a_unit():
+    means = unit_means(np.array([1.0, 2, 6, 10, 30]), np.array([4, 4, 4, 9, 0]))
+    assert means.tolist() == [30, 3, 10]
+
+
+def test_interval_by_hand():
+    # mean 4, sd of (1, 2, 3, 4, 5, 9) = sqrt(40/5); t(5) at 97.5% = 2.570582
+    got = interval(np.array([1.0, 2, 3, 4, 5, 9]))
+    half = 2.570581835636 * math.sqrt(8) / math.sqrt(6)
+    assert (got.estimate, got.units, got.few) == (4.0, 6, True)
+    assert got.low == pytest.approx(4 - half, rel=1e-9) and got.high == pytest.approx(4 + half, rel=1e-9)
+    assert got.half == pytest.approx(half)
+    wider = interval(np.array([1.0, 2, 3, 4, 5, 9]), family=10)
+    assert wider.half == pytest.approx(stats.t.ppf(1 - 0.05 / 20, 5) * math.sqrt(8 / 6))
+    assert wider.level == pytest.approx(0.995)
+
+
+def test_fewer_than_six_units_are_points_only():
+    got = interval(np.array([1.0, 2, 3, 4, 9]))
+    assert (
+        got.estimate == 3.8 and math.isnan(got.low) and math.isnan(got.bootstrap_high) and not got.disagrees
+    )
+    assert math.isnan(upper_bound(np.array([1.0, 2, 3, 4, 9])))
+    assert interval(np.array([5.0])).estimate == 5.0
+    assert not interval(np.arange(20.0)).few and interval(np.arange(19.0)).few
+
+
+def test_no_spread_is_a_point_with_certainty():
+    got = interval(np.full(9, 0.25))
+    assert (got.low, got.high, got.bootstrap_low, got.bootstrap_high) == (0.25, 0.25, 0.25, 0.25)
+    assert not got.disagrees
+
+
+def test_studentised_bootstrap_agrees_with_scipys_and_flags_skew():
+    x = np.random.default_rng(1).gamma(2.0, size=30)
+    low, high = bootstrap_t(x, resamples=40_000, seed=2)
+    # Independent twin: plain loops over resamples.
+    rng, ts = np.random.default_rng(9), []
+    for _ in range(20_000):
+        y = rng.choice(x, 30)
+        ts.append((y.mean() - x.mean()) / (y.std(ddof=1) / math.sqrt(30)))
+    scale = x.std(ddof=1) / math.sqrt(30)
+    a, b = np.quantile(ts, [0.025, 0.975])
+    assert low == pytest.approx(x.mean() - b * scale, abs=0.06 * scale)
+    assert high == pytest.approx(x.mean() - a * scale, abs=0.06 * scale)
+    assert high - x.mean() > x.mean() - low  # it leans to the long tail, as t cannot
+    assert interval(np.r_[np.zeros(24), 30.0, 1.0]).disagrees
+    assert not interval(np.random.default_rng(3).normal(size=150)).disagrees
+
+
+def test_units_needed_is_the_smallest_number_that_does():
+    for sd, half, family in [(0.1, 0.02, 1), (0.3, 0.02, 12), (0.001, 0.02, 4)]:
+        n = units_needed(sd, half, family=family)
+
+        def width(units, sd=sd, family=family):
+            return stats.t.ppf(1 - 0.025 / family, units - 1) * sd / math.sqrt(units)
+
+        assert width(n) <= half and (n == 6 or width(n - 1) > half)
+    assert units_needed(1e9, 1e-9) == 10**7
+
+
+def test_spans_needed_solves_the_two_variance_parts():
+    rng = np.random.default_rng(5)
+    between, within, units, spans = 0.01, 0.2, 400, 4
+    x = rng.normal(0, between, (units, 1)) + rng.normal(0, within, (units, spans))
+    half = 0.008
+    want = within**2 / (units * (half / stats.t.ppf(0.975, units - 1)) ** 2 - between**2)
+    assert spans_needed(x, half) == pytest.approx(want, rel=0.15)
+    # Where documents differ too much no number of spans helps.
+    assert spans_needed(rng.normal(0, 1.0, (40, 1)) + rng.normal(0, 0.1, (40, 4)), 0.02) is None
+    assert spans_needed(x[:, :1], half) is None
+
+
+def coverage(draws, units, effect, *, family=1, seed=0):
+    """Share of intervals that hold the truth, for the t interval; effects have mean 0 and sd 1."""
+    rng = np.random.default_rng(seed)
+    hits = 0
+    for _ in range(draws):
+        z = rng.normal(size=units) if effect == "normal" else (rng.gamma(2.0, size=units) - 2) / math.sqrt(2)
+        spans = rng.normal(0, 2.0, size=(units, 4)).mean(axis=1)
+        got = interval(z + spans, resamples=0, family=family)
+        hits += got.low <= 0 <= got.high
+    return hits / draws
+
+
+@pytest.mark.parametrize("units", [20, 60])
+def test_coverage_in_simulation(units):
+    # 600 draws: 95% ± 2.7 points at three standard errors.
+    assert 0.923 <= coverage(600, units, "normal") <= 0.977
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("units", [20, 60])
+@pytest.mark.parametrize("effect, low, high", [("normal", 0.935, 0.965), ("gamma", 0.915, 0.975)])
+def test_coverage_in_4000_draws(units, effect, low, high):
+    assert low <= coverage(4000, units, effect, seed=7) <= high
+
+
+@pytest.mark.slow
+def test_simultaneous_intervals_hold_jointly():
+    rng, family, hits = np.random.default_rng(11), 8, 0
+    for _ in range(4000):
+        shared = rng.normal(size=(30, 1))
+        x = 0.7 * shared + rng.normal(size=(30, family))
+        got = [interval(x[:, i], family=family, resamples=0) for i in range(family)]
+        hits += all(one.low <= 0 <= one.high for one in got)
+    assert hits / 4000 >= 0.935
+
+
+@pytest.mark.slow
+def test_units_are_what_the_interval_is_over():
+    # Nine authors of twenty books: taking books for units under-covers, authors do not.
+    rng = np.random.default_rng(13)
+    author = np.array([0, 0, 0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 4, 4, 5, 6, 7, 8, 8])
+    books, authors = 0, 0
+    for _ in range(4000):
+        x = rng.normal(size=9)[author] + rng.normal(0, 0.5, size=20)
+        one, many = interval(x, resamples=0), interval(unit_means(x, author), resamples=0)
+        books += one.low <= 0 <= one.high
+        authors += many.low <= 0 <= many.high
+    assert books / 4000 < 0.91 and authors / 4000 > 0.93

@@ -1,0 +1,184 @@
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evaluation import EvaluationError, Text, draw_targets, load_targets, longest_usable, shorten_lengths
+from evaluation.plan import make_plan
+from evaluation.settings import EvaluationSettings
+
+HASHES = {"corpus_hash": "c", "tokenizer_hash": "t"}
+LENGTHS = [40, 75, 76, 77, 78, 120, 300, 33]
+
+
+def draw(text, longest=64, span=5, spans=3, **kw):
+    return draw_targets(
+        text, **(HASHES | {"longest": longest, "span": span, "spans_per_document": spans} | kw)
+    )
+
+
+@pytest.mark.parametrize("rule", ["as-trained", "none", "every-window"])
+@pytest.mark.parametrize("bos", [True, False])
+def test_spans_are_disjoint_equally_many_and_have_full_context(make_store, rule, bos):
+    store = make_store(LENGTHS, bos=bos)
+    text = Text(store, rule, 1)
+    targets = draw(text)
+    documents, counts = np.unique(targets.document, return_counts=True)
+    assert set(counts) == {3} and len(documents) >= 4
+    for document in documents:
+        ends = targets.end[targets.document == document]
+        assert ends.min() >= 64 + 1 and ends.max() <= text.lengths[document]
+        assert (np.diff(ends) >= 5).all()
+
+
+def test_bos_and_eos_are_never_targets_and_bos_displaces_the_oldest_token(make_store):
+    store = make_store([90, 95], bos=True, eos=True)
+    raw = store.document(1)[1:-1].astype(np.int64)
+    for rule in ("as-trained", "none", "every-window"):
+        text = Text(store, rule, 1)
+        targets = draw(text, longest=20, span=6, spans=8)
+        windows = text.windows(targets.document, targets.end, 20)
+        assert windows.shape == (16, 21)
+        assert not np.isin(windows[:, -6:], [1, 2]).any()
+        last = targets.document == 1
+        shift = 0 if rule == "none" else 1
+        for row, end in zip(windows[last], targets.end[last], strict=True):
+            assert (row[1:] == raw[end - 20 - shift : end - shift]).all()
+            if rule == "every-window":
+                assert row[0] == 1
+
+
+def test_the_bos_of_every_window_does_not_depend_on_the_stores(make_store):
+    # The same raw documents, stored with and without BOS, give the same windows.
+    with_bos, without = make_store([80, 61], bos=True), make_store([80, 61], bos=False)
+    a, b = Text(with_bos, "every-window", 1), Text(without, "every-window", 1)
+    assert (a.lengths == b.lengths).all()
+    assert (
+        a.windows(np.array([0, 1, 1]), np.array([31, 31, 62]), 30)
+        == b.windows(np.array([0, 1, 1]), np.array([31, 31, 62]), 30)
+    ).all()
+
+
+def test_every_window_needs_a_bos_id(make_store):
+    with pytest.raises(EvaluationError, match="BOS"):
+        Text(make_store([50]), "every-window", None)
+
+
+def test_the_draw_depends_on_each_of_its_arguments_and_on_nothing_else(make_store):
+    text = Text(make_store(LENGTHS))
+    base = draw(text)
+    assert draw(Text(make_store(LENGTHS))).hash == base.hash
+    changes = [
+        {"corpus_hash": "d"},
+        {"tokenizer_hash": "u"},
+        {"longest": 63},
+        {"span": 4},
+        {"spans": 2},
+        {"seed": 1},
+        {"documents": 2},
+    ]
+    hashes = {base.hash, *(draw(text, **change).hash for change in changes)}
+    hashes.add(draw(Text(make_store(LENGTHS), "none")).hash)
+    assert len(hashes) == len(changes) + 2
+
+
+def test_golden_draw(make_store):
+    # Pinned: numbers already published must not move with a refactoring.
+    targets = draw(Text(make_store(LENGTHS)))
+    assert targets.pairs() == GOLDEN
+
+
+GOLDEN = [
+    [1, 65],
+    [1, 71],
+    [1, 76],
+    [2, 65],
+    [2, 71],
+    [2, 76],
+    [3, 66],
+    [3, 71],
+    [3, 76],
+    [4, 66],
+    [4, 73],
+    [4, 79],
+    [5, 83],
+    [5, 90],
+    [5, 97],
+    [6, 97],
+    [6, 266],
+    [6, 288],
+]
+
+
+def test_adding_a_shorter_length_keeps_the_targets(make_store, tokenizer):
+    text = Text(make_store(LENGTHS))
+    hashes = set()
+    for lengths in ([64], [32, 64], [16, 24, 64]):
+        asked = EvaluationSettings(lengths=lengths, targets=5, spans_per_document=3)
+        hashes.add(make_plan(asked, text, "c", "t", 16).hash)
+    assert len(hashes) == 1
+
+
+def test_file_round_trip_and_damage(make_store, tmp_path):
+    targets = draw(Text(make_store(LENGTHS)))
+    path = tmp_path / "targets.json"
+    path.write_text(json.dumps(targets.record()))
+    again = load_targets(path)
+    assert again.hash == targets.hash and (again.end == targets.end).all()
+    record = targets.record()
+    record["spans"][0][1] += 1
+    path.write_text(json.dumps(record))
+    with pytest.raises(EvaluationError, match="do not give the hash"):
+        load_targets(path)
+    path.write_text("{}")
+    with pytest.raises(EvaluationError, match="not a targets file"):
+        load_targets(path)
+
+
+def test_too_few_documents_names_how_many_and_the_longest_usable_length(make_store):
+    text = Text(make_store(LENGTHS))  # with BOS the longest has 301 tokens
+    with pytest.raises(EvaluationError, match=r"0 of 8 \(0\.0%\).*longest usable length is 290"):
+        draw(text, longest=400)
+    assert longest_usable(text, 5, 3, 1) == 290
+    draw(text, longest=290)
+    with pytest.raises(EvaluationError, match="1 of 8"):
+        draw(text, longest=290, least_documents=2)
+    with pytest.raises(EvaluationError, match="0 of 8"):
+        draw(text, longest=291)
+
+
+def test_a_grid_is_shortened_and_says_so(make_store):
+    text = Text(make_store(LENGTHS))
+    how = {"span": 5, "spans_per_document": 3}
+    assert shorten_lengths(text, [16, 32], least_documents=4, **how) == ([16, 32], "")
+    kept, note = shorten_lengths(text, [16, 32, 64, 256], least_documents=3, **how)
+    assert kept == [16, 32, 64]
+    assert "only 1 of 8" in note and "stop at 64" in note
+    with pytest.raises(EvaluationError, match="longest usable"):
+        shorten_lengths(text, [1000, 2000], least_documents=1, **how)
+
+
+@settings(max_examples=60, deadline=None)
+@given(longest=st.integers(8, 40), span=st.integers(1, 8), spans=st.integers(1, 6), extra=st.integers(0, 30))
+def test_a_document_with_just_enough_room_is_used_and_one_token_less_is_not(longest, span, spans, extra):
+    need = longest + 1 + (spans - 1) * span
+    text = SimpleNamespace(lengths=np.array([need + extra, need - 1]), bos_rule="none")
+    targets = draw(text, longest=longest, span=span, spans=spans)
+    assert (targets.document == 0).all() and len(targets.end) == spans
+    assert targets.end.min() >= longest + 1 and targets.end.max() <= need + extra
+    assert (np.diff(targets.end) >= span).all()
+
+
+def test_every_placement_is_equally_likely():
+    # 2 spans of 2 in 5 places: starts (0,2) (0,3) (1,3); 3,000 draws, chi-square on 2 degrees below its
+    # 99.9% point.
+    text = SimpleNamespace(lengths=np.array([10 + 4]), bos_rule="none")
+    counts = {}
+    for seed in range(3000):
+        ends = tuple(draw(text, longest=10, span=2, spans=2, seed=seed).end.tolist())
+        counts[ends] = counts.get(ends, 0) + 1
+    assert len(counts) == 3
+    assert sum((n - 1000) ** 2 / 1000 for n in counts.values()) < 13.8

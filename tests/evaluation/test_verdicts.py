@@ -1,0 +1,146 @@
+import math
+
+import numpy as np
+import pytest
+
+from evaluation.verdicts import bits_per_byte, by_position, judge, net_gain, perplexity, pooled
+
+UNITS, SPAN, SPANS = 30, 5, 3
+N = UNITS * SPAN * SPANS
+UNIT = np.repeat(np.arange(UNITS), SPAN * SPANS)
+
+
+def shifted(mean, sd, seed=0):
+    """A reference and an NLL whose unit differences have exactly this mean and sd."""
+    rng = np.random.default_rng(seed)
+    d = rng.normal(size=UNITS)
+    d = (d - d.mean()) / d.std(ddof=1) * sd + mean
+    reference = rng.gamma(2.0, size=N)
+    return reference, reference + np.repeat(d, SPAN * SPANS)
+
+
+def verdicts(differences, tolerance=0.02, family=1, failed=(), l0=64):
+    reference, _ = shifted(0, 1)
+    nll = {64: reference}
+    for length, (mean, sd) in differences.items():
+        nll[length] = reference + (shifted(mean, sd, seed=length)[1] - shifted(mean, sd, seed=length)[0])
+    return judge(
+        "rule",
+        nll,
+        reference,
+        UNIT,
+        l0,
+        tolerance=tolerance,
+        alpha=0.05,
+        family=family,
+        span=SPAN,
+        failed=failed,
+    )
+
+
+def test_held_broken_undecided():
+    got = verdicts({128: (0.001, 0.02), 256: (0.015, 0.1), 512: (0.3, 0.1)})
+    assert [v.word for v in got.verdicts] == ["held", "undecided", "broken"]
+    assert (got.held_to, got.break_point) == (128, 512)
+
+
+def test_held_needs_every_shorter_length():
+    got = verdicts({128: (0.015, 0.1), 256: (0.0, 0.001)})
+    assert [v.word for v in got.verdicts] == ["undecided", "undecided"]
+    assert got.held_to is None and got.break_point is None
+
+
+def test_a_failed_shorter_length_ends_holding():
+    assert [v.word for v in verdicts({256: (0.0, 0.001)}, failed=[128]).verdicts] == ["undecided"]
+    assert [v.word for v in verdicts({256: (0.0, 0.001)}, failed=[512]).verdicts] == ["held"]
+
+
+def test_a_rule_that_is_bad_at_the_trained_length_has_not_held():
+    reference, _ = shifted(0, 1)
+    got = judge(
+        "window",
+        {64: reference + 0.5, 128: reference},
+        reference,
+        UNIT,
+        64,
+        tolerance=0.02,
+        alpha=0.05,
+        family=1,
+    )
+    assert [v.word for v in got.verdicts] == ["undecided"]
+
+
+def test_the_edge_of_broken_is_the_simultaneous_lower_bound():
+    sd, t1, t8 = 0.1, 2.045229642, 2.951  # t(29) at 97.5%; at 1 - 0.025/8
+    edge1 = 0.02 + t1 * sd / math.sqrt(UNITS)
+    edge8 = 0.02 + t8 * sd / math.sqrt(UNITS)
+    assert edge8 > edge1
+    for family, edge in ((1, edge1), (8, edge8)):
+        assert verdicts({128: (edge + 1e-4, sd)}, family=family).verdicts[0].word == "broken"
+        assert verdicts({128: (edge - 1e-4, sd)}, family=family).verdicts[0].word == "undecided"
+
+
+def test_the_edge_of_held_is_the_one_sided_upper_bound_whatever_the_family():
+    edge = 0.02 - 2.045229642 * 0.03 / math.sqrt(UNITS)
+    for family in (1, 8):
+        assert verdicts({128: (edge - 1e-5, 0.03)}, family=family).verdicts[0].word == "held"
+        assert verdicts({128: (edge + 1e-5, 0.03)}, family=family).verdicts[0].word == "undecided"
+
+
+def test_shorter_lengths_than_the_trained_one_are_not_judged():
+    reference, _ = shifted(0, 1)
+    got = judge(
+        "x",
+        {32: reference + 1, 64: reference, 128: reference},
+        reference,
+        UNIT,
+        64,
+        tolerance=0.02,
+        alpha=0.05,
+        family=1,
+    )
+    assert [(v.length, v.word) for v in got.verdicts] == [(128, "held")]
+
+
+def test_wide_intervals_say_how_many_units_would_do():
+    wide, narrow = verdicts({128: (0.0, 0.2), 256: (0.0, 0.01)}).verdicts
+    # t·0.2/√n <= 0.02: n close to (1.96·10)²
+    assert 384 <= wide.units_needed <= 392 and wide.spans_needed is None
+    assert narrow.units_needed is None and narrow.spans_needed is None
+
+
+def test_few_units_get_points_only():
+    few = np.arange(5)
+    got = judge(
+        "x", {8: np.zeros(5), 16: few * 1.0}, np.zeros(5), few, 8, tolerance=0.02, alpha=0.05, family=1
+    )
+    assert got.verdicts[0].word == "points only" and got.held_to is None and got.break_point is None
+
+
+def test_net_gain_has_the_sign_of_help():
+    reference, worse = shifted(0.1, 0.01)
+    assert net_gain(worse, reference, UNIT).estimate == pytest.approx(-0.1)
+    assert net_gain(reference - 0.3, reference, UNIT).low == pytest.approx(0.3)
+
+
+def test_pooled_perplexity_and_bits():
+    nll = np.array([1.0, 2.0, 6.0])
+    assert pooled(nll) == 3.0 and perplexity(nll) == pytest.approx(math.e**3)
+    assert bits_per_byte(nll, 12) == pytest.approx(9 / math.log(2) / 12)
+    assert bits_per_byte(nll, None) is None
+
+
+def test_buckets_are_geometric_and_paired():
+    position = np.tile(np.arange(11), 7)
+    unit = np.repeat(np.arange(7), 11)
+    nll = np.where(position < 4, 3.0, 2.0)
+    buckets = by_position(nll, nll + 0.25, position, unit)
+    assert [(b.low, b.high, b.count) for b in buckets] == [
+        (0, 1, 7),
+        (1, 2, 7),
+        (2, 4, 14),
+        (4, 8, 28),
+        (8, 16, 21),
+    ]
+    assert [b.nll for b in buckets] == [3, 3, 3, 2, 2]
+    assert all(b.gain.estimate == 0.25 and b.gain.units == 7 for b in buckets)
