@@ -156,10 +156,34 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
         if path.name.endswith(".gz"):
             yield gzip.GzipFile(fileobj=raw)
         elif path.name.endswith(".zst"):
-            stream = zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True)
-            yield io.BufferedReader(stream, BLOCK)
+            yield io.BufferedReader(_Frames(raw), BLOCK)
         else:
             yield raw
+
+
+class _Frames(io.RawIOBase):
+    """The content of zstd frames, end to end; zstandard's own reader is silent about a truncated frame."""
+
+    def __init__(self, raw: IO[bytes]):
+        self.raw, self.frame, self.ready, self.rest = raw, None, b"", b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, target) -> int:
+        while not self.ready:
+            block = self.rest or self.raw.read(BLOCK)
+            if not block:
+                if self.frame is not None:
+                    raise EOFError("a zstd frame without its end")
+                return 0
+            self.frame = self.frame or zstandard.ZstdDecompressor().decompressobj()
+            self.ready, self.rest = self.frame.decompress(block), b""
+            if self.frame.eof:
+                self.rest, self.frame = self.frame.unused_data, None
+        n = min(len(target), len(self.ready))
+        target[:n], self.ready = self.ready[:n], self.ready[n:]
+        return n
 
 
 def _json_lines(path: Path, columns: list[str]) -> Iterator[object]:

@@ -1,0 +1,44 @@
+"""A small corpus made on the spot, of words drawn from a fixed seed."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from data import DataSettings
+
+WORDS = ["position", "window", "token", "model", "order", "document", "length", "scheme", "table", "cache"]
+WORDS += ["query", "value", "rotate", "angle", "shard", "batch", "epoch", "train", "valid", "space", "number"]
+WORDS += ["line", "reader", "return", "import", "class", "def", "while", "yield", "lambda"]
+
+
+def make_text(rng: random.Random, words: int) -> str:
+    out = []
+    for _ in range(words):
+        out.append(rng.choice(WORDS) + rng.choice(["", "", "s", "ed", str(rng.randrange(100))]))
+        out.append(rng.choice([" ", " ", " ", "\n    ", "\n\t", ", "]))
+    return "".join(out) + "\n"
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    """37 text files of 20 to 800 words, in two folders."""
+    rng = random.Random(5)
+    folder = tmp_path / "corpus"
+    for i in range(37):
+        path = folder / f"part{i % 2}" / f"{i:02d}.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(make_text(rng, rng.randrange(20, 800)))
+    return folder
+
+
+@pytest.fixture
+def settings(corpus: Path, tmp_path: Path) -> DataSettings:
+    """Preparation of `corpus` into many small shards."""
+    return DataSettings(
+        source={"name": "files", "path": str(corpus)},
+        tokenizer={"name": "sentencepiece", "vocab_size": 400},
+        valid_fraction=0.2,
+        shard_bytes=9000,
+        root=str(tmp_path / "prepared"),
+    )

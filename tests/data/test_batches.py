@@ -1,0 +1,184 @@
+"""Batches: a pure function of (seed, step), each window once an epoch, documents apart where they must be."""
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from data import Batches, DataError, Store
+from data.batches import IGNORED, permuted
+from data.store import Encoded, write_manifest, write_shard
+
+DTYPE = np.dtype("<u4")
+
+
+def make_store(lengths: list[int], shards: int = 3) -> Store:
+    """A store whose token t of document d is 1000 * (d + 1) + t: every token tells where it came from."""
+    folder = Path(tempfile.mkdtemp(dir=make_store.root))
+    entries = []
+    for shard, group in enumerate(np.array_split(np.arange(len(lengths)), shards)):
+        documents = (
+            Encoded(f"doc{d}", None, 1000 * (d + 1) + np.arange(lengths[d]), 2 * lengths[d], int(d))
+            for d in group
+        )
+        entry = write_shard(folder, f"{shard:05d}", DTYPE, documents)
+        entries += [entry] if entry else []
+    write_manifest(
+        folder, DTYPE, entries, tokenizer="t", has_bos=False, has_eos=False, source={"name": "test"}
+    )
+    return Store(folder)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _root(tmp_path_factory):
+    make_store.root = tmp_path_factory.mktemp("stores")
+
+
+def line_of(batches: Batches, epoch: int) -> np.ndarray:
+    """The documents of an epoch end to end, read in one go."""
+    return batches._line(epoch).read(0, batches.store.n_tokens)[0]
+
+
+stores = st.lists(st.integers(1, 40), min_size=2, max_size=9).filter(lambda lengths: sum(lengths) > 30)
+
+
+@hypothesis_settings(max_examples=30, deadline=None)
+@given(
+    stores,
+    st.integers(1, 13),
+    st.integers(1, 5),
+    st.integers(0, 99),
+    st.sampled_from(["running", "documents"]),
+)
+def test_each_window_once_an_epoch_and_each_token_in_place(lengths, train_length, batch_size, seed, packing):
+    batches = Batches(
+        make_store(lengths), packing=packing, train_length=train_length, batch_size=batch_size, seed=seed
+    )
+    n = (sum(lengths) - 1) // train_length
+    assert batches.n_windows == n
+    rows = []
+    for step in range(-(-2 * n // batch_size)):
+        rows += batches.batch(step).tokens.tolist()
+    for epoch in (0, 1):
+        line = line_of(batches, epoch)
+        assert sorted(line) == sorted(1000 * (d + 1) + t for d, m in enumerate(lengths) for t in range(m))
+        expected = [line[w * train_length : (w + 1) * train_length].tolist() for w in range(n)]
+        assert sorted(rows[epoch * n : (epoch + 1) * n]) == sorted(expected)
+
+
+@hypothesis_settings(max_examples=30, deadline=None)
+@given(stores, st.integers(2, 13), st.integers(0, 40), st.sampled_from(["running", "documents"]))
+def test_ranks_split_the_same_step(lengths, train_length, step, packing):
+    store = make_store(lengths)
+
+    def fresh() -> Batches:
+        return Batches(store, packing=packing, train_length=train_length, batch_size=6, seed=11)
+
+    whole = fresh().batch(step)
+    for world in (2, 3, 6):
+        # Other objects, asked in another order, as after a resume on another machine.
+        parts = [fresh().batch(step, rank, world) for rank in reversed(range(world))][::-1]
+        for name in ("tokens", "targets"):
+            assert torch.equal(torch.cat([getattr(part, name) for part in parts]), getattr(whole, name))
+        if packing == "documents":
+            assert torch.equal(torch.cat([part.document for part in parts]), whole.document)
+        assert {part.n_targets for part in parts} == {whole.n_targets}
+        assert [part.hash for part in parts] == [whole.hash] + [""] * (world - 1)
+        assert {part.epoch for part in parts} == {whole.epoch}
+    assert whole.n_targets == int((whole.targets != IGNORED).sum())
+
+
+@hypothesis_settings(max_examples=30, deadline=None)
+@given(stores, st.integers(2, 13), st.integers(0, 20))
+def test_packed_documents_are_apart(lengths, train_length, step):
+    batch = Batches(
+        make_store(lengths), packing="documents", train_length=train_length, batch_size=3, seed=2
+    ).batch(step)
+    assert batch.layout == "packed" and batch.unit_steps
+    assert batch.reach == 1 + int(batch.position.max())
+    for tokens, targets, order, position, document in zip(
+        batch.tokens, batch.targets, batch.order, batch.position, batch.document, strict=True
+    ):
+        assert torch.equal(order, position) and order[0] == 0 and document[0] == 0
+        owner = tokens // 1000
+        for t in range(train_length):
+            if t:
+                same = owner[t] == owner[t - 1] and tokens[t] == tokens[t - 1] + 1
+                assert document[t] == document[t - 1] + (not same)
+                assert order[t] == (order[t - 1] + 1 if same else 0)
+            assert targets[t] in (tokens[t] + 1, IGNORED)
+            # A target is left out exactly where the document ends.
+            ends = int(tokens[t]) % 1000 == lengths[int(owner[t]) - 1] - 1
+            assert (targets[t] == IGNORED) == ends
+
+
+def test_running_window_is_one_text():
+    batch = Batches(make_store([5, 7, 11]), packing="running", train_length=6, batch_size=2, seed=0).batch(0)
+    assert batch.layout == "plain" and batch.reach == 6 and batch.n_targets == 12
+    assert batch.order.tolist() == batch.position.tolist() == [list(range(6))]
+    assert batch.document.tolist() == [[0] * 6]
+    assert torch.equal(batch.tokens[:, 1:], batch.targets[:, :-1])
+
+
+def test_seeds_and_epochs_differ():
+    store = make_store([9, 8, 7, 6, 5, 4, 3, 2] * 4)
+
+    def order(seed: int, steps: range) -> list:
+        batches = Batches(store, packing="running", train_length=5, batch_size=4, seed=seed)
+        return [batches.batch(step).hash for step in steps]
+
+    epoch = Batches(store, packing="running", train_length=5, batch_size=4, seed=1).steps_per_epoch
+    assert order(1, range(epoch)) == order(1, range(epoch))
+    assert order(1, range(epoch)) != order(2, range(epoch))
+    assert not set(order(1, range(epoch - 1))) & set(order(1, range(epoch, 2 * epoch - 1)))
+
+
+def test_order_is_frozen():
+    """Runs are resumed over years: the order may not change with a library or by accident."""
+    assert permuted(np.arange(10), 10, 3, 0, "windows").tolist() == [5, 9, 3, 6, 8, 0, 1, 4, 7, 2]
+    batch = Batches(
+        make_store([5, 7, 11, 3]), packing="documents", train_length=6, batch_size=2, seed=4
+    ).batch(1)
+    assert batch.hash == "41888da50c236c72"
+
+
+@hypothesis_settings(max_examples=60, deadline=None)
+@given(st.integers(1, 3000), st.integers(0, 10**9))
+def test_permuted_is_a_permutation(n, key):
+    image = permuted(np.arange(n), n, key)
+    assert sorted(image.tolist()) == list(range(n))
+    some = np.array([n - 1, 0, n // 2])
+    assert permuted(some, n, key).tolist() == image[some].tolist()
+
+
+def test_permutation_spreads():
+    """Neighbours end up far apart, and every place is reached alike over many keys."""
+    n = 50
+    images = np.array([permuted(np.arange(n), n, key) for key in range(2000)])
+    counts = np.array([np.bincount(images[:, i], minlength=n) for i in range(n)])
+    chi2 = ((counts - 40) ** 2 / 40).sum(axis=1)  # 49 degrees of freedom: mean 49, sd 9.9
+    assert chi2.max() < 49 + 6 * 9.9
+    steps = np.abs(np.diff(images, axis=1)).mean()
+    assert abs(steps - (n + 1) / 3) < 0.5  # mean distance of two places drawn at random
+
+
+def test_share_of_cut_documents():
+    batches = Batches(make_store([4, 4, 4, 4]), packing="running", train_length=8, batch_size=1, seed=0)
+    assert batches.cut_share == 0
+    batches = Batches(make_store([4, 4, 4, 4]), packing="running", train_length=3, batch_size=1, seed=0)
+    assert batches.cut_share == 1
+
+
+def test_bad_requests():
+    store = make_store([5, 7])
+    with pytest.raises(DataError, match="holds 12 tokens, fewer than the 13"):
+        Batches(store, packing="running", train_length=12, batch_size=1, seed=0)
+    with pytest.raises(DataError, match="6 windows cannot be shared by 4"):
+        Batches(store, packing="running", train_length=5, batch_size=6, seed=0).batch(0, 0, 4)
+    with pytest.raises(DataError, match="packing='loose' is unknown"):
+        Batches(store, packing="loose", train_length=5, batch_size=6, seed=0)

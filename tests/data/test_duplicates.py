@@ -1,0 +1,92 @@
+"""Near-duplicates: what counts as a copy and what does not."""
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from data.duplicates import Index, save_index, shingles, words
+
+RNG = random.Random(8)
+VOCABULARY = ["".join(RNG.choices("abcdefgh", k=RNG.randrange(2, 9))) for _ in range(500)]
+
+
+def text_of(n: int, seed: int) -> str:
+    rng = random.Random(seed)
+    return " ".join(rng.choice(VOCABULARY) for _ in range(n))
+
+
+@hypothesis_settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.text("abcXYZ09é", min_size=1, max_size=7), min_size=1, max_size=9),
+    st.text("., \n-_!", min_size=1),
+)
+def test_words_do_not_depend_on_what_lies_between(parts, gap):
+    plain, _ = words(" ".join(parts))
+    other, _ = words(gap + gap.join(parts).upper().replace("É", "é") + gap)
+    assert len(plain) == len(parts) and plain.tolist() == other.tolist()
+    assert [words(part)[0][0] for part in parts] == plain.tolist()
+    assert len(set(plain.tolist())) == len({part.lower() for part in parts})
+
+
+def test_chinese_characters_are_words():
+    hashes, cjk = words("天下大势，分久必合")
+    assert cjk and len(hashes) == 9  # the full-width comma is a character like the others
+    assert hashes[0] == words("abc 天")[0][1] and words("abc天d")[0].tolist() == words("abc 天 d")[0].tolist()
+    assert not words("mostly latin text 天")[1]
+
+
+def test_one_shingle_in_eight_is_kept():
+    n = len(shingles(text_of(40_000, 1)))
+    assert abs(n - 40_000 / 8) < 5 * (40_000 / 8 * 7 / 8) ** 0.5
+
+
+@pytest.fixture
+def index(tmp_path) -> Index:
+    save_index(
+        tmp_path, [shingles(text_of(3000, 1)), shingles(text_of(900, 2)), shingles("three short words")]
+    )
+    return Index(tmp_path)
+
+
+def test_copies_are_seen_whatever_their_spelling(index):
+    copy = text_of(3000, 1).upper().replace(" ", ",\n\t")
+    assert index.match(copy)[:2] == (1.0, 1.0)
+    assert index.match("Three  short, words!").own == 1.0
+
+
+def test_other_text_is_no_copy(index):
+    match = index.match(text_of(3000, 3))
+    assert match[:2] == (0.0, 0.0) and len(match.hits) == 0
+    assert index.match("other short words").own == 0.0
+
+
+def test_part_of_a_validation_text_and_validation_text_inside(index):
+    part = index.match(" ".join(text_of(3000, 1).split()[500:900]))
+    assert part.own == 1.0 and 0.05 < part.theirs < 0.3
+    inside = index.match(text_of(4000, 4) + " " + text_of(900, 2) + " " + text_of(4000, 5))
+    assert inside.theirs > 0.95 and 0.03 < inside.own < 0.2
+    third = index.match(text_of(2000, 6) + " " + text_of(900, 2))
+    assert 0.15 < third.own < 0.45
+    assert np.isin(third.hits, shingles(text_of(900, 2))).all()
+
+
+def test_a_passage_shared_by_two_validation_texts_counts_for_both(tmp_path):
+    shared = text_of(800, 7)
+    save_index(tmp_path, [shingles(shared + " " + text_of(4000, 8)), shingles(shared)])
+    assert Index(tmp_path).match(shared).theirs == 1.0
+
+
+def test_without_validation_text_nothing_is_a_copy(tmp_path):
+    save_index(tmp_path, [])
+    assert Index(tmp_path).match(text_of(100, 1))[:2] == (0.0, 0.0)
+
+
+def test_long_text_is_looked_at_in_blocks(monkeypatch):
+    whole = shingles(text_of(5000, 9))
+    monkeypatch.setattr("data.duplicates.BLOCK", 3000)
+    assert np.isin(shingles(text_of(5000, 9)), whole).mean() > 0.95
+    assert len(shingles(text_of(5000, 9))) > 0.9 * len(whole)

@@ -1,0 +1,161 @@
+"""Tokenizers lose nothing, know the bytes behind every id, and explain what they cannot do."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from data import ByteTokenizer, DataError, load_tokenizer
+from data.settings import SentencePieceSettings
+from data.tokenizer import load_sentencepiece, lossless
+from data.tokenizer_training import LONGEST_LINE, pieces_of, train_sentencepiece
+
+TEXT = (
+    "def rotate(x, angle=10000):\n    for i in range(128):\n\tyield x[i] * 0.5  # a comment\n"
+    "class Position:\n        return self.table[12345]\n\n"
+)
+HARD = [
+    "plain",
+    " leading and trailing  ",
+    "\ttabs\t\tand\nnewlines\r\n\r\n",
+    "天下大势，分久必合，合久必分。",
+    "emoji 😀👩‍👩‍👧 and é combining",
+    "a \u2581 literal \u2581\u2581 underline",
+    "\u2581",
+    "NUL \0 inside \0",
+    "reserved \u2047 \u2585 \ufffd \ufeff",
+    "<s></s><unk><pad><0x0A>",
+    "0123456789",
+    "\x00\x01\x7f",
+    "        eight spaces",
+]
+
+
+@pytest.fixture(scope="module", params=["bpe", "unigram", "bytes"])
+def tokenizer(request):
+    if request.param == "bytes":
+        return ByteTokenizer()
+    wanted = SentencePieceSettings(kind=request.param, vocab_size=420)
+    return train_sentencepiece(
+        wanted, iter([TEXT * 3, "the quick brown fox jumps over a lazy dog " * 9])
+    ).tokenizer
+
+
+def check_exact(tokenizer, text: str) -> None:
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids) == text
+    assert tokenizer.token_bytes[ids].sum() == len(text.encode()) if ids else text == ""
+    assert lossless(tokenizer, ids, text)
+    assert not {tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id} & set(ids)
+    assert all(0 <= i < tokenizer.vocab_size for i in ids)
+
+
+@pytest.mark.parametrize("text", HARD)
+def test_hard_texts_come_back(tokenizer, text):
+    check_exact(tokenizer, text)
+
+
+@hypothesis_settings(max_examples=150, deadline=None)
+@given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=60))
+def test_any_text_comes_back(tokenizer, text):
+    check_exact(tokenizer, text)
+
+
+@hypothesis_settings(max_examples=60, deadline=None)
+@given(text=st.text("ab 1\n\t\u2581", max_size=60))
+def test_spaces_and_lines_come_back(tokenizer, text):
+    check_exact(tokenizer, text)
+
+
+def test_what_trained_models_promise():
+    trained = train_sentencepiece(SentencePieceSettings(vocab_size=340), iter([TEXT * 5])).tokenizer
+    assert trained.vocab_size == 340 == len(trained.pieces) == len(trained.token_bytes)
+    assert trained.token_bytes.dtype == np.int64
+    assert (trained.bos_id, trained.eos_id, trained.pad_id) == (1, 2, 3)
+    assert trained.token_bytes[:4].tolist() == [0, 0, 0, 0]
+    newline, tab = trained.encode("\n"), trained.encode("\t")
+    assert (
+        len(newline) == len(tab) == 1
+        and trained.pieces[newline[0]] == b"\n"
+        and trained.pieces[tab[0]] == b"\t"
+    )
+    assert [trained.pieces[i] for i in trained.encode("2048")][-4:] == [b"2", b"0", b"4", b"8"]
+    assert len(trained.encode("        return")) < len(" " * 8)  # runs of spaces are tokens
+    plain = train_sentencepiece(
+        SentencePieceSettings(vocab_size=340, space_runs=False), iter([TEXT * 5])
+    ).tokenizer
+    assert len(plain.encode("        return")) >= len(" " * 8)
+    again = train_sentencepiece(SentencePieceSettings(vocab_size=340), iter([TEXT * 5])).tokenizer
+    assert again.hash == trained.hash != plain.hash
+
+
+def test_long_text_is_encoded_by_lines_without_a_difference(tokenizer, monkeypatch):
+    text = (TEXT + "a\u2581b\n\n\n  ") * 40
+    whole = tokenizer.encode(text)
+    monkeypatch.setattr("data.tokenizer.BLOCK", 50)
+    assert tokenizer.encode(text) == whole
+
+
+@hypothesis_settings(max_examples=40, deadline=None)
+@given(st.text("aé天 \n\t\u2581\0", max_size=200), st.integers(8, 30))
+def test_training_lines_are_cut_and_not_dropped(text, longest):
+    pieces = list(pieces_of(text, longest))
+    assert all(0 < len(piece.encode()) <= longest for piece in pieces)
+    kept = "".join(c for c in text if c not in "\n\t\u2581\0")
+    assert "".join(pieces) == kept
+
+
+def test_text_in_one_line_is_used_for_training():
+    line = "positional encodings rotate queries and keys " * 300
+    assert len(line) > 2 * LONGEST_LINE
+    trained = train_sentencepiece(SentencePieceSettings(vocab_size=300), iter([line]))
+    assert trained.bytes_used == len(line)
+    assert len(trained.tokenizer.encode("positional encodings")) < 14  # 20 characters
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_vocabulary_too_large_or_too_small_is_explained(kind):
+    with pytest.raises(DataError, match=r"vocab_size=9000 is more than [\d,]+ bytes .* at most \d+"):
+        train_sentencepiece(SentencePieceSettings(kind=kind, vocab_size=9000), iter([TEXT]))
+    many = "".join(chr(0x4E00 + i) for i in range(900)) * 3
+    with pytest.raises(DataError, match="vocab_size=300 is less than the characters"):
+        train_sentencepiece(SentencePieceSettings(kind=kind, vocab_size=300), iter([many]))
+
+
+def test_save_and_load(tokenizer, tmp_path):
+    tokenizer.save(tmp_path / "t")
+    loaded = load_tokenizer(tmp_path / "t")
+    assert loaded.hash == tokenizer.hash and loaded.encode(TEXT) == tokenizer.encode(TEXT)
+    assert loaded.bos_id == tokenizer.bos_id and loaded.vocab_size == tokenizer.vocab_size
+
+
+def test_damaged_or_exchanged_model_is_refused(tmp_path):
+    first = train_sentencepiece(SentencePieceSettings(vocab_size=340), iter([TEXT * 5])).tokenizer
+    first.save(tmp_path / "t")
+    other = train_sentencepiece(SentencePieceSettings(vocab_size=320), iter([TEXT * 5])).tokenizer
+    (tmp_path / "t" / "tokenizer.model").write_bytes(other.model)
+    with pytest.raises(DataError, match=r"tokenizer.model was altered"):
+        load_tokenizer(tmp_path / "t")
+    for content in (b"", b"no model at all", first.model[: len(first.model) // 2]):
+        (tmp_path / "t" / "tokenizer.model").write_bytes(content)
+        with pytest.raises(DataError, match=r"tokenizer.model (is not a sentencepiece model|was altered)"):
+            load_tokenizer(tmp_path / "t")
+    with pytest.raises(DataError, match="holds no tokenizer"):
+        load_tokenizer(tmp_path / "nowhere")
+
+
+def test_foreign_model_with_a_dummy_space():
+    path = Path(__file__).parents[3] / "shared/corpora/checkpoints/stories260K/tok512.model"
+    if not path.is_file():
+        pytest.skip("shared/corpora is absent")
+    foreign = load_sentencepiece(path)
+    assert (foreign.vocab_size, foreign.bos_id, foreign.eos_id, foreign.pad_id) == (512, 1, 2, None)
+    assert foreign.prefix == b" "
+    text = "Once upon a time 😀 there was\na girl."
+    ids = foreign.encode(text)
+    assert foreign.decode(ids) == text and lossless(foreign, ids, text)
+    assert foreign.token_bytes[ids].sum() == len(text.encode()) + 1
+    assert not lossless(foreign, foreign.encode("a \u2581 b"), "a \u2581 b")
