@@ -8,8 +8,10 @@ numbers such as 200M are read, and what pydantic would accept by accident is ref
 import difflib
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
@@ -160,10 +162,10 @@ def problems_of(
     return list(found.values())
 
 
-def _place(cls: type[BaseModel], tree: object, item: dict) -> tuple[tuple, FieldInfo | None]:
+def _place(cls: type[BaseModel], tree: object, item: Mapping[str, Any]) -> tuple[tuple, FieldInfo | None]:
     """The path and field an error is about; pydantic's `loc` also holds tags and names of union members."""
     path: list = []
-    current: object = tree
+    current: Any = tree
     field: FieldInfo | None = None
     group: type[BaseModel] | None = cls
     kind = Kind(group=cls)
@@ -188,7 +190,7 @@ def _place(cls: type[BaseModel], tree: object, item: dict) -> tuple[tuple, Field
     return tuple(path), field
 
 
-def _sentence(path: tuple, field: FieldInfo | None, item: dict) -> str:
+def _sentence(path: tuple, field: FieldInfo | None, item: Mapping[str, Any]) -> str:
     dotted, value, what = _dotted(path), item["input"], item["type"]
     if what == "missing":
         return f"{dotted} must be given: {(field and field.description) or 'it has no default'}"

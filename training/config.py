@@ -157,9 +157,9 @@ class _Layers:
         tree: dict = {path[-1]: value}
         for key in reversed(path[:-1]):
             tree = {key: tree}
-        fresh = None
+        fresh: tuple = ()
         if path[-1] == "name":
-            fresh = path[:-1] or None
+            fresh = path[:-1]
         elif isinstance(value, dict) and "name" in value:
             fresh = path
         for earlier, text in self._word_paths if fresh else ():

@@ -121,8 +121,9 @@ def _plain(value: object) -> object:
         return [_plain(item) for item in value]
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    if hasattr(value, "item"):  # numpy and torch numbers
-        return _plain(value.item())
+    item = getattr(value, "item", None)  # of numpy and torch numbers
+    if item is not None:
+        return _plain(item())
     raise TypeError(f"{type(value).__name__} cannot be written to the metrics")
 
 

@@ -81,8 +81,8 @@ def _members(annotation: object) -> Iterator[object]:
     elif origin in (typing.Union, types.UnionType):
         for member in typing.get_args(annotation):
             yield from _members(member)
-    elif hasattr(annotation, "__value__"):  # `type X = ...` and TypeAliasType
-        yield from _members(annotation.__value__)
+    elif (value := getattr(annotation, "__value__", None)) is not None:  # `type X = ...`
+        yield from _members(value)
     else:
         yield annotation
 

@@ -14,7 +14,7 @@ from model.settings import ModelSettings
 
 def _free(default: Any, description: str, **limits: Any) -> Any:
     """A field that may change on resume."""
-    return Field(default, description=description, json_schema_extra={"may_change": True}, **limits)
+    return Field(default=default, description=description, json_schema_extra={"may_change": True}, **limits)
 
 
 class Settings(BaseModel):
@@ -27,11 +27,13 @@ class AdamWSettings(Settings):
     """AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101); decay on matrices only."""
 
     name: Literal["adamw"] = "adamw"
-    lr: float = Field(2e-3, gt=0, description="peak learning rate")
-    betas: tuple[float, float] = Field((0.9, 0.95), description="decay of the two moments, each in [0, 1)")
-    eps: float = Field(1e-8, gt=0, description="added to the root of the second moment")
+    lr: float = Field(default=2e-3, gt=0, description="peak learning rate")
+    betas: tuple[float, float] = Field(
+        default=(0.9, 0.95), description="decay of the two moments, each in [0, 1)"
+    )
+    eps: float = Field(default=1e-8, gt=0, description="added to the root of the second moment")
     weight_decay: float = Field(
-        0.1, ge=0, description="of matrices; embeddings, norms, biases and positions have none"
+        default=0.1, ge=0, description="of matrices; embeddings, norms, biases and positions have none"
     )
 
     @field_validator("betas")
@@ -44,7 +46,9 @@ class AdamWSettings(Settings):
 
 class _Schedule(Settings):
     warmup: float = Field(
-        0.02, ge=0, description="linear rise from 0: below 1 a share of the run, from 1 on a number of steps"
+        default=0.02,
+        ge=0,
+        description="linear rise from 0: below 1 a share of the run, from 1 on a number of steps",
     )
 
     @field_validator("warmup")
@@ -59,22 +63,30 @@ class CosineSchedule(_Schedule):
     """Half a cosine from the peak to `final`."""
 
     name: Literal["cosine"] = "cosine"
-    final: float = Field(0.1, ge=0, le=1, description="learning rate at the end, as a share of the peak")
+    final: float = Field(
+        default=0.1, ge=0, le=1, description="learning rate at the end, as a share of the peak"
+    )
 
 
 class LinearSchedule(_Schedule):
     """A straight line from the peak to `final`."""
 
     name: Literal["linear"] = "linear"
-    final: float = Field(0.0, ge=0, le=1, description="learning rate at the end, as a share of the peak")
+    final: float = Field(
+        default=0.0, ge=0, le=1, description="learning rate at the end, as a share of the peak"
+    )
 
 
 class WsdSchedule(_Schedule):
     """Warm-up, stable, decay: the peak is held, then a straight line to `final` (arXiv:2404.06395)."""
 
     name: Literal["wsd"] = "wsd"
-    decay: float = Field(0.2, gt=0, le=1, description="share of the run spent in the decay at its end")
-    final: float = Field(0.0, ge=0, le=1, description="learning rate at the end, as a share of the peak")
+    decay: float = Field(
+        default=0.2, gt=0, le=1, description="share of the run spent in the decay at its end"
+    )
+    final: float = Field(
+        default=0.0, ge=0, le=1, description="learning rate at the end, as a share of the peak"
+    )
 
 
 class ConstantSchedule(_Schedule):
@@ -132,26 +144,36 @@ class WandbSettings(Settings):
 class TrainingSettings(Settings):
     """How the weights are found."""
 
-    tokens: int = Field(2_000_000, ge=1, description="budget: target tokens of the whole run, e.g. 200M")
-    batch_size: int = Field(32, ge=1, description="sequences per optimizer step, over all devices")
+    tokens: int = Field(
+        default=2_000_000, ge=1, description="budget: target tokens of the whole run, e.g. 200M"
+    )
+    batch_size: int = Field(default=32, ge=1, description="sequences per optimizer step, over all devices")
     micro_batch: int | None = _free(
         None, "sequences per device and forward pass; null: all of a step at once", ge=1
     )
-    optimizer: AdamWSettings = Field(AdamWSettings(), description="what turns gradients into updates")
-    schedule: ScheduleSettings = Field(
-        CosineSchedule(), description="learning rate as a function of the step"
+    optimizer: AdamWSettings = Field(
+        default_factory=AdamWSettings, description="what turns gradients into updates"
     )
-    clip: float | None = Field(1.0, gt=0, description="largest norm of the whole gradient; null: no clipping")
+    schedule: ScheduleSettings = Field(
+        default=CosineSchedule(), description="learning rate as a function of the step"
+    )
+    clip: float | None = Field(
+        default=1.0, gt=0, description="largest norm of the whole gradient; null: no clipping"
+    )
     precision: Literal["auto", "float32", "bfloat16", "float64"] = Field(
-        "auto", description="auto: bfloat16 autocast on a GPU that has it, float32 elsewhere"
+        default="auto", description="auto: bfloat16 autocast on a GPU that has it, float32 elsewhere"
     )
     compile: bool = _free(False, "torch.compile: a minute at the start, faster steps after it")
     threads: int | None = _free(None, "CPU threads; null: as torch decides", ge=1)
     log_every: int = _free(10, "steps between lines on the terminal and in metrics.jsonl", ge=1)
-    checkpoint: CheckpointSettings = Field(CheckpointSettings(), description="when the run is saved")
-    validation: ValidationSettings = Field(ValidationSettings(), description="held-out loss inside the run")
-    samples: SampleSettings = Field(SampleSettings(), description="text written inside the run")
-    wandb: WandbSettings = Field(WandbSettings(), description="mirror of the metrics")
+    checkpoint: CheckpointSettings = Field(
+        default_factory=CheckpointSettings, description="when the run is saved"
+    )
+    validation: ValidationSettings = Field(
+        default_factory=ValidationSettings, description="held-out loss inside the run"
+    )
+    samples: SampleSettings = Field(default=SampleSettings(), description="text written inside the run")
+    wandb: WandbSettings = Field(default=WandbSettings(), description="mirror of the metrics")
 
     @model_validator(mode="after")
     def _micro_batch_fits(self) -> "TrainingSettings":
@@ -163,14 +185,24 @@ class TrainingSettings(Settings):
 class RunSettings(Settings):
     """All settings of one run."""
 
-    train_length: int = Field(256, ge=2, description="tokens of a training window, L0")
+    train_length: int = Field(default=256, ge=2, description="tokens of a training window, L0")
     original_length: int | None = Field(
-        None, ge=2, description="length that stretches are measured from; null: train_length"
+        default=None, ge=2, description="length that stretches are measured from; null: train_length"
     )
-    seed: int = Field(0, ge=0, lt=1 << 63, description="decides initial weights, order of the data, samples")
-    model: ModelSettings = Field(ModelSettings(), description="the decoder and its positional scheme")
-    data: DataSettings = Field(DataSettings(), description="text, tokenizer and batches")
-    training: TrainingSettings = Field(TrainingSettings(), description="how the weights are found")
+    seed: int = Field(
+        default=0, ge=0, lt=1 << 63, description="decides initial weights, order of the data, samples"
+    )
+    model: ModelSettings = Field(
+        default=ModelSettings(),  # pyright: ignore[reportCallIssue]
+        description="the decoder and its positional scheme",
+    )
+    data: DataSettings = Field(
+        default=DataSettings(),  # pyright: ignore[reportCallIssue]
+        description="text, tokenizer and batches",
+    )
+    training: TrainingSettings = Field(
+        default_factory=TrainingSettings, description="how the weights are found"
+    )
 
     @property
     def tokens_per_step(self) -> int:

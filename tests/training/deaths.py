@@ -1,0 +1,143 @@
+"""Processes that die while they write checkpoints. Each function runs in a process of its own and forks."""
+
+import os
+import random
+import resource
+import signal
+import time
+
+import torch
+from safetensors.torch import load_file
+
+from tests.training.toy import Net
+from training import checkpoint as module
+from training.checkpoint import find_checkpoint, save_checkpoint, steps_of
+from training.errors import TrainingError
+from training.optimizer import make_optimizer, set_learning_rate
+from training.settings import AdamWSettings
+
+
+class Said:
+    """A console that remembers its warnings."""
+
+    def __init__(self):
+        self.lines = []
+
+    def warn(self, text):
+        self.lines.append(text)
+
+
+def trained(steps, seed=0, dtype=torch.float32):
+    """A net and its optimizer after some updates; the tokens come from the global generator."""
+    torch.manual_seed(seed)
+    net = Net().to(dtype)
+    optimizer = make_optimizer(net, AdamWSettings())
+    for _ in range(steps):
+        update(net, optimizer)
+    return net, optimizer
+
+
+def update(net, optimizer):
+    """One update; its loss tells whether weights, moments and generator were all as before."""
+    tokens = torch.randint(11, (3, 5))
+    set_learning_rate(optimizer, 0.01 + 0.001 * torch.rand(()).item())
+    loss = net(tokens).float().logsumexp(-1).mean() - net(tokens)[..., 0].mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.item()
+
+
+def forked(work):
+    """The pid of a child that does `work` and leaves with the status it returns."""
+    child = os.fork()
+    if child == 0:
+        status = 99
+        try:
+            status = work()
+        finally:
+            os._exit(status)
+    return child
+
+
+def status_of(child):
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def names(folder):
+    return sorted(path.name for path in (folder / "checkpoints").iterdir())
+
+
+def writes_that_fail(folder):
+    """The kernel refuses to let any file grow past a limit: each file in turn is the one that fails."""
+    pair = trained(1)
+    good = save_checkpoint(folder, 3, *pair)
+    sizes = sorted(file.stat().st_size for file in good.folder.iterdir())
+
+    def work(limit):
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+        try:
+            save_checkpoint(folder, 5, *pair, keep=1)
+        except TrainingError as error:
+            return 0 if "disk full" in str(error) and "step 3 is intact" in str(error) else 2
+        return 3
+
+    for limit in [size - 1 for size in sizes]:
+        assert status_of(forked(lambda limit=limit: work(limit))) == 0, limit
+        assert names(folder) == ["step-00000003"]
+        assert find_checkpoint(folder).hash == good.hash
+
+
+def killed_at_any_time(folder):
+    """A writer that does nothing but save is killed again and again; what has its name is whole."""
+    model = torch.nn.Sequential(*[torch.nn.Linear(200, 200) for _ in range(12)])
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(2, 200)).sum().backward()
+    optimizer.step()
+
+    def work(step):
+        while True:
+            step += 1
+            with torch.no_grad():
+                for weight in model.parameters():
+                    weight.fill_(step)
+            save_checkpoint(folder, step, model, optimizer, {"step": step}, keep=2)
+
+    generator, step, torn = random.Random(1), 0, 0
+    save_checkpoint(folder, 0, model, optimizer)
+    for _ in range(8):
+        child = forked(lambda step=step: work(step))
+        time.sleep(0.05 + generator.random() * 0.2)
+        os.kill(child, signal.SIGKILL)
+        assert status_of(child) == -signal.SIGKILL
+        torn += any(name.startswith(".") for name in names(folder))
+        said = Said()
+        found = find_checkpoint(folder, said)
+        assert said.lines == [] and found.step >= step
+        if found.step > 0:
+            weights = load_file(found.folder / "model.safetensors")
+            assert found.state == {"step": found.step}
+            assert all((tensor == found.step).all() for tensor in weights.values())
+        step = found.step
+    assert step > 0 and torn > 0, "no kill struck while a checkpoint was being written"
+    save_checkpoint(folder, step + 1, model, optimizer)
+    assert not any(name.startswith(".") for name in names(folder))
+
+
+def killed_at_chosen_moments(folder):
+    """Before the first hash, before the manifest, before the rename: step 3 stays the newest."""
+    pair = trained(1)
+    good = save_checkpoint(folder, 3, *pair)
+
+    def work(moment):
+        setattr(module, moment, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        save_checkpoint(folder, 5, *pair)
+        return 0
+
+    for moment in ("write_json", "sha256_of", "_put_in_place"):
+        assert status_of(forked(lambda moment=moment: work(moment))) == -signal.SIGKILL
+        assert find_checkpoint(folder).hash == good.hash and steps_of(folder) == [3]
+        assert any(name.startswith(".writing-") for name in names(folder))
+    save_checkpoint(folder, 5, *pair)
+    assert names(folder) == ["step-00000003", "step-00000005"]

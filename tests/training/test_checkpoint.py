@@ -1,0 +1,277 @@
+"""Checkpoints: exact, atomic under kill and full disk, found by hash with fallback."""
+
+import errno
+import json
+import os
+import random
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from tests.training.deaths import Said, trained, update
+from tests.training.toy import Net
+from training import checkpoint as module
+from training.checkpoint import (
+    clean_leftovers,
+    damage,
+    find_checkpoint,
+    folder_of,
+    load_weights,
+    restore,
+    save_checkpoint,
+    save_weights_only,
+    steps_of,
+    weights_of,
+)
+from training.errors import TrainingError
+
+
+def bits(tensor):
+    return (
+        tensor.detach().contiguous().view(torch.uint8)
+        if tensor.ndim
+        else tensor.detach()[None].view(torch.uint8)
+    )
+
+
+def assert_same(a, b):
+    """Two (net, optimizer) pairs hold the same bits."""
+    for one, other in zip(a[0].parameters(), b[0].parameters(), strict=True):
+        assert torch.equal(bits(one), bits(other))
+    one, other = a[1].state_dict(), b[1].state_dict()
+    assert one["param_groups"] == other["param_groups"]
+    assert one["state"].keys() == other["state"].keys() != set()
+    for i, entries in one["state"].items():
+        assert entries.keys() == other["state"][i].keys()
+        for key, value in entries.items():
+            assert torch.equal(bits(value), bits(other["state"][i][key])), (i, key)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_resuming_is_exact_to_the_bit(tmp_path, dtype):
+    straight = trained(3, dtype=dtype)
+    saved = save_checkpoint(tmp_path, 3, *straight, {"tokens": 45, "attempt": 1})
+    expected = [update(*straight) for _ in range(4)]
+    resumed = trained(1, seed=99, dtype=dtype)  # other weights, moments, step and generator
+    found = find_checkpoint(tmp_path)
+    assert (found.step, found.hash, found.folder) == (3, saved.hash, saved.folder)
+    assert restore(*resumed, found) == {"tokens": 45, "attempt": 1}
+    assert [update(*resumed) for _ in range(4)] == expected
+    assert_same(straight, resumed)
+
+
+def test_an_untouched_optimizer_restores_too(tmp_path):
+    save_checkpoint(tmp_path, 0, *trained(0))
+    net, optimizer = trained(2, seed=5)
+    restore(net, optimizer, find_checkpoint(tmp_path))
+    assert optimizer.state_dict()["state"] == {}
+
+
+def test_names_are_clean_and_tied_weights_stand_once(tmp_path):
+    net, optimizer = trained(1)
+    plain = weights_of(net)
+    assert list(plain) == ["embed.weight", "position.weight", "mix.weight", "mix.bias", "norm.weight"]
+    wrapped = nn.Module()
+    wrapped.module = torch.compile(net)
+    assert list(weights_of(wrapped)) == list(plain)
+    saved = save_checkpoint(tmp_path, 1, wrapped, optimizer)
+    assert set(load_file(saved.folder / "model.safetensors")) == set(plain)
+    moments = load_file(saved.folder / "optimizer.safetensors")
+    assert "exp_avg/mix.weight" in moments and "exp_avg_sq/embed.weight" in moments
+    fresh = trained(0, seed=8)
+    restore(*fresh, saved)
+    assert_same((net, optimizer), fresh)
+    assert fresh[0].head.weight is fresh[0].embed.weight
+
+
+def test_weights_that_do_not_fit_are_named(tmp_path):
+    saved = save_weights_only(tmp_path, Net(tied=False))
+    for other, word in ((Net(dim=8), "shape"), (Net(tied=True), "head.weight")):
+        if word == "shape":
+            with pytest.raises(
+                TrainingError, match=r"embed.weight has shape \(11, 6\), the model's \(11, 8\)"
+            ):
+                load_weights(other, saved)
+    lean = Net(tied=False)
+    del lean.mix
+    with pytest.raises(TrainingError, match=r"mix.weight is unknown to the model"):
+        load_weights(lean, saved)
+    richer = Net(tied=False)
+    richer.extra = nn.Linear(2, 3)
+    before = richer.mix.weight.clone()
+    with pytest.raises(TrainingError, match=r"extra.weight is missing"):
+        load_weights(richer, saved)
+    assert torch.equal(richer.mix.weight, before)  # refused before anything was copied
+
+
+def test_weights_only_cannot_be_resumed(tmp_path):
+    saved = save_weights_only(tmp_path, Net(), state={"source": "import"})
+    assert saved.step == 0 and saved.state == {"source": "import"} and not saved.has_optimizer
+    with pytest.raises(TrainingError, match="weights only"):
+        restore(*trained(0), saved)
+
+
+def test_other_groups_are_refused(tmp_path):
+    net, optimizer = trained(1)
+    saved = save_checkpoint(tmp_path, 1, net, optimizer)
+    with pytest.raises(TrainingError, match="groups"):
+        restore(net, torch.optim.AdamW(net.parameters()), saved)
+
+
+def test_only_the_newest_are_kept_and_those_left_behind_go(tmp_path):
+    pair = trained(1)
+    for step in (10, 20, 30):
+        save_checkpoint(tmp_path, step, *pair, keep=2)
+    assert steps_of(tmp_path) == [20, 30]
+    save_checkpoint(tmp_path, 25, *pair, keep=2)  # resumed from 20: 30 was damaged
+    assert steps_of(tmp_path) == [20, 25]
+    save_checkpoint(tmp_path, 40, *pair)
+    assert steps_of(tmp_path) == [20, 25, 40]
+    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == [
+        "step-00000020", "step-00000025", "step-00000040",
+    ]  # fmt: skip
+
+
+def test_the_same_step_again_replaces_it(tmp_path):
+    save_checkpoint(tmp_path, 7, *trained(1), {"n": 1})
+    save_checkpoint(tmp_path, 7, *trained(2), {"n": 2})
+    assert steps_of(tmp_path) == [7] and find_checkpoint(tmp_path).state == {"n": 2}
+
+
+def flip(file, place):
+    content = bytearray(file.read_bytes())
+    content[place] ^= 1
+    file.write_bytes(content)
+
+
+FILES = ["model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"]
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("harm", ["flip", "truncate", "remove", "empty"])
+def test_every_harm_is_found_and_the_one_before_taken(tmp_path, name, harm):
+    pair = trained(1)
+    save_checkpoint(tmp_path, 3, *pair, {"n": 3})
+    save_checkpoint(tmp_path, 5, *pair, {"n": 5})
+    file = folder_of(tmp_path, 5) / name
+    size = file.stat().st_size
+    if harm == "flip":
+        flip(file, size // 2)
+    elif harm == "truncate":
+        os.truncate(file, size - 9)
+    elif harm == "empty":
+        os.truncate(file, 0)
+    else:
+        file.unlink()
+    said = Said()
+    found = find_checkpoint(tmp_path, said)
+    assert found.step == 3 and found.state == {"n": 3}
+    assert len(said.lines) == 1 and "step-00000005" in said.lines[0] and name in said.lines[0]
+    assert said.lines[0].endswith("going back to step 3")
+    with pytest.raises(TrainingError, match=name):
+        find_checkpoint(tmp_path, said, step=5)
+
+
+def test_every_byte_of_the_manifest_counts(tmp_path):
+    saved = save_checkpoint(tmp_path, 3, *trained(1))
+    file = saved.folder / "manifest.json"
+    content = file.read_bytes()
+    meaning, seen = json.loads(content), 0
+    for place in random.Random(0).sample(range(len(content)), 100):
+        flip(file, place)
+        try:
+            same = json.loads(file.read_bytes()) == meaning
+        except ValueError:
+            same = False
+        seen += not same
+        assert (damage(saved.folder) is None) == same
+        file.write_bytes(content)
+    assert seen > 50 and damage(saved.folder) is None
+
+
+def test_a_checkpoint_under_another_name_is_not_taken(tmp_path):
+    saved = save_checkpoint(tmp_path, 3, *trained(1))
+    os.rename(saved.folder, folder_of(tmp_path, 8))
+    assert damage(folder_of(tmp_path, 8)) == "manifest.json is that of step 3"
+
+
+def test_nothing_good_left_and_nothing_yet(tmp_path):
+    assert find_checkpoint(tmp_path) is None
+    saved = save_checkpoint(tmp_path, 3, *trained(1))
+    (saved.folder / "model.safetensors").unlink()
+    with pytest.raises(TrainingError, match=r"no good checkpoint is left.*model.safetensors is missing"):
+        find_checkpoint(tmp_path, Said())
+    with pytest.raises(TrainingError, match="no checkpoint of step 4; it has 3"):
+        find_checkpoint(tmp_path, step=4)
+
+
+def test_only_the_files_asked_for_are_read(tmp_path):
+    saved = save_checkpoint(tmp_path, 3, *trained(1))
+    flip(saved.folder / "optimizer.safetensors", 100)
+    assert find_checkpoint(tmp_path, only=("model.safetensors",)).hash == saved.hash
+    with pytest.raises(TrainingError, match=r"optimizer.safetensors is altered"):
+        find_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("call", [1, 2])
+@pytest.mark.parametrize("as_safetensors", [True, False])
+def test_disk_full_leaves_the_previous_one_intact(tmp_path, monkeypatch, call, as_safetensors):
+    pair = trained(1)
+    good = save_checkpoint(tmp_path, 3, *pair, keep=1)
+    calls, real = [], module.save_file
+
+    def full(tensors, file, *rest):
+        calls.append(file)
+        if len(calls) == call:
+            file.write_bytes(b"half")
+            if as_safetensors:
+                raise module.SafetensorError("I/O error: No space left on device (os error 28)")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(file))
+        real(tensors, file, *rest)
+
+    monkeypatch.setattr(module, "save_file", full)
+    with pytest.raises(TrainingError, match=r"disk full .* while saving step 5; step 3 is intact"):
+        save_checkpoint(tmp_path, 5, *pair, keep=1)
+    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step-00000003"]
+    assert find_checkpoint(tmp_path).hash == good.hash
+
+
+def alone(function, folder):
+    """Run a function of deaths.py in a process of its own, where forking and dying disturb nobody."""
+    code = f"import sys\nfrom pathlib import Path\nfrom tests.training.deaths import {function}\n"
+    code += f"{function}(Path(sys.argv[1]))"
+    done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_write_that_really_fails(tmp_path):
+    alone("writes_that_fail", tmp_path)
+
+
+def test_kill_9_at_any_time_leaves_whole_checkpoints(tmp_path):
+    alone("killed_at_any_time", tmp_path)
+
+
+def test_kill_9_at_chosen_moments(tmp_path):
+    alone("killed_at_chosen_moments", tmp_path)
+
+
+def test_death_while_replacing_gives_the_old_one_its_name_back(tmp_path):
+    pair = trained(1)
+    good = save_checkpoint(tmp_path, 3, *pair)
+    os.rename(good.folder, good.folder.with_name(f".replaced-{good.folder.name}"))
+    assert find_checkpoint(tmp_path) is None
+    clean_leftovers(tmp_path)
+    assert find_checkpoint(tmp_path).hash == good.hash
+
+
+def test_reading_touches_nothing(tmp_path):
+    save_checkpoint(tmp_path, 3, *trained(1))
+    other = tmp_path / "checkpoints" / ".writing-step-00000004-1"
+    other.mkdir()
+    find_checkpoint(tmp_path)
+    assert other.exists()  # perhaps a training under way is writing it

@@ -1,0 +1,144 @@
+"""What is printed where, and how scripts end."""
+
+import io
+import sys
+
+import pytest
+
+from data.errors import DataError
+from evaluation.errors import EvaluationError
+from model import ModelError
+from training import console as module
+from training.config import ConfigError
+from training.console import Console, duration, run_main
+
+
+def test_lines_go_to_standard_error_and_tables_to_standard_output(capsys):
+    console = Console()
+    console.say("hello [not markup]")
+    console.warn("careful")
+    console.table("A title", ["name", "nll"], [["rope [1]", 2.5], ["alibi", "10.25"]])
+    out, err = capsys.readouterr()
+    assert err == "hello [not markup]\nwarning: careful\n"
+    assert "A title" in out and "rope [1]" in out
+    rows = [line for line in out.splitlines() if "rope" in line or "alibi" in line]
+    assert rows[0].index("2.5") > rows[1].index("10.25")  # right-aligned
+
+
+def test_a_wide_table_is_not_folded_in_a_log(capsys):
+    Console().table("", [f"column{i}" for i in range(40)], [[f"value{i:04}" for i in range(40)]])
+    lines = capsys.readouterr().out.splitlines()
+    assert any(all(f"value{i:04}" in line for i in range(40)) for line in lines)
+
+
+def test_quiet_keeps_warnings_and_tables(capsys):
+    console = Console(quiet=True)
+    console.say("hello")
+    console.warn("careful")
+    with console.bar("work", 10) as bar:
+        bar.advance(10)
+    console.table("T", ["a"], [[1]])
+    out, err = capsys.readouterr()
+    assert err == "warning: careful\n" and "T" in out
+
+
+def test_progress_lines_where_there_is_no_terminal(capsys, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    with Console(interval=10).bar("train", 200, "step") as bar:
+        for _ in range(40):
+            now[0] += 1
+            bar.advance(5)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [
+        "train: 25% (50 of 200 step), 5 step/s, 30 s left",
+        "train: 50% (100 of 200 step), 5 step/s, 20 s left",
+        "train: 75% (150 of 200 step), 5 step/s, 10 s left",
+        "train: done, 200 step in 40 s (5 step/s)",
+    ]
+
+
+def test_progress_of_unknown_length_and_stopped(capsys, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    with pytest.raises(KeyError), Console(interval=1).bar("read", None, "B") as bar:
+        now[0] += 2
+        bar.advance(5_000_000)
+        raise KeyError
+    assert capsys.readouterr().err.splitlines() == [
+        "read: 5M B, 2.5M B/s",
+        "read: stopped, 5M B in 2.0 s (2.5M B/s)",
+    ]
+
+
+def test_bar_on_a_terminal_lets_lines_through(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    console = Console()
+    with console.bar("outer [a]", 4) as bar:
+        bar.advance(2)
+        console.say("a line [b]")
+        with console.bar("inner", 3) as inner:  # a second live bar would fight for the screen
+            inner.advance(3)
+        bar.advance(2)
+    text = screen.getvalue()
+    assert "outer [a]" in text and "a line [b]" in text and "inner: done, 3 it" in text and "100%" in text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0.04, "0.0 s"),
+        (9.94, "9.9 s"),
+        (9.96, "10 s"),
+        (59.6, "1 min 0 s"),
+        (100, "1 min 40 s"),
+        (7300, "2 h 1 min"),
+    ],
+)
+def test_duration(seconds, words):
+    assert duration(seconds) == words
+
+
+def end_of(error, capsys):
+    def main():
+        raise error
+
+    with pytest.raises(SystemExit) as end:
+        run_main(main)
+    return end.value.code, capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", [ConfigError, ModelError, DataError, EvaluationError])
+def test_user_errors_of_every_package_end_with_one_line(kind, capsys):
+    assert end_of(kind("the mend"), capsys) == (2, "error: the mend\n")
+
+
+def test_files_and_interrupts(capsys, tmp_path):
+    assert end_of(FileNotFoundError(2, "No such file", "a.txt"), capsys) == (
+        2,
+        "error: a.txt: No such file\n",
+    )
+    assert end_of(OSError("odd"), capsys) == (2, "error: odd\n")
+    assert end_of(KeyboardInterrupt(), capsys)[0] == 130
+
+
+def test_bugs_keep_their_traceback():
+    for bug in (ValueError("shape"), KeyError("x"), UnicodeDecodeError("utf-8", b"", 0, 1, "x")):
+
+        def main(bug=bug):
+            raise bug
+
+        with pytest.raises(type(bug)):
+            run_main(main)
+
+
+def test_status_of_a_main_that_returns():
+    for value, code in ((None, 0), (0, 0), (3, 3)):
+        with pytest.raises(SystemExit) as end:
+            run_main(lambda value=value: value)
+        assert end.value.code == code

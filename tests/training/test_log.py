@@ -1,0 +1,156 @@
+"""metrics.jsonl survives kills, repeats and odd numbers; the mirror never hurts."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from training.errors import TrainingError
+from training.log import MetricsLog, Mirror, read_metrics
+from training.settings import WandbSettings
+
+
+def test_lines_come_back_exactly(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    with MetricsLog(file, 0) as log:
+        log.write(
+            1, loss=0.1 + 0.2, norm=torch.tensor(1.5), tokens=np.int64(7), nested={"a": [1, 2.5]}, text="é"
+        )
+        log.write(2, loss=math.nan, norm=-math.inf)
+        log.write(2, "validation", nll={"256": 3.5})
+    lines = read_metrics(file)
+    assert [(line["kind"], line["step"], line["attempt"]) for line in lines] == [
+        ("start", 0, 1), ("train", 1, 1), ("train", 2, 1), ("validation", 2, 1),
+    ]  # fmt: skip
+    assert lines[1]["loss"] == 0.1 + 0.2 and lines[1]["norm"] == 1.5 and lines[1]["tokens"] == 7
+    assert lines[1]["nested"] == {"a": [1, 2.5]} and lines[1]["text"] == "é"
+    assert (lines[2]["loss"], lines[2]["norm"]) == ("nan", "-inf")
+    assert [line["nll"] for line in read_metrics(file, "validation")] == [{"256": 3.5}]
+
+
+def test_a_later_attempt_replaces_what_it_repeats_and_drops_what_it_left_behind(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    with MetricsLog(file, 0) as log:
+        for step in (1, 2, 3, 5):
+            log.write(step, x=step)
+    with MetricsLog(file, 2) as log:
+        assert log.attempt == 2
+        log.write(3, x=30)
+        log.write(4, x=40)
+    found = [(line["step"], line["attempt"], line["x"]) for line in read_metrics(file, "train")]
+    assert found == [(1, 1, 1), (2, 1, 2), (3, 2, 30), (4, 2, 40)]
+    assert len(file.read_text().splitlines()) == 8  # nothing was taken out of the file
+
+
+@given(st.integers(1, 200))
+@settings(max_examples=60)
+def test_a_file_cut_anywhere_reads_and_grows(tmp_path_factory, cut):
+    file = tmp_path_factory.mktemp("log") / "metrics.jsonl"
+    with MetricsLog(file, 0) as log:
+        for step in range(1, 6):
+            log.write(step, loss=step / 7)
+    whole = file.read_bytes()
+    file.write_bytes(whole[: max(0, len(whole) - cut)])
+    kept = read_metrics(file, "train")
+    assert [line["step"] for line in kept] == list(range(1, len(kept) + 1))
+    assert len(kept) >= file.read_bytes().count(b"\n") - 1
+    resumed = len(kept)
+    with MetricsLog(file, resumed) as log:
+        log.write(resumed + 1, loss=9.0)
+    assert [line["step"] for line in read_metrics(file, "train")] == list(range(1, resumed + 2))
+    assert all(json.loads(line) for line in file.read_text().splitlines())
+
+
+def test_a_broken_line_inside_is_named(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    with MetricsLog(file, 0) as log:
+        log.write(1)
+    file.write_bytes(b"{oops\n" + file.read_bytes())
+    with pytest.raises(TrainingError, match=r"metrics.jsonl:1: not a line of metrics"):
+        read_metrics(file)
+
+
+def test_every_line_is_there_after_kill_9(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    code = (
+        "import sys, os, signal\nfrom pathlib import Path\nfrom training.log import MetricsLog\n"
+        "log = MetricsLog(Path(sys.argv[1]), 0)\n"
+        "for step in range(1, 301): log.write(step, loss=step / 3)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(file)], cwd=os.getcwd())
+    assert done.returncode == -signal.SIGKILL
+    assert [line["step"] for line in read_metrics(file, "train")] == list(range(1, 301))
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
+def test_a_full_disk_is_one_clear_error(tmp_path, monkeypatch):
+    log = MetricsLog(tmp_path / "metrics.jsonl", 0)
+    log.close()
+    monkeypatch.setattr(log, "_stream", Path("/dev/full").open("a"))  # noqa: SIM115
+    with pytest.raises(TrainingError, match=r"step 4 cannot be written: No space left"):
+        log.write(4)
+    with pytest.raises(OSError):
+        log.close()
+
+
+class Said:
+    def __init__(self):
+        self.lines = []
+
+    def warn(self, text):
+        self.lines.append(text)
+
+
+def fake_wandb(monkeypatch, **parts):
+    module = SimpleNamespace(**parts)
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    return module
+
+
+def test_disabled_mirror_does_not_import_wandb(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)  # importing it would now raise
+    said = Said()
+    mirror = Mirror(WandbSettings(), tmp_path, {}, said)
+    mirror.write({"kind": "train", "step": 1, "attempt": 1})
+    mirror.close()
+    assert said.lines == []
+    Mirror(WandbSettings(mode="offline"), tmp_path, {}, said)
+    assert len(said.lines) == 1 and "training goes on" in said.lines[0]
+
+
+def test_mirror_sends_steps_as_a_metric_and_gives_up_once(tmp_path, monkeypatch):
+    sent, metrics, calls = [], [], {}
+
+    def log(values):
+        if len(sent) == 2:
+            raise ConnectionError("no route\nmore")
+        sent.append(values)
+
+    run = SimpleNamespace(log=log, define_metric=lambda *a, **k: metrics.append((a, k)), finish=lambda: None)
+    fake_wandb(monkeypatch, init=lambda **k: calls.update(k) or run)
+    said = Said()
+    mirror = Mirror(WandbSettings(mode="offline", project="p"), tmp_path / "run-1", {"a": 1}, said)
+    mirror.write({"kind": "start", "step": 0, "attempt": 1})
+    mirror.write({"kind": "train", "step": 1, "attempt": 1, "loss": 2.0})
+    mirror.write({"kind": "validation", "step": 1, "attempt": 1, "nll": {"256": 3.0}})
+    mirror.write({"kind": "train", "step": 2, "attempt": 1, "loss": 1.0})
+    mirror.write({"kind": "train", "step": 3, "attempt": 1, "loss": 1.0})
+    mirror.close()
+    assert sent == [
+        {"train/loss": 2.0, "step": 1, "attempt": 1},
+        {"validation/nll/256": 3.0, "step": 1, "attempt": 1},
+    ]
+    assert metrics == [(("step",), {}), (("*",), {"step_metric": "step"})]
+    assert (calls["project"], calls["mode"], calls["name"]) == ("p", "offline", "run-1")
+    assert said.lines == ["wandb stops here, training goes on (metrics.jsonl has everything): no route"]

@@ -1,0 +1,207 @@
+"""Run folders: made, resumed, held, loaded."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from data.tokenizer import ByteTokenizer
+from model import ModelError, Places, Transformer
+from training.checkpoint import folder_of, save_checkpoint, save_weights_only
+from training.config import apply_words, identity, load_settings
+from training.errors import TrainingError
+from training.optimizer import make_optimizer
+from training.run import (
+    create_run,
+    held,
+    is_run,
+    load,
+    read_settings,
+    resume_run,
+    run_folder,
+    set_aside,
+)
+from training.settings import RunSettings
+
+WORDS = [
+    "train_length=32",
+    "model={dim: 24, layers: 2, heads: 2}",
+    "data.tokenizer.name=bytes",
+    "training={tokens: 3000, batch_size: 3}",
+    "training.validation.targets=8",
+]
+COMMAND = ["train.py", "configs/x.yaml"]
+EXTRA = {"data": "prepared/x", "data_hash": "d" * 8}
+
+
+@pytest.fixture
+def settings():
+    return load_settings(RunSettings, WORDS)
+
+
+@pytest.fixture
+def run(tmp_path, settings):
+    return create_run(tmp_path / "runs" / "x", settings, ByteTokenizer(), COMMAND, EXTRA)
+
+
+def fill(run, settings, step=4, seed=1):
+    model = Transformer(settings.model, ByteTokenizer().vocab_size, settings.train_length).initialise(seed)
+    save_checkpoint(run, step, model, make_optimizer(model, settings.training.optimizer), {"step": step})
+    return model
+
+
+def logits(model):
+    tokens = torch.arange(10).reshape(2, 5)
+    with torch.no_grad():
+        return model(tokens, Places.plain(5))
+
+
+def test_name_of_the_folder(settings):
+    words = ["training.seed=1", "configs/tiny.yaml", "configs/position/alibi.yaml", "a.b=c"]
+    assert str(run_folder(settings, words)) == f"runs/tiny-{identity(settings)}"
+    assert str(run_folder(settings, [], "out")) == f"out/default-{identity(settings)}"
+
+
+def test_a_new_run_says_what_it_is(run, settings):
+    assert read_settings(run) == settings
+    about = json.loads((run / "manifest.json").read_text())
+    assert about["identity"] == identity(settings) and about["vocab_size"] == 258
+    assert about["tokenizer_hash"] == ByteTokenizer.hash and about["data_hash"] == "dddddddd"
+    (attempt,) = about["attempts"]
+    assert attempt["command"] == COMMAND and attempt["versions"]["torch"] == torch.__version__
+    assert attempt["machine"]["cores"] == os.cpu_count()
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
+    assert attempt["commit"] == (commit or None)
+    with pytest.raises(TrainingError, match="already is a run"):
+        create_run(run, settings, ByteTokenizer(), COMMAND)
+
+
+def test_a_run_half_made_is_made_again(tmp_path, settings, monkeypatch):
+    folder = tmp_path / "x"
+    (folder / "tokenizer").mkdir(parents=True)
+    (folder / "settings.yaml").write_text("half: ")
+    assert not is_run(folder)
+    create_run(folder, settings, ByteTokenizer(), COMMAND)
+    assert is_run(folder) and read_settings(folder) == settings
+
+
+def test_resuming_notes_what_may_change_and_refuses_the_rest(run, settings):
+    assert resume_run(run, settings, ByteTokenizer(), COMMAND, EXTRA) == []
+    free = apply_words(settings, ["training.log_every=3", "training.samples.prompts=[a]"])
+    assert resume_run(run, free, ByteTokenizer(), COMMAND, EXTRA) == [
+        "training.log_every: 10 → 3",
+        "training.samples.prompts: ['def ', 'The '] → ['a']",
+    ]
+    assert read_settings(run) == free
+    attempts = json.loads((run / "manifest.json").read_text())["attempts"]
+    assert [len(attempt["changed_settings"]) for attempt in attempts] == [0, 0, 2]
+    other = apply_words(settings, ["seed=5", "model.position.name=alibi", "training.log_every=7"])
+    with pytest.raises(TrainingError) as error:
+        resume_run(run, other, ByteTokenizer(), COMMAND, EXTRA)
+    text = str(error.value)
+    assert (
+        "seed: 0 → 5" in text and "model.position: rope(" in text and "→ alibi" in text and "--fresh" in text
+    )
+    assert "log_every" not in text
+    assert read_settings(run) == free  # a refusal changes nothing
+    assert len(json.loads((run / "manifest.json").read_text())["attempts"]) == 3
+
+
+class OtherTokenizer(ByteTokenizer):
+    hash = "0" * 64
+
+
+def test_resuming_with_other_data_or_tokenizer_is_refused(run, settings):
+    with pytest.raises(TrainingError, match="tokenizer is not the one"):
+        resume_run(run, settings, OtherTokenizer(), COMMAND, EXTRA)
+    with pytest.raises(TrainingError, match=r"prepared data are not those .*dddddddd, now eeee"):
+        resume_run(run, settings, ByteTokenizer(), COMMAND, {"data_hash": "eeee"})
+
+
+def test_set_aside_loses_nothing(run):
+    assert set_aside(run).name == "x.old1" and not run.exists()
+    run.mkdir()
+    assert set_aside(run).name == "x.old2"
+    assert set_aside(run) is None and is_run(run.with_name("x.old1"))
+
+
+def test_one_process_holds_a_run_and_death_lets_go(tmp_path):
+    code = (
+        "import sys, time\nfrom pathlib import Path\nfrom training.run import held\n"
+        "with held(Path(sys.argv[1])):\n    print('held', flush=True)\n    time.sleep(60)\n"
+    )
+    child = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE)
+    with child:
+        assert child.stdout.readline() == b"held\n"
+        with pytest.raises(TrainingError, match="trained by another process"), held(tmp_path):
+            pass
+        child.send_signal(signal.SIGKILL)
+    with held(tmp_path), pytest.raises(TrainingError, match="another process"), held(tmp_path):
+        pass
+
+
+def test_load_gives_the_model_back(run, settings):
+    model = fill(run, settings)
+    found = load(run)
+    assert (found.step, found.folder, found.settings) == (4, run, settings)
+    assert len(found.checkpoint_hash) == 64 and found.tokenizer.hash == ByteTokenizer.hash
+    assert not found.model.training
+    assert torch.equal(logits(found.model), logits(model))
+    assert next(load(run, dtype=torch.float64).model.parameters()).dtype == torch.float64
+
+
+def test_load_chooses_and_falls_back(run, settings, capsys):
+    first, second = fill(run, settings, 4, 1), fill(run, settings, 9, 2)
+    assert torch.equal(logits(load(run).model), logits(second))
+    assert torch.equal(logits(load(run, checkpoint=4).model), logits(first))
+    with pytest.raises(TrainingError, match="no checkpoint of step 5; it has 4, 9"):
+        load(run, checkpoint=5)
+    (folder_of(run, 9) / "model.safetensors").write_bytes(b"")
+    assert load(run).step == 4
+    assert "going back to step 4" in capsys.readouterr().err
+
+
+def test_weights_alone_are_enough(run, settings):
+    model = Transformer(settings.model, 258, settings.train_length).initialise(3).double()
+    save_weights_only(run, model)
+    found = load(run)
+    assert found.step == 0 and torch.equal(logits(found.model), logits(model))
+    assert logits(found.model).dtype == torch.float64  # stored so, kept so
+
+
+def test_overrides_of_positions_alone(run, settings):
+    model = fill(run, settings)
+    same = load(run, ["model.position.scaling={name: linear, factor: 1}"])
+    assert torch.equal(logits(same.model), logits(model))
+    other = load(run, ["model.position.scaling.name=linear", "model.position.scaling.factor=3"])
+    assert other.settings.model.position.scaling.factor == 3
+    assert not torch.allclose(logits(other.model), logits(model))
+    with pytest.raises(ModelError, match=r"trained with 'rope', cannot become 'alibi'"):
+        load(run, ["model.position.name=alibi"])
+    with pytest.raises(ModelError, match=r"model.dim is part of the trained weights"):
+        load(run, ["model.dim=48"])
+    with pytest.raises(TrainingError, match="train_length cannot be changed on a trained model"):
+        load(run, ["train_length=64"])
+    with pytest.raises(TrainingError, match=r"did you mean model.position.scaling"):
+        load(run, ["model.position.scalin.name=yarn"])
+
+
+def test_what_cannot_be_loaded(run, settings, tmp_path):
+    with pytest.raises(TrainingError, match="no checkpoint yet"):
+        load(run)
+    with pytest.raises(TrainingError, match=r"no such run folder; .* holds x"):
+        load(run.with_name("y"))
+    with pytest.raises(TrainingError, match=r"not a run folder: it has no manifest.json"):
+        load(tmp_path)
+    fill(run, settings)
+    about = json.loads((run / "manifest.json").read_text())
+    (run / "manifest.json").write_text(json.dumps(about | {"tokenizer_hash": "f" * 64}))
+    with pytest.raises(TrainingError, match="not the tokenizer of this run"):
+        load(run)
+    (run / "manifest.json").write_text("{")
+    with pytest.raises(TrainingError, match=r"manifest.json: not readable as JSON"):
+        load(run)
