@@ -120,7 +120,7 @@ class Transformer(nn.Module):
 
         Matrices: N(0, 1/fan_in), those that write to the residual stream divided by √(2·layers). The head is
         small, so that the first loss is ln V to within 1% at any width; so are tied embeddings, whose token
-        would otherwise predict itself with a logit of std·C.
+        would otherwise predict itself with a logit of std·C: logits stay within 0.1, that one within 2.
         """
         s, generator = self.settings, torch.Generator().manual_seed(seed)
 
@@ -129,7 +129,7 @@ class Transformer(nn.Module):
             with torch.no_grad():
                 weight.copy_(drawn)
 
-        draw(self.embed.weight, 2 / s.dim if s.tied else 0.02)
+        draw(self.embed.weight, min(0.1 * s.dim**-0.5, 2 / s.dim) if s.tied else 0.02)
         for block in self.layers:
             for name, weight in block.named_parameters():
                 if weight.ndim == 1:
