@@ -1,11 +1,16 @@
 """Text to batches: sources, tokenizers, token shards, and the order in which training sees them."""
 
-from data.batches import Batch, Batches
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from data.errors import DataError
-from data.prepare import Prepared, open_prepared, prepare, prepared_folder
+from data.preparation import Prepared, open_prepared, prepare, prepared_folder
 from data.settings import DataSettings
 from data.store import Store
 from data.tokenizer import ByteTokenizer, SentencePieceTokenizer, Tokenizer, load_tokenizer
+
+if TYPE_CHECKING:
+    from data.batches import Batch, Batches
 
 __all__ = [
     "Batch",
@@ -22,3 +27,10 @@ __all__ = [
     "prepare",
     "prepared_folder",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Batches need torch, which takes longer to load than a tokenising worker takes for its work."""
+    if name in ("Batch", "Batches"):
+        return getattr(importlib.import_module("data.batches"), name)
+    raise AttributeError(f"module 'data' has no attribute {name!r}")

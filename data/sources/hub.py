@@ -48,8 +48,10 @@ class Hub:
                     f"{', '.join(rows.column_names)}"
                 )
             rows = rows.select_columns(keys)
-        if start:  # a map-style data set refuses to skip all of its rows
-            rows = rows.skip(start) if s.streaming else rows.select(range(min(start, len(rows)), len(rows)))
+        if not s.streaming and start >= len(rows):
+            return  # a map-style data set refuses to skip all of its rows
+        if start:
+            rows = rows.skip(start)
         for number, row in enumerate(rows, start=start):
             name = str(row[s.name_key]) if s.name_key else f"{s.split}#{number}"
             cluster = row.get(s.cluster_key) if s.cluster_key else None

@@ -20,6 +20,12 @@ def make_text(rng: random.Random, words: int) -> str:
     return "".join(out) + "\n"
 
 
+@pytest.fixture(autouse=True)
+def _no_flush(monkeypatch):
+    """Waiting for the disk is most of the time of a small preparation."""
+    monkeypatch.setattr("data.files.os.fsync", lambda handle: None)
+
+
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
     """37 text files of 20 to 800 words, in two folders."""
@@ -39,6 +45,6 @@ def settings(corpus: Path, tmp_path: Path) -> DataSettings:
         source={"name": "files", "path": str(corpus)},
         tokenizer={"name": "sentencepiece", "vocab_size": 400},
         valid_fraction=0.2,
-        shard_bytes=9000,
+        shard_bytes=18_000,
         root=str(tmp_path / "prepared"),
     )

@@ -1,5 +1,7 @@
 """Tokenizers lose nothing, know the bytes behind every id, and explain what they cannot do."""
 
+import inspect
+import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -39,9 +41,7 @@ def tokenizer(request):
     if request.param == "bytes":
         return ByteTokenizer()
     wanted = SentencePieceSettings(kind=request.param, vocab_size=420)
-    return train_sentencepiece(
-        wanted, iter([TEXT * 3, "the quick brown fox jumps over a lazy dog " * 9])
-    ).tokenizer
+    return train_sentencepiece(wanted, iter([TEXT * 3, inspect.getsource(textwrap)])).tokenizer
 
 
 def check_exact(tokenizer, text: str) -> None:

@@ -1,0 +1,326 @@
+"""Preparation: whole or resumed, by one worker or several, the same shards; and clear words otherwise."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import data.encoding
+from data import DataError, DataSettings, Prepared, Store, open_prepared, prepare, prepared_folder
+
+HOUSE = Path(__file__).parents[2]
+_WHOLE: list[tuple] = []
+
+
+class Listener:
+    """A console that remembers."""
+
+    def __init__(self):
+        self.lines: list[str] = []
+        self.tables: list[list] = []
+
+    def say(self, text):
+        self.lines.append(text)
+
+    warn = say
+
+    def bar(self, label, total, unit="it"):
+        return self
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        pass
+
+    def advance(self, n=1):
+        pass
+
+    def table(self, title, columns, rows):
+        self.tables.append(rows)
+
+
+def changed(settings: DataSettings, **values) -> DataSettings:
+    return DataSettings.model_validate({**settings.model_dump(), **values})
+
+
+def facts(prepared: Prepared) -> tuple:
+    """All that must be equal between two preparations of the same text, wherever it lies."""
+    prepared.train.verify()
+    prepared.valid.verify()
+    summary = {key: value for key, value in prepared.summary.items() if key != "label"}
+    files = sorted(str(path.relative_to(prepared.folder)) for path in prepared.folder.rglob("*"))
+    return prepared.train.hash, prepared.valid.hash, prepared.tokenizer.hash, summary, files
+
+
+@pytest.fixture
+def whole(settings) -> tuple:
+    """What an uninterrupted preparation by one worker gives; made once."""
+    if not _WHOLE:
+        root = str(Path(settings.root).parent / "whole")
+        _WHOLE.append(facts(prepare(changed(settings, root=root), workers=1)))
+    return _WHOLE[0]
+
+
+def test_prepared_text_is_the_text(settings, corpus):
+    console = Listener()
+    prepared = prepare(settings, console, workers=1)
+    tokenizer, seen = prepared.tokenizer, {}
+    for store in (prepared.train, prepared.valid):
+        assert len(store.manifest["shards"]) > 2  # else resuming would not be tested below
+        for i, name in enumerate(store.names):
+            ids = store.document(i).astype(np.int64)
+            text = (corpus / name).read_bytes()
+            assert ids[0] == tokenizer.bos_id and ids[-1] == tokenizer.eos_id
+            assert tokenizer.decode(ids.tolist()).encode() == text
+            assert tokenizer.token_bytes[ids].sum() == len(text) == store.bytes[i]
+            seen[name] = store
+        assert store.manifest["tokenizer"] == tokenizer.hash
+    assert len(seen) == 37 and prepared.valid.n_documents == round(0.2 * 37)
+    assert prepared.summary["train"]["tokens"] == prepared.train.n_tokens
+    assert prepared.summary["valid"]["share_at_least"]["512"] == (prepared.valid.lengths >= 512).mean()
+    assert prepared.summary["lossy_documents"] == 0
+    assert prepared.train.bytes.sum() == prepared.summary["train"]["bytes"]
+    assert console.tables and any("near-duplicates" in line for line in console.lines)
+    assert not (prepared.folder / "work").exists()
+    prepared.train.verify()
+
+
+def test_second_call_does_nothing(settings, monkeypatch):
+    first = prepare(settings, workers=1)
+    before = {p: p.stat().st_mtime_ns for p in first.folder.rglob("*")}
+    monkeypatch.setattr("data.preparation._prepare", None)
+    start = time.perf_counter()
+    second = prepare(settings, workers=1)
+    assert time.perf_counter() - start < 1
+    assert second.train.hash == first.train.hash and second.summary == first.summary
+    assert {p: p.stat().st_mtime_ns for p in first.folder.rglob("*")} == before
+
+
+def test_workers_do_not_matter(settings, whole):
+    assert facts(prepare(settings, workers=2)) == whole
+
+
+class Stop(Exception):
+    pass
+
+
+def stop_after(monkeypatch, target: str, calls: int) -> list:
+    """Make the function `target` fail at its call number `calls`; the list of calls made."""
+    module, name = target.rsplit(".", 1)
+    real, made = getattr(sys.modules[module], name), []
+
+    def counted(*args, **more):
+        made.append(args)
+        if len(made) > calls:
+            raise Stop
+        return real(*args, **more)
+
+    monkeypatch.setattr(target, counted)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("target", "calls"),
+    [
+        ("data.encoding.write_shard", 0),
+        ("data.encoding.write_shard", 5),
+        ("data.encoding.write_json", 3),
+        ("data.spool.write_json", 1),
+        ("data.spool.atomic", 7),
+        ("data.preparation.train_sentencepiece", 0),
+        ("data.preparation.write_json", 1),
+        ("data.preparation.write_manifest", 1),
+        ("data.preparation.split_summary", 0),
+    ],
+)
+def test_interrupted_anywhere_ends_the_same(settings, whole, monkeypatch, target, calls):
+    with monkeypatch.context() as patch:
+        stop_after(patch, target, calls)
+        with pytest.raises(Stop):
+            prepare(settings, workers=1)
+    with pytest.raises(DataError, match="no finished preparation"):
+        open_prepared(prepared_folder(settings))
+    assert facts(prepare(settings, workers=1)) == whole
+
+
+def test_finished_shards_are_not_redone(settings, monkeypatch):
+    with monkeypatch.context() as patch:
+        made = stop_after(patch, "data.encoding.write_json", 4)
+        with pytest.raises(Stop):
+            prepare(settings, workers=1)
+    again = []
+    real = data.encoding.Job.run
+    monkeypatch.setattr(data.encoding.Job, "run", lambda job, *task: again.append(task) or real(job, *task))
+    console = Listener()
+    prepare(settings, console, workers=1)
+    assert len(made) == 5 and ("text", 3) not in again and again[0] == ("text", 4)
+    assert any(line.startswith("4 of ") for line in console.lines)
+
+
+def test_killed_and_run_again(settings, whole):
+    """SIGKILL to a process with two workers, as soon as the first shard is done."""
+    code = f"import sys; sys.path.insert(0, {str(HOUSE)!r})\nfrom data import DataSettings, prepare\n"
+    code += f"prepare(DataSettings.model_validate({settings.model_dump()!r}), workers=2)"
+    process = subprocess.Popen([sys.executable, "-c", code])
+    done = prepared_folder(settings) / "work" / "done"
+    while not list(done.glob("text-*.json")) and process.poll() is None:
+        time.sleep(0.002)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert facts(prepare(settings, workers=1)) == whole
+
+
+def test_other_settings_other_folder(settings, corpus):
+    folders = {prepared_folder(settings)}
+    for values in ({"valid_seed": 1}, {"eos": False}, {"tokenizer": {"name": "bytes"}}, {"max_bytes": 9}):
+        folders.add(prepared_folder(changed(settings, **values)))
+    assert len(folders) == 5
+    assert prepared_folder(changed(settings, packing="documents")) in folders  # same shards, other batches
+    (corpus / "new.txt").write_text("more")
+    assert prepared_folder(settings) not in folders
+
+
+def test_split_follows_seed_and_name_alone(settings, corpus):
+    first = set(prepare(settings, workers=1).valid.names)
+    other = set(prepare(changed(settings, valid_seed=1), workers=1).valid.names)
+    assert first != other and len(first) == len(other) == 7
+    (corpus / "aaa.txt").write_text("one more document in front of all the others\n" * 4)
+    grown = set(prepare(settings, workers=1).valid.names)
+    assert len(grown ^ first) <= 2
+
+
+def test_validation_text_of_its_own(settings, tmp_path):
+    (tmp_path / "held").mkdir()
+    for i in range(3):
+        (tmp_path / "held" / f"{i}.txt").write_text(f"held out text number {i} about positions\n" * (i + 2))
+    held = {"name": "files", "path": str(tmp_path / "held")}
+    prepared = prepare(changed(settings, valid_source=held), workers=1)
+    assert prepared.valid.names == ["0.txt", "1.txt", "2.txt"] and prepared.train.n_documents == 37
+    prepared.train.verify()
+    prepared.valid.verify()
+
+
+def test_near_duplicates_of_validation_text_stay_out(settings, corpus, tmp_path):
+    held = tmp_path / "held"
+    held.mkdir()
+    rng = random.Random(1)
+    unseen = " ".join("".join(rng.choices("klmnop", k=5)) for _ in range(600))
+    (held / "v.txt").write_text(unseen)
+    (corpus / "copy.txt").write_text(unseen.upper().replace(" ", "\n"))
+    (corpus / "part.txt").write_text(" ".join(unseen.split()[100:400]))
+    source = {"name": "files", "path": str(held)}
+    prepared = prepare(changed(settings, valid_source=source), workers=1)
+    figures = prepared.summary["near_duplicates"]
+    assert not {"copy.txt", "part.txt"} & set(prepared.train.names) and prepared.train.n_documents == 37
+    assert figures["documents"] == 2 and figures["shingles_remaining"] == 0
+    size = sum(path.stat().st_size for path in corpus.rglob("*.txt"))
+    copied = sum((corpus / name).stat().st_size for name in ("copy.txt", "part.txt"))
+    assert figures["share_of_bytes"] == pytest.approx(copied / size)
+    off = prepare(changed(settings, valid_source=source, duplicate_threshold=2), workers=1)
+    assert off.train.n_documents == 39 and off.summary["near_duplicates"]["documents"] is None
+
+
+def test_all_or_nothing_held_out(settings):
+    everything = prepare(changed(settings, valid_fraction=1, tokenizer={"name": "bytes"}), workers=1)
+    assert (everything.train.n_documents, everything.valid.n_documents) == (0, 37)
+    nothing = prepare(changed(settings, valid_fraction=0), workers=1)
+    assert (nothing.train.n_documents, nothing.valid.n_documents) == (37, 0)
+    with pytest.raises(DataError, match="no training text to train a tokenizer"):
+        prepare(changed(settings, valid_fraction=1), workers=1)
+
+
+def test_bad_files_are_counted(settings, corpus):
+    (corpus / "empty.txt").write_text("")
+    (corpus / "empty2.txt").write_text("\n")
+    (corpus / "binary.txt").write_bytes(b"\0\1")
+    (corpus / "latin.txt").write_bytes(b"caf\xe9")
+    console = Listener()
+    prepared = prepare(settings, console, workers=1)
+    assert prepared.summary["passed_over"] == {"empty": 2, "binary": 1, "not UTF-8": 1}
+    assert "passed over: 2 documents empty (such as empty.txt)" in console.lines
+
+
+def test_nothing_left_is_an_error(settings, tmp_path):
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "a.txt").write_bytes(b"\xff\xfe")
+    (tmp_path / "bad" / "b.txt").write_text("")
+    source = {"name": "files", "path": str(tmp_path / "bad")}
+    with pytest.raises(DataError, match=r"no usable text: 1 not UTF-8 \(such as a.txt\); 1 empty"):
+        prepare(changed(settings, source=source), workers=1)
+    (tmp_path / "bad" / "b.txt").write_text("one usable text\n" * 30)
+    with pytest.raises(DataError, match="a single document"):
+        prepare(changed(settings, source=source), workers=1)
+
+
+def test_vocabulary_too_large(settings):
+    with pytest.raises(DataError, match=r"vocab_size=30000 is more than .* at most \d+"):
+        prepare(changed(settings, tokenizer={"name": "sentencepiece", "vocab_size": 30000}), workers=1)
+    assert prepare(settings, workers=1).tokenizer.vocab_size == 400
+
+
+def test_max_bytes_and_tokenizer_sample(settings):
+    prepared = prepare(changed(settings, max_bytes=20_000), workers=1)
+    total = prepared.train.bytes.sum() + prepared.valid.bytes.sum()
+    assert 20_000 <= total < 20_000 + 8_000
+    tokenizer = {"name": "sentencepiece", "vocab_size": 350, "train_bytes": 9000}
+    sampled = prepare(changed(settings, tokenizer=tokenizer), workers=1).summary
+    used = sampled["tokenizer"]["bytes_used"]
+    assert 4500 < used <= 9000
+    assert sampled["tokenizer"]["unused_share"] == pytest.approx(1 - used / sampled["train"]["bytes"])
+
+
+def test_existing_model_and_missing_symbols(settings, tmp_path):
+    model = HOUSE.parent / "shared/corpora/checkpoints/stories260K/tok512.model"
+    if not model.is_file():
+        pytest.skip("shared/corpora is absent")
+    foreign = {"name": "sentencepiece", "model": str(model)}
+    prepared = prepare(changed(settings, tokenizer=foreign), workers=1)
+    assert prepared.tokenizer.vocab_size == 512 and prepared.train.n_documents > 25
+    with pytest.raises(DataError, match="does not exist"):
+        prepare(changed(settings, tokenizer={**foreign, "model": str(tmp_path / "no.model")}))
+
+
+def test_damage_after_preparation(settings):
+    folder = prepare(settings, workers=1).folder
+    shard = next((folder / "valid").glob("*.tokens"))
+    good = shard.read_bytes()
+    shard.write_bytes(good[:-2])
+    with pytest.raises(DataError, match=rf"{shard.name} has .* prepare the data again"):
+        prepare(settings, workers=1)
+    shard.write_bytes(good)
+    (folder / "tokenizer" / "tokenizer.model").unlink()
+    with pytest.raises(DataError, match=r"tokenizer.model does not exist"):
+        open_prepared(folder)
+
+
+def test_disk_full_in_a_worker_reaches_the_caller(settings, monkeypatch):
+    """A worker's error comes back as the error it was: here the train folder cannot be made."""
+    folder = prepared_folder(settings)
+    folder.mkdir(parents=True)
+    (folder / "train").write_text("a file where a folder must be")
+    with pytest.raises(OSError, match="train"):
+        prepare(settings, workers=2)
+
+
+def test_long_chinese_text(settings, tmp_path):
+    rng = random.Random(2)
+    common = "天下大势分久必合合久必分周末七国争"
+    folder = tmp_path / "chinese"
+    folder.mkdir()
+    for i in range(4):
+        text = "".join(rng.choice(common) for _ in range(900)) + "罕㐀𠮷\u2581\t\n"
+        (folder / f"{i}.txt").write_text(text)
+    source = {"name": "files", "path": str(folder)}
+    prepared = prepare(changed(settings, source=source, valid_fraction=0.25), workers=1)
+    assert prepared.summary["lossy_documents"] == 0
+    store = prepared.train
+    text = (folder / store.names[0]).read_text()
+    assert prepared.tokenizer.decode(store.document(0).tolist()) == text
+    assert Store(store.folder).hash == store.hash

@@ -1,0 +1,124 @@
+"""Stores: what was written is what is read, and damage is named."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from data import DataError, Store
+from data.files import atomic
+from data.store import Encoded, token_dtype, write_manifest, write_shard
+
+
+def write(folder, documents: list[list[int]], groups: list[int], kind: str = "<u2") -> Store:
+    """documents cut into shards of the sizes `groups`."""
+    entries, i, dtype = [], 0, np.dtype(kind)
+    for shard, size in enumerate(groups):
+        part = range(i, i + size)
+        encoded = (
+            Encoded(f"d{k}", "A" if k % 2 else None, np.array(documents[k]), 3 * k, k + 5) for k in part
+        )
+        entry = write_shard(folder, f"{shard:05d}", dtype, encoded)
+        assert (entry is None) == (size == 0)
+        entries += [entry] if entry else []
+        i += size
+    write_manifest(
+        folder, dtype, entries, tokenizer="abc", has_bos=True, has_eos=False, source={"path": str(folder)}
+    )
+    return Store(folder)
+
+
+DOCUMENTS = [[1, 2, 3], [65535], [4, 0, 4, 4, 4], [9, 8]]
+
+
+def test_round_trip(tmp_path):
+    store = write(tmp_path, DOCUMENTS, [2, 0, 1, 1])
+    assert [store.document(i).tolist() for i in range(4)] == DOCUMENTS
+    assert store.lengths.tolist() == [3, 1, 5, 2] and store.lengths.dtype == np.int64
+    assert store.bytes.tolist() == [0, 3, 6, 9] and store.numbers.tolist() == [5, 6, 7, 8]
+    assert store.names == ["d0", "d1", "d2", "d3"] and store.clusters == [None, "A", None, "A"]
+    assert (store.n_documents, store.n_tokens, store.dtype) == (4, 11, np.uint16)
+    assert store.has_bos and not store.has_eos
+    for i in (-1, 4):
+        with pytest.raises(IndexError):
+            store.document(i)
+    with pytest.raises(ValueError, match="read-only"):
+        store.document(0)[0] = 7
+    store.verify()
+
+
+@hypothesis_settings(max_examples=12, deadline=None)
+@given(
+    st.lists(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=9), min_size=1, max_size=8), st.data()
+)
+def test_any_documents_in_any_shards(tmp_path_factory, documents, data):
+    cut = data.draw(st.integers(0, len(documents)))
+    store = write(tmp_path_factory.mktemp("s"), documents, [cut, len(documents) - cut], "<u4")
+    assert [store.document(i).tolist() for i in range(store.n_documents)] == documents
+
+
+def test_ids_take_the_smallest_type():
+    assert token_dtype(65536) == np.uint16 and token_dtype(65537) == np.uint32
+
+
+def test_empty_store(tmp_path):
+    store = write(tmp_path, [], [0])
+    assert (store.n_documents, store.n_tokens, store.names) == (0, 0, [])
+    store.verify()
+
+
+def test_hash_is_of_content(tmp_path):
+    first = write(tmp_path / "a", DOCUMENTS, [2, 2])
+    assert write(tmp_path / "b", DOCUMENTS, [2, 2]).hash == first.hash
+    changed = [*DOCUMENTS[:3], [9, 7]]
+    assert write(tmp_path / "c", changed, [2, 2]).hash != first.hash
+
+
+@pytest.mark.parametrize("name", ["00001.tokens", "00000.documents.npy", "00001.names.json"])
+def test_damage_is_named(tmp_path, name):
+    store = write(tmp_path, DOCUMENTS, [2, 2])
+    path = tmp_path / name
+    good = path.read_bytes()
+    path.write_bytes(good[:-1])
+    mend = "delete its folder and prepare the data again"
+    with pytest.raises(DataError, match=rf"{name} has \d+ bytes instead of {len(good)}.*{mend}"):
+        Store(tmp_path)
+    with pytest.raises(DataError, match=name):
+        store.verify()
+    path.write_bytes(good[:-3] + bytes([good[-3] ^ 1]) + good[-2:])  # same size, one bit
+    with pytest.raises(DataError, match=rf"{name} was altered.*{mend}"):
+        store.verify()
+    path.unlink()
+    with pytest.raises(DataError, match=f"{name} is missing"):
+        Store(tmp_path)
+    path.write_bytes(good)
+    Store(tmp_path).verify()
+
+
+def test_damaged_manifest(tmp_path):
+    write(tmp_path, DOCUMENTS, [4])
+    path = tmp_path / "manifest.json"
+    good = path.read_bytes()
+    path.write_bytes(good[:100])
+    with pytest.raises(DataError, match=r"manifest.json is damaged"):
+        Store(tmp_path)
+    edited = json.loads(good)
+    edited["has_bos"] = False
+    path.write_text(json.dumps(edited))
+    with pytest.raises(DataError, match=r"manifest.json was altered"):
+        Store(tmp_path)
+    path.unlink()
+    with pytest.raises(DataError, match=r"is no prepared data; run scripts/prepare\.py"):
+        Store(tmp_path)
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path):
+    path = tmp_path / "x.json"
+    path.write_text("old")
+    with pytest.raises(OSError, match="No space left"), atomic(path) as file:
+        file.write(b"half")
+        raise OSError(28, "No space left on device")
+    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
