@@ -1,0 +1,83 @@
+"""Make a run folder of a Hugging Face Llama, for generate.py and evaluate.py.
+
+  python scripts/import_hf.py HF_FOLDER --tokenizer tokenizer.model --out runs/NAME
+
+HF_FOLDER holds config.json and model.safetensors (or shards with their index). No pickle is opened, no code
+of the folder is run, nothing is downloaded. What would be computed otherwise than by transformers is refused.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # started as a script, from any folder
+
+from data.settings import DataSettings, SentencePieceSettings
+from data.tokenizer import Tokenizer, load_sentencepiece
+from interop import Foreign, InteropError, read_folder
+from training.checkpoint import save_weights_only
+from training.console import Console, run_main
+from training.run import create_run, is_run
+from training.settings import RunSettings, TrainingSettings, ValidationSettings
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", metavar="HF_FOLDER", help="folder with config.json and safetensors")
+    parser.add_argument("--tokenizer", required=True, metavar="FILE", help="the model's sentencepiece model")
+    parser.add_argument("--out", metavar="RUN", help="run folder to make; default: runs/<name of HF_FOLDER>")
+    args = parser.parse_args()
+    out = Path(args.out or Path("runs") / Path(args.folder).resolve().name)
+    run, model = import_folder(Path(args.folder), Path(args.tokenizer), out)
+    console = Console()
+    console.say(f"{run}: {model.parameter_count():,} parameters, trained length {model.train_length}")
+    console.say(f'next: python generate.py {run} --prompt "Once upon a time"')
+
+
+def import_folder(folder: Path, tokenizer_file: Path, out: Path):
+    """Returns the run folder and its model. Raises InteropError, DataError, TrainingError."""
+    foreign = read_folder(folder)
+    tokenizer = load_sentencepiece(tokenizer_file)
+    _check_tokenizer(tokenizer, tokenizer_file, foreign)
+    if is_run(out):
+        raise InteropError(f"{out} already is a run: give another --out")
+    source = {"imported_from": [str(path) for path in foreign.files]}
+    save_weights_only(out, foreign.model, state=source)  # first: the manifest, last, makes it a run
+    create_run(out, _settings(foreign, tokenizer_file), tokenizer, sys.argv, source)
+    return out, foreign.model
+
+
+def _check_tokenizer(tokenizer: Tokenizer, file: Path, foreign: Foreign) -> None:
+    shape = foreign.shape
+    for what, own, wanted in (
+        ("vocabulary size", tokenizer.vocab_size, shape.vocab_size),
+        ("begin-of-document id", tokenizer.bos_id, shape.bos_id),
+        ("end-of-document id", tokenizer.eos_id, shape.eos_id),
+    ):
+        if wanted is not None and own != wanted:
+            raise InteropError(
+                f"{file} is not the tokenizer of this model: its {what} is {own}, config.json says {wanted}"
+            )
+
+
+def _settings(foreign: Foreign, tokenizer_file: Path) -> RunSettings:
+    shape, plain = foreign.shape, TrainingSettings()
+    # What a foreign model was trained on is not known; its length and shape are all that can be said.
+    choice = SentencePieceSettings(model=str(tokenizer_file), vocab_size=max(264, shape.vocab_size))
+    targets = min(plain.validation.targets, shape.train_length)
+    steps = 1000 * plain.batch_size * shape.train_length
+    return RunSettings(
+        train_length=shape.train_length,
+        original_length=shape.original_length,
+        model=shape.model,
+        data=DataSettings(tokenizer=choice, bos=shape.bos_id is not None, eos=shape.eos_id is not None),
+        training=TrainingSettings(
+            tokens=max(plain.tokens, steps), validation=ValidationSettings(targets=targets)
+        ),
+    )
+
+
+if __name__ == "__main__":
+    run_main(main)

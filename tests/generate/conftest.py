@@ -1,0 +1,68 @@
+"""Tokenizers small enough to be trained on the spot, and a run folder."""
+
+import io
+
+import pytest
+import sentencepiece
+import torch
+
+from data.settings import BytesSettings, DataSettings
+from data.tokenizer import ByteTokenizer, SentencePieceTokenizer
+from model import ModelSettings, Transformer
+from training.checkpoint import save_weights_only
+from training.run import create_run
+from training.settings import RunSettings
+
+TEXT = [
+    "the cat sat on the mat",
+    "the dog sat on the log",
+    "话说天下大势",
+    "分久必合,合久必分",
+    "a stop, the end",
+]
+
+
+def sentencepiece_tokenizer(dummy_prefix: bool) -> SentencePieceTokenizer:
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(TEXT * 4),
+        model_writer=model,
+        model_type="bpe",
+        vocab_size=310,
+        byte_fallback=True,
+        character_coverage=0.98,
+        hard_vocab_limit=False,
+        add_dummy_prefix=dummy_prefix,
+        remove_extra_whitespaces=False,
+        normalization_rule_name="identity",
+        minloglevel=2,
+    )
+    return SentencePieceTokenizer(model.getvalue())
+
+
+@pytest.fixture(scope="session", params=["bytes", "sentencepiece", "foreign sentencepiece"])
+def tokenizer(request):
+    if request.param == "bytes":
+        return ByteTokenizer()
+    return sentencepiece_tokenizer(dummy_prefix=request.param.startswith("foreign"))
+
+
+@pytest.fixture(scope="session")
+def run(tmp_path_factory):
+    """An untrained byte model with a learned table of 48 rows beside a rotary run folder of length 16."""
+    root = tmp_path_factory.mktemp("runs")
+    for name, position, length in (("rope", {"name": "rope"}, 16), ("learned", {"name": "learned"}, 48)):
+        shape = ModelSettings(dim=16, layers=2, heads=2, hidden=24, position=position)
+        settings = RunSettings(
+            train_length=length,
+            model=shape,
+            data=DataSettings(tokenizer=BytesSettings()),
+            training={"validation": {"targets": 8}},
+        )
+        model = Transformer(shape, 258, length).initialise(5)
+        with torch.no_grad():
+            model.head.weight.mul_(30)
+            model.head.weight[256:] = 0  # control symbols would end the texts
+        create_run(root / name, settings, ByteTokenizer(), ["test"])
+        save_weights_only(root / name, model)
+    return root / "rope"

@@ -1,0 +1,126 @@
+"""generate.py as a user calls it. Each call starts Python and torch, so there are few."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import generate
+
+HOME = Path(__file__).resolve().parents[2]
+
+
+def call(*words, stdin=b"", **options):
+    done = subprocess.run(
+        [sys.executable, str(HOME / "generate.py"), *map(str, words)],
+        input=stdin,
+        capture_output=True,
+        **options,
+    )
+    return done.returncode, done.stdout.decode(), done.stderr.decode()
+
+
+def test_jsonl_from_a_pipe_and_past_the_trained_length(run):
+    words = ["--tokens", 20, "--samples", 2, "--seed", 3, "--jsonl", "--batch", 1]
+    rule = ["model.position.scaling.name=yarn", "model.position.scaling.factor=auto"]
+    code, out, err = call(run, *words, *rule, stdin="天 x\n".encode())
+    assert code == 0, err
+    first, second = map(json.loads, out.splitlines())
+    assert (first["prompt"], first["seed"], second["seed"]) == ("天 x", 3, 4)
+    assert len(first["tokens"]) == 20 and first["finish_reason"] == "length"
+    assert first["tokens"] != second["tokens"]
+    assert first["settings"]["overrides"] == rule and first["settings"]["temperature"] == 0.8
+    # begin-of-document and 5 bytes make 26 tokens of a trained 16
+    assert "up to 26 tokens, trained at 16" in err and "yarn scaling, factor 1.625 (auto)" in err
+
+
+def test_text_of_several_prompts_in_order_and_a_closed_pipe(run):
+    words = ["--prompt", "ab", "--prompt", "longer", "--greedy", "--tokens", 5]
+    code, out, err = call(run, *words)
+    assert (code, err) == (0, "")
+    first, second = out.split("\n\n=== prompt 2, seed 0 ===\n")
+    assert first.startswith("=== prompt 1, seed 0 ===\nab") and second.startswith("longer")
+    command = f"{sys.executable} {HOME / 'generate.py'} {run} --prompt x --samples 300 --tokens 9 | head -c 3"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert done.stderr == "" and len(done.stdout) == 3
+
+
+def test_ctrl_c_gives_what_there_is_and_130(run):
+    process = subprocess.Popen(
+        [sys.executable, HOME / "generate.py", run, "--prompt", "abc", "--tokens", "1000000", "--no-cache"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"PYTHONIOENCODING": "ascii"},
+    )
+    started = process.stdout.read(20)  # it streams: text is here long before the end
+    process.send_signal(signal.SIGINT)
+    rest, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert started.startswith(b"abc") and rest.endswith(b"\n")
+    assert b"interrupted" in err and b"Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--top-p", "1.5"], "top_p must be above 0 and at most 1, got 1.5"),
+        (["--greedy", "--temperature", "0.5"], "exclude each other"),
+        (["--samples", "0"], "--samples must be at least 1"),
+        (["--tokens", "many"], "invalid int value"),
+        (["--stop", ""], "--stop needs some text"),
+        (["position=3"], "unknown|position"),
+        (["oops"], "'oops' is neither an option nor a word"),
+        (["--file", "absent.txt"], "absent.txt"),
+        (["model.position.name=alibi"], "trained with 'rope'"),
+    ],
+)
+def test_each_mistake_is_one_clear_error(run, words, message, monkeypatch, capsys):
+    code, err = _inside([str(run), "--prompt", "a", *words], monkeypatch, capsys)
+    assert code == 2 and err.startswith("error: ")
+    assert re.search(message, err)
+
+
+def test_past_a_learned_table_is_refused(run, monkeypatch, capsys):
+    learned = [str(run.parent / "learned"), "--prompt", "abc"]
+    code, err = _inside([*learned, "--tokens", "46"], monkeypatch, capsys)
+    assert code == 2 and "offset + T = 49" in err and "at most 45" in err
+    assert _inside([*learned, "--tokens", "45"], monkeypatch, capsys)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "raw", "message"),
+    [
+        ("p.txt", b"", "p.txt holds no prompt"),
+        ("p.txt", b"fine\n\xff\n", r"p.txt is not UTF-8 text \(byte 5\)"),
+        ("p.jsonl", b'{"prompt": "a"}\n{"prompt": 3}\n', "p.jsonl, line 2 must be"),
+        ("p.jsonl", b'{"prompt": "a"\n', "p.jsonl, line 1 is not valid JSON"),
+    ],
+)
+def test_bad_prompt_files_name_file_and_line(run, tmp_path, name, raw, message, monkeypatch, capsys):
+    (tmp_path / name).write_bytes(raw)
+    code, err = _inside([str(run), "--file", str(tmp_path / name)], monkeypatch, capsys)
+    assert code == 2 and re.search(message, err)
+
+
+def test_prompt_files_are_read_line_by_line(run, tmp_path, monkeypatch, capsys):
+    (tmp_path / "p.jsonl").write_text('{"prompt": "a\\nb"}\n\n{"prompt": ""}\n', encoding="utf-8")
+    (tmp_path / "p.txt").write_bytes(b"eins\r\n\n  zwei\n")
+    for name, expected in (("p.jsonl", ["a\nb", ""]), ("p.txt", ["eins", "  zwei"])):
+        assert (
+            generate.read_prompts(generate.parse([str(run), "--file", str(tmp_path / name)]), None)
+            == expected
+        )
+
+
+def _inside(words, monkeypatch, capsys) -> tuple[int, str]:
+    """The script's ending without the seconds of a new process."""
+    monkeypatch.setattr(sys, "argv", ["generate.py", *words])
+    monkeypatch.setattr(sys.stdout, "reconfigure", lambda **_: None, raising=False)
+    with pytest.raises(SystemExit) as ended:
+        generate.run_main(generate.main)
+    return ended.value.code, capsys.readouterr().err

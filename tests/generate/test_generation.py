@@ -1,0 +1,193 @@
+"""Whole generations: cache against no cache, ragged batches against single rows, ends and refusals."""
+
+import pytest
+import torch
+
+from model import SCHEMES, ModelError, ModelSettings, Places, Transformer
+from model.sampling import Generation, Sampling
+
+GREEDY, SAMPLED = Sampling(temperature=0), Sampling(temperature=1.3, top_p=0.95)
+RAGGED = [[5, 17, 3, 22, 9, 1, 30], [8], [11, 2, 28, 6]]
+NEW = 13
+
+POSITIONS = {
+    **{name: {"name": name} for name in SCHEMES},
+    **{f"{name} window": {"name": name, "window": 6} for name in SCHEMES},
+    "rope interleaved partial": {"name": "rope", "layout": "interleaved", "fraction": 0.5},
+    **{
+        f"rope {rule} auto": {"name": "rope", "scaling": {"name": rule, "factor": "auto"}}
+        for rule in ("linear", "ntk", "yarn", "llama3")
+    },
+    "pattern": {
+        "name": "pattern",
+        "layers": ["near", "far", "near"],
+        "kinds": {"near": {"name": "rope", "window": 5}, "far": {"name": "none"}},
+    },
+    "pattern of biases": {
+        "name": "pattern",
+        "layers": ["a", "b"],
+        "kinds": {
+            "a": {"name": "alibi"},
+            "b": {"name": "rope", "scaling": {"name": "yarn", "factor": "auto"}},
+        },
+    },
+}
+
+
+def tiny(position: dict, train_length: int = 9, dtype=torch.float64) -> Transformer:
+    """Heads 4, groups 2, features 6, vocabulary 31: no two sizes equal. Trained shorter than what is asked of
+    it, unless its table would end."""
+    settings = ModelSettings(dim=20, layers=3, heads=4, groups=2, head_dim=6, hidden=28, position=position)
+    model = Transformer(settings, 31, train_length)
+    if model.limit is not None and train_length == 9:
+        return tiny(position, 40, dtype)
+    model.initialise(1).to(dtype)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.ndim == 2 and not name.startswith("position"):
+                weight.mul_(60 if name == "head.weight" else 1.5)  # opinions, not a uniform guess
+        model.embed.weight.mul_(40)
+    return model
+
+
+def rows(model, prompts=RAGGED, sampling=GREEDY, tokens=NEW, **options) -> list[list[int]]:
+    found = [[] for _ in prompts]
+    for new in Generation(model, prompts, tokens, sampling, **options):
+        for row, token in zip(found, new, strict=True):
+            if token is not None:
+                row.append(token)
+    return found
+
+
+@pytest.mark.parametrize("position", POSITIONS.values(), ids=POSITIONS.keys())
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_cache_chunks_and_batch_mates_change_no_token(position, sampling):
+    model, seeds = tiny(position), [4, 4, 6]
+    slow = rows(model, sampling=sampling, seeds=seeds, cache=False)
+    assert rows(model, sampling=sampling, seeds=seeds) == slow
+    assert rows(model, sampling=sampling, seeds=seeds, prefill_chunk=3) == slow
+    for row, prompt in enumerate(RAGGED):  # a lone prompt takes the plain layout, a ragged batch does not
+        alone = rows(model, [prompt], sampling, seeds=[seeds[row]])
+        assert alone == [slow[row]]
+        assert rows(model, [prompt], sampling, seeds=[seeds[row]], prefill_chunk=2) == alone
+    assert all(len(row) == NEW for row in slow)
+    varied = {token for row in slow for token in row}
+    assert len({tuple(row) for row in slow}) == 3 and len(varied) > 3, "too uniform to tell anything"
+
+
+def test_declared_length_decides_auto_factors_once_per_row():
+    """Each step equals a full pass whose declared length is prompt + tokens, not the length so far."""
+    model = tiny({"name": "rope", "scaling": {"name": "yarn", "factor": "auto"}})
+    for prompt in RAGGED:
+        ids = list(prompt)
+        for _ in range(NEW):
+            places = Places.plain(len(ids), length=len(prompt) + NEW)
+            with torch.no_grad():
+                ids.append(int(model(torch.tensor([ids]), places)[0, -1].argmax()))
+        assert rows(model, [prompt]) == [ids[len(prompt) :]]
+    longer = rows(model, [RAGGED[0]], tokens=4 * NEW)[0]
+    assert longer[:NEW] != rows(model, [RAGGED[0]])[0], "the declared length had no effect: the test is blind"
+
+
+def test_equal_lengths_take_the_plain_layout():
+    model = tiny({"name": "rope"})
+    same = [[5, 17, 3], [8, 1, 2]]
+    assert Generation(model, same, 3).places.layout == "plain"
+    assert Generation(model, RAGGED, 3).places.layout == "ragged"
+    assert rows(model, same) == [rows(model, [prompt])[0] for prompt in same]
+
+
+def test_seeds_decide_and_fewer_tokens_are_a_beginning():
+    model, prompt = tiny({"name": "rope"}), RAGGED[0]
+    first, again, other = rows(model, [prompt] * 3, SAMPLED, tokens=40, seeds=[7, 7, 8])
+    assert first == again != other
+    assert rows(model, [prompt], SAMPLED, tokens=40, seeds=[7]) == [first]
+    # Holds because positions do not depend on the declared length here.
+    assert rows(model, [prompt], SAMPLED, tokens=11, seeds=[7]) == [first[:11]]
+
+
+def test_repetition_penalty_counts_prompt_and_new_tokens_but_no_padding():
+    model = tiny({"name": "rope"})
+    strong = Sampling(temperature=0, repetition_penalty=1e9)
+    found = rows(model, sampling=strong)
+    with torch.no_grad():  # the slow twin: penalise by hand from full passes
+        for prompt, row in zip(RAGGED, found, strict=True):
+            ids = list(prompt)
+            for _ in range(NEW):
+                logits = model(torch.tensor([ids]), Places.plain(len(ids)))[0, -1].clone()
+                for i in set(ids):
+                    logits[i] = logits[i] / 1e9 if logits[i] > 0 else logits[i] * 1e9
+                ids.append(int(logits.argmax()))
+            assert row == ids[len(prompt) :]
+    assert found != rows(model)
+
+
+def test_ends_are_per_row():
+    model = tiny({"name": "rope"})
+    free = rows(model)
+    eos = next(t for t in free[1] if t not in free[0][:3])
+    at = [row.index(eos) if eos in row else None for row in free]
+    generation = Generation(model, RAGGED, NEW, GREEDY, eos_id=eos)
+    steps = list(generation)
+    for row, end in enumerate(at):
+        expected = free[row] if end is None else free[row][: end + 1]
+        given = [step[row] for step in steps]
+        assert given == expected + [None] * (len(steps) - len(expected))
+        assert generation.finish[row] == ("length" if end is None else "eos")
+
+
+def test_a_row_can_be_stopped_from_outside_and_all_stopped_ends():
+    generation = Generation(tiny({"name": "rope"}), RAGGED, NEW, GREEDY)
+    seen = []
+    for new in generation:
+        seen.append(new)
+        if len(seen) == 2:
+            generation.stop(1)
+        if len(seen) == 4:
+            generation.stop(0)
+            generation.stop(2)
+    assert [sum(step[row] is not None for step in seen) for row in range(3)] == [4, 2, 4]
+    assert generation.finish == ["stop"] * 3
+
+
+def test_training_goes_on_after_generating():
+    """Tables first built while generating must serve a backward pass."""
+    for position in POSITIONS.values():
+        model = tiny(position)
+        rows(model, tokens=2)
+        tokens = torch.tensor([[1, 2, 3, 4]])
+        model(tokens, Places.plain(4), targets=tokens).sum().backward()
+        assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_a_learned_table_is_used_to_its_end_and_not_beyond():
+    model = tiny({"name": "learned", "max_length": 12})
+    prompt = RAGGED[0]  # 7 tokens; the last new token is drawn and never placed
+    assert len(rows(model, [prompt], tokens=6)[0]) == 6
+    with pytest.raises(ModelError, match=r"offset \+ T = 13 .*prompt of 7 .*7 new.*at most 6"):
+        Generation(model, [prompt], 7)
+    with pytest.raises(ModelError, match="shorten the prompt"):
+        Generation(model, [[1] * 13], 1)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "tokens", "words"),
+    [
+        ([], 3, "no prompt"),
+        ([[1], []], 3, "prompt 2 holds no token"),
+        ([[1, 31]], 3, "prompt 1 holds token 31, but the model knows 0 to 30"),
+        ([[-1]], 3, "token -1"),
+        ([[1]], 0, "at least 1 new token"),
+    ],
+)
+def test_bad_requests_are_refused_before_compute(prompts, tokens, words):
+    with pytest.raises(ModelError, match=words):
+        Generation(tiny({"name": "none"}), prompts, tokens)
+
+
+def test_a_diverged_model_is_named():
+    model = tiny({"name": "none"})
+    with torch.no_grad():
+        model.norm.weight[3] = float("nan")
+    with pytest.raises(ModelError, match="not finite"):
+        next(iter(Generation(model, [[1]], 2)))

@@ -1,0 +1,118 @@
+"""Imported models give the logits of transformers' LlamaForCausalLM."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from interop import read_folder
+from model import Places
+from tests.interop.llamas import SMALL, llama
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+ROPES = {
+    "default": {"rope_theta": 500.0},
+    "linear": {"rope_type": "linear", "factor": 2.5},
+    "llama3": {**LLAMA3, "rope_theta": 5000.0},
+    "yarn": YARN,
+    "yarn, every setting": {
+        **YARN,
+        "beta_fast": 6.0,
+        "beta_slow": 0.7,
+        "attention_factor": 1.3,
+        "truncate": False,
+    },
+    "yarn, DeepSeek": {**YARN, "mscale": 0.7, "mscale_all_dim": 1.2},
+    "yarn, no original length": {"rope_type": "yarn", "factor": 4.0},
+}
+
+
+def close(ours, theirs: LlamaForCausalLM, vocab: int = SMALL["vocab_size"], length: int = 60) -> None:
+    tokens = torch.randint(0, vocab, (2, length), generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        expected = theirs(tokens).logits
+        got = ours(tokens, Places.plain(length))
+    assert expected.std() > 0.5, "flat logits would hide a difference"
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("rope", ROPES.values(), ids=ROPES.keys())
+def test_rope_parameters_of_today(rope, tmp_path):
+    theirs = llama(rope_parameters=rope | {"rope_theta": rope.get("rope_theta", 10_000.0)})
+    theirs.save_pretrained(tmp_path)
+    assert "rope_parameters" in json.loads((tmp_path / "config.json").read_text())
+    close(read_folder(tmp_path).model, theirs)
+
+
+@pytest.mark.parametrize("key", ["rope_type", "type"])
+@pytest.mark.parametrize("rope", ["default", "linear", "llama3", "yarn"])
+def test_rope_theta_and_rope_scaling_of_before(key, rope, tmp_path):
+    scaling = {k: v for k, v in ROPES[rope].items() if k not in ("rope_theta", "rope_type")}
+    old = {"rope_theta": 700.0, "rope_scaling": None if rope == "default" else {key: rope, **scaling}}
+    llama().save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["rope_parameters"]
+    (tmp_path / "config.json").write_text(json.dumps(config | old))
+    theirs = LlamaForCausalLM.from_pretrained(tmp_path).eval()  # their own reading of the old form
+    found = read_folder(tmp_path)
+    assert found.shape.model.position.theta == 700.0
+    close(found.model, theirs)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tie_word_embeddings": True},
+        {"num_key_value_heads": 6},
+        {"num_key_value_heads": 1, "head_dim": 4},
+    ],
+    ids=str,
+)
+def test_shapes(changes, tmp_path):
+    theirs = llama(**changes)
+    theirs.save_pretrained(tmp_path)
+    found = read_folder(tmp_path)
+    assert (found.model.head is None) == changes.get("tie_word_embeddings", False)
+    close(found.model, theirs)
+
+
+def test_shards_and_half_precision(tmp_path):
+    llama().to(torch.bfloat16).save_pretrained(tmp_path, max_shard_size="8KB")
+    theirs = LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    found = read_folder(tmp_path)
+    assert len(found.files) > 2 and not (tmp_path / "model.safetensors").exists()
+    close(found.model, theirs)
+
+
+def test_absent_keys_mean_what_they_mean_to_transformers(tmp_path):
+    """head_dim, key/value heads, epsilon, tying and theta were all left out by older versions."""
+    theirs = llama(head_dim=4, num_key_value_heads=6, rms_norm_eps=1e-6, tie_word_embeddings=False)
+    theirs.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    for key in ("head_dim", "num_key_value_heads", "rms_norm_eps", "tie_word_embeddings", "rope_parameters"):
+        del config[key]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    read = LlamaConfig.from_pretrained(tmp_path)
+    assert (read.head_dim, read.rms_norm_eps) == (4, 1e-6)
+    close(read_folder(tmp_path).model, theirs)
+
+
+def test_old_buffers_and_a_tied_copy_of_the_head_are_no_weights(tmp_path):
+    theirs = llama(tie_word_embeddings=True)
+    theirs.save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    extra = {
+        "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(5),
+        "lm_head.weight": load_file(file)["model.embed_tokens.weight"].clone(),
+    }
+    save_file(load_file(file) | extra, file)
+    close(read_folder(tmp_path).model, theirs)

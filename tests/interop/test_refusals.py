@@ -1,0 +1,136 @@
+"""What would be computed otherwise, or is not what it says, is refused by name."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from interop import InteropError, read_folder
+
+
+def change(folder, **keys) -> None:
+    config = json.loads((folder / "config.json").read_text()) | keys
+    (folder / "config.json").write_text(json.dumps({k: v for k, v in config.items() if v != "absent"}))
+
+
+def rope(**keys) -> dict:
+    return {"rope_parameters": {"rope_theta": 10_000.0} | keys}
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"attention_bias": True}, "attention_bias = true"),
+        ({"mlp_bias": True}, "mlp_bias = true"),
+        ({"hidden_act": "gelu"}, "hidden_act = 'gelu' .*only 'silu'"),
+        ({"model_type": "mistral"}, "model_type = 'mistral'"),
+        ({"architectures": ["LlamaForSequenceClassification"]}, "architectures"),
+        ({"sliding_window": 128}, "sliding_window = 128"),
+        ({"auto_map": {"AutoModel": "evil.Model"}}, "auto_map .*never run"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config .*unquantised"),
+        ({"hidden_size": "absent"}, "no 'hidden_size'"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers must be a whole number above 0, it is 0"),
+        ({"vocab_size": "53"}, "vocab_size must be a whole number"),
+        ({"num_attention_heads": True}, "num_attention_heads must be"),
+        ({"num_key_value_heads": 4}, "heads 6 are not divisible by groups 4"),
+        (rope(rope_type="dynamic", factor=2.0), "rope_type = 'dynamic' .*cached keys go stale"),
+        (rope(rope_type="longrope"), "rope_type = 'longrope'"),
+        (rope(rope_type="spiral"), "rope_type = 'spiral' .*unknown rule"),
+        (rope(rope_type="linear"), "no 'factor'"),
+        (rope(rope_type="linear", factor=0.5), "factor"),
+        (rope(partial_rotary_factor=0.5), "partial_rotary_factor"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "one set of parameters"),
+    ],
+)
+def test_configs(folder, keys, words):
+    change(folder, **keys)
+    with pytest.raises(InteropError, match=f"config.json.*{words}"):
+        read_folder(folder)
+
+
+def spoil(folder, **tensors) -> None:
+    file = folder / "model.safetensors"
+    held = load_file(file)
+    for name, tensor in tensors.items():
+        held.pop(name, None)
+        if tensor is not None:
+            held[name] = tensor
+    save_file(held, file)
+
+
+Q = "model.layers.1.self_attn.q_proj.weight"
+
+
+@pytest.mark.parametrize(
+    ("tensors", "words"),
+    [
+        ({Q: None}, f"lacks {Q}"),
+        ({"lm_head.weight": None}, "lacks lm_head.weight.*tie_word_embeddings = true"),
+        ({"model.layers.1.self_attn.q_proj.bias": torch.zeros(60)}, "holds .*q_proj.bias.* no place"),
+        ({"model.layers.3.input_layernorm.weight": torch.ones(24)}, "layers.3.input_layernorm.weight"),
+        ({Q: torch.zeros(24, 60)}, rf"{Q} has shape \(24, 60\), .* \(60, 24\)"),
+        ({Q: torch.zeros(60, 24, dtype=torch.int8)}, f"{Q} is stored as I8"),
+        ({Q: torch.zeros(60, 24, dtype=torch.float64)}, f"{Q} is stored as F64"),
+    ],
+)
+def test_tensors(folder, tensors, words):
+    spoil(folder, **tensors)
+    with pytest.raises(InteropError, match=words):
+        read_folder(folder)
+
+
+def test_a_head_that_contradicts_tying(folder):
+    change(folder, tie_word_embeddings=True)
+    with pytest.raises(InteropError, match=r"lm_head.weight differs from the embedding"):
+        read_folder(folder)
+
+
+def test_a_pickle_is_never_opened(folder):
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'exit 1'\ntR.")
+    with pytest.raises(InteropError, match=r"pytorch_model.bin is a pickle.*save_pretrained"):
+        read_folder(folder)
+    (folder / "pytorch_model.bin").unlink()
+    with pytest.raises(InteropError, match=r"neither model.safetensors nor"):
+        read_folder(folder)
+
+
+def test_a_truncated_file(folder):
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(InteropError, match=r"model.safetensors is damaged.*fetch it again"):
+        read_folder(folder)
+
+
+def test_folders_that_are_none(folder, tmp_path):
+    with pytest.raises(InteropError, match="is not a folder"):
+        read_folder(tmp_path / "absent")
+    (folder / "config.json").write_text("{broken")
+    with pytest.raises(InteropError, match=r"config.json is not valid JSON"):
+        read_folder(folder)
+    (folder / "config.json").unlink()
+    with pytest.raises(InteropError, match=r"holds no config.json"):
+        read_folder(folder)
+
+
+def test_shard_indexes(folder):
+    names = list(load_file(folder / "model.safetensors"))
+    (folder / "model.safetensors").rename(folder / "model-1-of-1.safetensors")
+    index = folder / "model.safetensors.index.json"
+
+    def write(places: dict) -> None:
+        index.write_text(json.dumps({"weight_map": places}))
+
+    whole = dict.fromkeys(names, "model-1-of-1.safetensors")
+    write(whole)
+    assert read_folder(folder).model.vocab_size == 53
+    for places, words in (
+        (whole | {Q: "../model-1-of-1.safetensors"}, "not in a shard of this folder"),
+        (whole | {Q: "model-2-of-2.safetensors"}, "model-2-of-2.safetensors is missing"),
+        (whole | {"model.extra": "model-1-of-1.safetensors"}, "disagree about model.extra"),
+        ({}, "has no weight_map"),
+    ):
+        write(places)
+        with pytest.raises(InteropError, match=words):
+            read_folder(folder)
