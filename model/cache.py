@@ -66,6 +66,7 @@ class Cache:
         if old.layout != new.layout:
             raise ModelError(f"a cache filled in {old.layout} layout cannot go on in {new.layout} layout")
         rows = max(old.order.shape[0], new.order.shape[0])
+        follows = new.reach - new.order.shape[1] == old.reach  # no jump in position between the passes
 
         def join(a: Tensor, b: Tensor) -> Tensor:
             return torch.cat([a.expand(rows, -1), b.expand(rows, -1)], dim=1)
@@ -76,6 +77,6 @@ class Cache:
             position=join(old.position, new.position),
             document=join(old.document, new.document),
             reach=max(old.reach, new.reach),
-            unit_steps=old.unit_steps and new.unit_steps,
+            unit_steps=old.unit_steps and new.unit_steps and follows,
         )
         return self._places
