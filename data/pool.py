@@ -75,11 +75,13 @@ def _run_parallel(folder: Path, tasks: list[tuple[str, int]], workers: int, bar:
 def _send(process: subprocess.Popen, waiting: deque[tuple[str, int]]) -> None:
     if waiting:
         spool, number = waiting.popleft()
+        assert process.stdin is not None
         process.stdin.write(f"{spool} {number}\n")
         process.stdin.flush()
 
 
 def _listen(process: subprocess.Popen, answers: queue.SimpleQueue) -> None:
+    assert process.stdout is not None
     for line in process.stdout:
         answers.put((process, line))
     answers.put((process, ""))

@@ -71,19 +71,25 @@ class SentencePieceSettings(Settings):
     """Subwords by sentencepiece, trained on the training documents or read from a model file."""
 
     name: Literal["sentencepiece"] = "sentencepiece"
-    model: str | None = Field(None, description="an existing .model file; null trains one")
-    kind: Literal["bpe", "unigram"] = Field("bpe", description="algorithm; unigram trains 20 times slower")
-    vocab_size: int = Field(4096, ge=264, le=1_000_000, description="number of ids, control symbols included")
-    byte_fallback: bool = Field(
-        True, description="spell unknown characters in bytes, so any text is lossless"
+    model: str | None = Field(default=None, description="an existing .model file; null trains one")
+    kind: Literal["bpe", "unigram"] = Field(
+        default="bpe", description="algorithm; unigram trains 20 times slower"
     )
-    split_digits: bool = Field(True, description="each digit is its own token")
-    space_runs: bool = Field(True, description="allow tokens of several spaces (indentation of code)")
+    vocab_size: int = Field(
+        default=4096, ge=264, le=1_000_000, description="number of ids, control symbols included"
+    )
+    byte_fallback: bool = Field(
+        default=True, description="spell unknown characters in bytes, so any text is lossless"
+    )
+    split_digits: bool = Field(default=True, description="each digit is its own token")
+    space_runs: bool = Field(default=True, description="allow tokens of several spaces (indentation of code)")
     train_bytes: int = Field(
-        16_000_000, ge=1, description="most text, in bytes, the tokenizer is trained on; sampled evenly"
+        default=16_000_000,
+        ge=1,
+        description="most text, in bytes, the tokenizer is trained on; sampled evenly",
     )
     character_coverage: float = Field(
-        0.9995, gt=0.9, le=1.0, description="share of characters that get an id of their own"
+        default=0.9995, gt=0.9, le=1.0, description="share of characters that get an id of their own"
     )
 
 

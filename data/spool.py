@@ -60,9 +60,9 @@ class _Chunk:
         self.names.append(document.name)
         self.clusters.append(document.cluster)
 
-    def pass_over(self, document: Document) -> None:
-        self.faults[document.fault] += 1
-        self.examples.setdefault(document.fault, document.name)
+    def pass_over(self, name: str, fault: str) -> None:
+        self.faults[fault] += 1
+        self.examples.setdefault(fault, name)
 
     def seal(self, folder: Path, number: int) -> None:
         stem = f"{number:05d}"
@@ -99,7 +99,7 @@ def fill(
             bar.advance()
             chunk.seen += 1
             if document.fault is not None:
-                chunk.pass_over(document)
+                chunk.pass_over(document.name, document.fault)
                 if not total and chunk.seen >= PATIENCE:
                     break
             else:

@@ -5,9 +5,9 @@ and a document can be checked to have lost nothing.
 """
 
 import hashlib
+from abc import ABC, abstractmethod
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import sentencepiece
@@ -19,7 +19,9 @@ SPACE = "\u2581"  # how sentencepiece writes a space inside its pieces
 BLOCK = 1 << 20  # characters encoded at a time where lines are independent
 
 
-class Tokenizer(Protocol):
+class Tokenizer(ABC):
+    """What every tokenizer can do."""
+
     vocab_size: int
     bos_id: int | None
     eos_id: int | None
@@ -28,23 +30,25 @@ class Tokenizer(Protocol):
     pieces: list[bytes]  # the raw bytes each id stands for; empty for control symbols
     prefix: bytes  # what the tokenizer puts before each text (a space, in some foreign models)
 
+    @abstractmethod
     def encode(self, text: str) -> list[int]:
         """Ids of `text`, without begin and end of document."""
-        ...
 
+    @abstractmethod
     def decode(self, ids: list[int]) -> str:
         """The text of `ids`; control symbols vanish, broken UTF-8 becomes U+FFFD."""
-        ...
 
-    @property
+    @abstractmethod
+    def save(self, folder: Path) -> None:
+        """Write what `load_tokenizer` reads."""
+
+    @cached_property
     def token_bytes(self) -> np.ndarray:
         """(V,) int64: number of raw bytes each id stands for, 0 for control symbols."""
-        ...
-
-    def save(self, folder: Path) -> None: ...
+        return np.array([len(piece) for piece in self.pieces], dtype=np.int64)
 
 
-class ByteTokenizer:
+class ByteTokenizer(Tokenizer):
     """Ids 0-255 are bytes of UTF-8; 256 begins and 257 ends a document."""
 
     vocab_size, bos_id, eos_id, pad_id = 258, 256, 257, None
@@ -58,15 +62,11 @@ class ByteTokenizer:
     def decode(self, ids: list[int]) -> str:
         return bytes(i for i in ids if i < 256).decode(errors="replace")
 
-    @cached_property
-    def token_bytes(self) -> np.ndarray:
-        return _lengths(self.pieces)
-
     def save(self, folder: Path) -> None:
         write_json(folder / "tokenizer.json", {"name": "bytes", "hash": self.hash})
 
 
-class SentencePieceTokenizer:
+class SentencePieceTokenizer(Tokenizer):
     """A sentencepiece model, ours or a foreign one. `origin` names its file in messages."""
 
     def __init__(self, model: bytes, origin: str = "the sentencepiece model"):
@@ -126,10 +126,6 @@ class SentencePieceTokenizer:
     def decode(self, ids: list[int]) -> str:
         return self.processor.decode([int(i) for i in ids])
 
-    @cached_property
-    def token_bytes(self) -> np.ndarray:
-        return _lengths(self.pieces)
-
     def save(self, folder: Path) -> None:
         with atomic(folder / "tokenizer.model") as file:
             file.write(self.model)
@@ -172,10 +168,6 @@ def load_tokenizer(folder: Path | str) -> Tokenizer:
             f"{folder / 'tokenizer.model'} was altered after it was saved; prepare the data again"
         )
     return tokenizer
-
-
-def _lengths(pieces: list[bytes]) -> np.ndarray:
-    return np.array([len(piece) for piece in pieces], dtype=np.int64)
 
 
 def _or_none(i: int) -> int | None:

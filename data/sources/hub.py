@@ -22,6 +22,7 @@ class Hub:
 
     def documents(self, start: int = 0) -> Iterator[Document]:
         import datasets  # here, since it takes two seconds that no other source needs
+        from datasets.exceptions import DatasetsError
 
         s = self.settings
         try:
@@ -33,7 +34,7 @@ class Hub:
                 data_files=s.data_files,
                 streaming=s.streaming,
             )
-        except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        except (OSError, ValueError, DatasetsError) as error:
             raise DataError(
                 f"data.source: cannot load {s.path!r} (split {s.split!r}): {_first_line(error)}; "
                 "check path, subset, split, data_files and the network"
@@ -48,7 +49,7 @@ class Hub:
                     f"{', '.join(rows.column_names)}"
                 )
             rows = rows.select_columns(keys)
-        if not s.streaming and start >= len(rows):
+        if isinstance(rows, datasets.Dataset) and start >= len(rows):
             return  # a map-style data set refuses to skip all of its rows
         if start:
             rows = rows.skip(start)

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, cast
 
 import pyarrow
 import pyarrow.parquet
@@ -87,7 +87,7 @@ class Files:
             elif self.settings.separator is None:
                 yield decoded(name, path.read_bytes(), clusters.get(path.name))
             else:
-                yield from self._cut(name, path, clusters.get(path.name))
+                yield from self._cut(name, path, self.settings.separator, clusters.get(path.name))
 
     def _columns(self) -> list[str]:
         keys = (self.settings.text_key, self.settings.name_key, self.settings.cluster_key)
@@ -102,9 +102,9 @@ class Files:
         cluster = record.get(self.settings.cluster_key) if self.settings.cluster_key else None
         return checked(name, record.get(self.settings.text_key), cluster, self.settings.text_key)
 
-    def _cut(self, name: str, path: Path, cluster: str | None) -> Iterator[Document]:
+    def _cut(self, name: str, path: Path, separator: str, cluster: str | None) -> Iterator[Document]:
         """The parts of one file, read in blocks so that its size does not matter."""
-        mark = self.settings.separator.encode()
+        mark = separator.encode()
         number, rest = 0, b""
         with open(path, "rb") as file:
             while block := file.read(BLOCK):
@@ -154,7 +154,7 @@ def _sound(path: Path, records: Iterator[object]) -> Iterator[object]:
 def _opened(path: Path) -> Iterator[IO[bytes]]:
     with open(path, "rb") as raw:
         if path.name.endswith(".gz"):
-            yield gzip.GzipFile(fileobj=raw)
+            yield cast(IO[bytes], gzip.GzipFile(fileobj=raw))
         elif path.name.endswith(".zst"):
             yield io.BufferedReader(_Frames(raw), BLOCK)
         else:
