@@ -25,7 +25,7 @@ from training.loop import Interrupts, Stepper, micro_batches, prefetched
 from training.monitor import validate, write_samples
 from training.optimizer import make_optimizer, set_learning_rate
 from training.record import Recorder
-from training.run import held, run_folder
+from training.run import run_folder
 from training.schedule import learning_rate
 from training.settings import RunSettings
 from training.start import (
@@ -33,7 +33,7 @@ from training.start import (
     autocast_type,
     check_processes,
     make_model,
-    open_run,
+    opened_run,
     parse,
     show_forecast,
 )
@@ -46,14 +46,35 @@ def main() -> int:
     t = settings.training
     prepare_cpu(t.threads)
     accelerator = Accelerator(cpu=not torch.cuda.is_available())
-    device, main_process = accelerator.device, accelerator.is_main_process
-    console = Console(quiet=not main_process)
+    device = accelerator.device
+    console = Console(quiet=not accelerator.is_main_process)
     check_processes(settings, accelerator.num_processes)
     if options.dry_run:
         return show_forecast(settings, accelerator.num_processes, device, console)
 
     with accelerator.main_process_first():  # the others find the work done
         prepared = prepare(settings.data, console)
+    model = make_model(settings, prepared.tokenizer.vocab_size).initialise(settings.seed)
+    model.to(device, torch.float64 if t.precision == "float64" else torch.float32)
+    folder = Path(options.folder) if options.folder else run_folder(settings, options.words)
+    opened = opened_run(folder, settings, prepared, model, options.fresh, console)
+    with opened if accelerator.is_main_process else nullcontext():
+        accelerator.wait_for_everyone()
+        status = train(settings, prepared, model, folder, accelerator, console)
+    accelerator.end_training()
+    return status
+
+
+def train(
+    settings: RunSettings,
+    prepared: Prepared,
+    model: Transformer,
+    folder: Path,
+    accelerator: Accelerator,
+    console: Console,
+) -> int:
+    """Train from the newest good checkpoint to the end of the budget; returns the exit status."""
+    t, device, main_process = settings.training, accelerator.device, accelerator.is_main_process
     batches = Batches(
         prepared.train,
         packing=settings.data.packing,
@@ -61,20 +82,13 @@ def main() -> int:
         batch_size=t.batch_size,
         seed=settings.seed,
     )
-    model = make_model(settings, prepared.tokenizer.vocab_size).initialise(settings.seed)
-    model.to(device, torch.float64 if t.precision == "float64" else torch.float32)
-    if t.compile:
-        model.compile(dynamic=True)
-    optimizer = make_optimizer(model, t.optimizer)
     monitor = make_monitor(prepared, model, settings, console)
-
-    folder = Path(options.folder) if options.folder else run_folder(settings, options.words)
-    if main_process:
-        open_run(folder, settings, prepared, model, options.fresh, console)
-    accelerator.wait_for_everyone()
+    optimizer = make_optimizer(model, t.optimizer)
     found = find_checkpoint(folder, console)
     start = restore(model, optimizer, found)["step"] if found else 0
-    announce(folder, settings, model, batches, start, console)
+    announce(settings, model, batches, folder, start, console)
+    if t.compile:
+        model.compile(dynamic=True)
     autocast = autocast_type(t.precision, device)
     wrapped = accelerator.prepare_model(model)
     train_step = Stepper(accelerator, wrapped, optimizer, clip=t.clip, autocast=autocast)
@@ -84,7 +98,7 @@ def main() -> int:
         start,
         main=main_process,
         console=console,
-        flops_per_second=lambda speed: speed * model.flops_per_token(settings.train_length),
+        flops_per_token=model.flops_per_token(settings.train_length),
         peak=peak_flops(device) * accelerator.num_processes,
     )
 
@@ -111,7 +125,7 @@ def main() -> int:
 
     # On a GPU, outcomes are read one step late, so that the host never waits inside a step.
     leave = 1 if device.type == "cuda" else 0
-    with held(folder) if main_process else nullcontext(), recorder, Interrupts() as interrupts:
+    with recorder, Interrupts() as interrupts:
         model.train()
         recorder.resume_clock()
         for step, batch in prefetched(fetch, start, settings.steps):
@@ -138,7 +152,6 @@ def main() -> int:
                 return interrupts.exit_code
     console.say(f"done: {folder} (peak memory {peak_memory(device) / 2**20:,.0f} MiB)")
     console.say(f"next: python evaluate.py {folder}   or   python generate.py {folder} --prompt 'def '")
-    accelerator.end_training()
     return 0
 
 

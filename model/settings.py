@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 import operator
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from model.errors import ModelError
-from model.position import SCHEMES
+from model.position import SCHEMES, PositionSettings
 from model.position.rotary import RopeSettings
 
 
@@ -19,7 +19,10 @@ def _union(*choices: type[BaseModel]) -> Any:
 
 
 _SCHEMES = [settings for settings, _ in SCHEMES.values()]
-Scheme: Any = _union(*_SCHEMES)
+if TYPE_CHECKING:
+    Scheme = PositionSettings
+else:
+    Scheme = _union(*_SCHEMES)
 
 
 class PatternSettings(BaseModel):
@@ -42,7 +45,10 @@ class PatternSettings(BaseModel):
         return self
 
 
-AnyPosition: Any = _union(*_SCHEMES, PatternSettings)
+if TYPE_CHECKING:
+    AnyPosition = PositionSettings | PatternSettings
+else:
+    AnyPosition = _union(*_SCHEMES, PatternSettings)
 
 
 class ModelSettings(BaseModel):
@@ -64,7 +70,7 @@ class ModelSettings(BaseModel):
     logit_softcap: float | None = Field(
         None, gt=0, description="logits become c·tanh(logits / c); null: no cap"
     )
-    position: AnyPosition = Field(RopeSettings(), description="positional scheme")
+    position: AnyPosition = Field(RopeSettings(name="rope"), description="positional scheme")
 
     @model_validator(mode="after")
     def _heads_fit(self) -> ModelSettings:

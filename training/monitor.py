@@ -15,7 +15,8 @@ from training.settings import SampleSettings
 class Targets(Protocol):
     """Fixed held-out targets: all that training knows of evaluation."""
 
-    lengths: list[int]
+    @property
+    def lengths(self) -> list[int]: ...
 
     def measure(self, model: Transformer, device: torch.device) -> dict[int, tuple[float, int]]:
         """{length: (mean NLL in nats, counted targets)}."""

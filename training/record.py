@@ -1,6 +1,5 @@
 """What a run tells while it trains: metrics.jsonl, its mirror, and lines for whoever follows along."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 from training.console import Console, duration
@@ -24,7 +23,7 @@ class Recorder:
         *,
         main: bool,
         console: Console,
-        flops_per_second: Callable[[float], float],
+        flops_per_token: float,
         peak: float,
     ):
         self.folder, self.settings, self.console = folder, settings, console
@@ -35,7 +34,7 @@ class Recorder:
             else None
         )
         self._meter = Meter(settings.tokens_per_step, settings.steps - step)
-        self._flops_per_second, self._peak = flops_per_second, peak
+        self._flops_per_token, self._peak = flops_per_token, peak
         self._unread: list[tuple[int, dict, Outcome]] = []
 
     @property
@@ -71,7 +70,7 @@ class Recorder:
             shown = done % self.settings.training.log_every == 0 or done == self.settings.steps
             if shown:
                 speed, left = self._meter.look()
-                timing = {"tokens_per_second": speed, "mfu": self._flops_per_second(speed) / self._peak}
+                timing = {"tokens_per_second": speed, "mfu": speed * self._flops_per_token / self._peak}
                 self._say(done, loss, float(str(values["lr"])), timing, left)
             self.write(done, "train", loss=loss, grad_norm=norm, **values, **timing)
             refuse_broken(done, loss, norm, self.folder)

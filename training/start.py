@@ -2,6 +2,8 @@
 
 import argparse
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -12,7 +14,7 @@ from training.config import describe
 from training.console import Console, duration
 from training.errors import TrainingError
 from training.hardware import forecast, free_memory, peak_flops
-from training.run import create_run, is_run, resume_run, set_aside
+from training.run import create_run, held, is_run, resume_run, set_aside
 from training.settings import RunSettings
 
 
@@ -28,7 +30,7 @@ def parse(usage: str) -> argparse.Namespace:
     parser.add_argument("--fresh", action="store_true", help="start anew; the old run folder is kept aside")
     parser.add_argument("--dry-run", action="store_true", help="print size, memory and time; train nothing")
     parser.add_argument("-h", "--help", action="store_true", help="this text, with every setting")
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()  # words may stand on both sides of an option
     if options.help:
         print(parser.format_help())
         print("settings, with defaults (in YAML files as nested mappings):\n")
@@ -56,12 +58,23 @@ def autocast_type(precision: str, device: torch.device) -> torch.dtype | None:
     return torch.bfloat16 if precision == "bfloat16" or own else None
 
 
-def open_run(
+@contextmanager
+def opened_run(
     folder: Path, settings: RunSettings, prepared: Prepared, model: Transformer, fresh: bool, console: Console
-) -> None:
-    """Make the run folder, or check that the one that is there may go on."""
-    if fresh and (away := set_aside(folder)):
+) -> Iterator[None]:
+    """Make the run folder, or check that the one that is there may go on; held until the end."""
+    if fresh and folder.exists():
+        with held(folder):  # refuses to set aside a run that is being trained
+            away = set_aside(folder)
         console.say(f"the earlier run is kept as {away}")
+    with held(folder):
+        _open(folder, settings, prepared, model, console)
+        yield
+
+
+def _open(
+    folder: Path, settings: RunSettings, prepared: Prepared, model: Transformer, console: Console
+) -> None:
     extra = {
         "data": str(prepared.folder),
         "data_hash": prepared.train.hash,
@@ -75,7 +88,7 @@ def open_run(
 
 
 def announce(
-    folder: Path, settings: RunSettings, model: Transformer, batches: Batches, start: int, console: Console
+    settings: RunSettings, model: Transformer, batches: Batches, folder: Path, start: int, console: Console
 ) -> None:
     """What is about to be trained, in a few lines."""
     s, t = settings.model, settings.training
@@ -92,6 +105,8 @@ def announce(
         f"training {settings.steps} steps of {t.batch_size} × {settings.train_length} tokens: "
         f"{settings.steps * settings.tokens_per_step / 1e6:.2f}M tokens, {epochs:.2f} epochs"
     )
+    if settings.data.packing == "running":
+        console.say(f"{batches.cut_share:.0%} of the documents are cut by the edge of a window")
     if start:
         console.say(f"resuming after step {start} of {settings.steps}")
 

@@ -160,8 +160,10 @@ class Span:
         if distance is not None:
             q_position, k_position = self._rows(self.queries.position), self._rows(self.keys.position)
 
-            def bias(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            def of_distance(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
                 return distance(h, q_position[b, i] - k_position[b, j])
+
+            bias = of_distance
 
         return Pairs(
             batch=self.batch,

@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# From nothing to a figure: installs the pinned dependencies into .venv, prepares the standard library's source
+# as text, trains a small decoder at 256 tokens, measures it at 256 to 4096 tokens under six rules, and writes
+# some code with it. Run again, it does only what is not done yet.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+started=$SECONDS
+step() { echo; echo "== $1  ($((SECONDS - started)) s since the start)"; }
+
+step "1/5 environment"
+. scripts/environment.sh
+run=runs/quickstart
+
+step "2/5 text: the source of Python's standard library"
+python scripts/prepare.py configs/quickstart.yaml
+step "3/5 training at 256 tokens: about 4 minutes on 2 cores"
+python train.py configs/quickstart.yaml --folder "$run"
+step "4/5 evaluation at 256 to 4096 tokens: about 2 minutes on 2 cores"
+python evaluate.py "$run" configs/evaluation/quickstart.yaml
+step "5/5 text from the trained model"
+python generate.py "$run" --prompt "def read_lines(path):" --tokens 300 --temperature 0.7 --top-p 0.95 --seed 1
+
+step "done"
+echo "the figure:   $run/evaluation/quickstart/nll.png"
+echo "its numbers:  $run/evaluation/quickstart/results.csv"
