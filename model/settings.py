@@ -70,7 +70,7 @@ class ModelSettings(BaseModel):
     logit_softcap: float | None = Field(
         None, gt=0, description="logits become c·tanh(logits / c); null: no cap"
     )
-    position: AnyPosition = Field(RopeSettings(name="rope"), description="positional scheme")
+    position: AnyPosition = Field(RopeSettings.model_validate({}), description="positional scheme")
 
     @model_validator(mode="after")
     def _heads_fit(self) -> ModelSettings:
