@@ -1,12 +1,12 @@
 """Measure what a trained run does with context, at its trained length and beyond.
 
-    python evaluate.py RUN                                      as trained, and context cut to the trained length
-    python evaluate.py RUN configs/evaluation/extension.yaml    a file of settings
+    python evaluate.py RUN                                     as trained, and cut to the trained length
+    python evaluate.py RUN configs/evaluation/extension.yaml   a file of settings
     python evaluate.py RUN lengths=[256,512] rules=[trained,truncate,yarn] targets=128
-    python evaluate.py --help                                   every setting
+    python evaluate.py --help                                  every setting
 
-Results go to RUN/evaluation/<folder>/: results.csv, results.json, summary.txt, targets.json, and figures. Cells
-that were measured before are not measured again; an interrupted call goes on where it stopped.
+Results go to RUN/evaluation/<folder>/: results.csv, results.json, summary.txt, targets.json and figures.
+Cells that were measured before are not measured again; an interrupted call goes on where it stopped.
 """
 
 import shlex

@@ -108,7 +108,7 @@ def length_figure(
         xs = sorted({x for line in lines for x in line.x} | {float(trained_length)})
         low, high = xs[0] / 2**0.25, xs[-1] * 2**0.12
         _draw_lines(axes, lines)
-        _axes(axes, xs, (low, high), "context length, tokens (each step doubles)", "NLL, nats per token")
+        _axes(axes, xs, (low, high), "context length, tokens (log scale)", "NLL, nats per token")
         axes.axvline(trained_length, color=SOFT, lw=0.9, ls=(0, (1, 2)), zorder=1)
         labels = _ends(lines)
         if baseline is not None:
@@ -154,7 +154,7 @@ def _by_position(result: Result, analysis: Analysis) -> Figure:
         axes.plot(cut.x, cut.y, color=INK, lw=1.1, ls=(0, (5, 3)), zorder=2)
         axes.axvline(l0, color=SOFT, lw=0.9, ls=(0, (1, 2)), zorder=1)
         ticks = [float(2**k) for k in range(longest.bit_length()) if 2**k <= longest]
-        _axes(axes, ticks, (0.85, longest * 1.1), "tokens seen (each step doubles)", "NLL, nats per token")
+        _axes(axes, ticks, (0.85, longest * 1.1), "tokens seen (log scale)", "NLL, nats per token")
         _limits(axes, [*lines, cut], None)
         axes.annotate(
             f"trained length {l0}",

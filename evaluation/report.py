@@ -12,7 +12,7 @@ from evaluation.analysis import Analysis, Row
 from evaluation.matrix import Result
 from evaluation.rules import TRAINED, TRUNCATE
 from evaluation.statistics import FEW_BELOW, POINTS_ONLY_BELOW, Interval
-from evaluation.verdicts import RuleVerdicts, Verdict
+from evaluation.verdicts import RuleVerdicts, Verdict, pooled
 
 
 def words(result: Result, analysis: Analysis) -> list[str]:
@@ -45,16 +45,20 @@ def _rule_sentence(rule: RuleVerdicts, analysis: Analysis, l0: int) -> str:
     if last.word == "points only":
         text = f"{_signed(last.delta.estimate)} nats at {last.length} against as trained at {l0}"
         text += " (a point: too few units)"
-    elif rule.break_point is None and rule.held_to == last.length:
-        worst = max(rule.verdicts, key=lambda v: v.upper)
-        text = f"held to {last.length}, the longest length: at most {_signed(worst.upper)} nats against {l0}"
+    elif rule.held_to == last.length:
+        worst = max(v.upper for v in rule.verdicts)
+        # Rounded up: a bound must not be printed smaller than it is.
+        bound = f"at most {math.ceil(worst * 1000) / 1000:.3f} nats worse" if worst > 0 else "no worse"
+        text = f"held to {last.length}, the longest length measured (surely {bound} than as trained at {l0})"
     else:
-        held = f"held to {rule.held_to}" if rule.held_to else f"not shown to hold beyond {l0}"
-        first = next((v for v in rule.verdicts if v.length == rule.break_point), None)
-        broken = f"broken from {first.length} ({_delta(first)})" if first else "nowhere shown broken"
-        text = f"{held}, {broken}"
-        if first is None or first.length != last.length:
-            text += f"; at {last.length} {last.word}: {_delta(last)}"
+        text = f"held to {rule.held_to}" if rule.held_to else f"not shown to hold beyond {l0}"
+        broken = next((v for v in rule.verdicts if v.length == rule.break_point), None)
+        if broken is None:
+            text += f", nowhere shown broken, {last.word} at {last.length} ({_delta(last)})"
+        else:
+            text += f", broken at {broken.length} ({_delta(broken)})"
+            if broken.length != last.length:
+                text += f"; {last.word} at {last.length} ({_delta(last)})"
     row = next((r for r in analysis.rows if r.rule == rule.rule and r.length == last.length), None)
     return f"{name}: {text}.{_gain_words(row, l0)}"
 
@@ -66,7 +70,8 @@ def _gain_words(row: Row | None, l0: int) -> str:
     if gain.low > 0:
         text = f"better than cutting the context to {l0} by {gain.estimate:.3f} nats"
     elif gain.high < 0:
-        text = f"worse than cutting the context to {l0} by {-gain.estimate:.3f} nats"
+        ends = f"[{-gain.high:.3f}, {-gain.low:.3f}]"
+        return f" At {row.length} worse than cutting the context to {l0} by {-gain.estimate:.3f} nats {ends}."
     else:
         text = f"not told apart from cutting the context to {l0}: gain {_signed(gain.estimate)} nats"
     return f" At {row.length} {text} {_ends(gain)}."
@@ -84,11 +89,14 @@ def _position_sentence(rule: str, buckets: list, longest: int) -> str:
 def _level_sentence(result: Result, analysis: Analysis) -> str:
     l0 = result.subject.trained_length
     base = next((r for r in analysis.rows if r.rule == TRAINED and r.length == l0), None)
-    if base is None or base.nll is None:
-        return f"The trained length {l0} has no row of its own under this protocol."
-    text = f"As trained at {l0}: NLL {base.nll:.4f}, perplexity {base.perplexity:.2f}"
-    if base.bits_per_byte is not None:
-        text += f", {base.bits_per_byte:.3f} bits per byte"
+    if base is not None and base.nll is not None:
+        text = f"As trained at {l0}: NLL {base.nll:.4f}, perplexity {base.perplexity:.2f}"
+        if base.bits_per_byte is not None:
+            text += f", {base.bits_per_byte:.3f} bits per byte"
+    elif result.truncated is not None:
+        text = f"As trained with the context cut to {l0}: NLL {pooled(result.truncated):.4f}"
+    else:
+        return f"As trained at {l0} was not measured: there is nothing to compare with."
     if analysis.learned is not None:
         text += f"; a unigram model has {analysis.unigram:.4f} on the same tokens"
         text += f", {analysis.learned:.3f} nats worse"
@@ -104,9 +112,10 @@ def _basis_sentence(result: Result, analysis: Analysis) -> str:
         return text + f": fewer than {POINTS_ONLY_BELOW} units, hence points without intervals."
     few = " (few documents)" if analysis.units < FEW_BELOW else ""
     level = round(100 * result.settings.confidence, 2)
+    family = f"; for verdicts simultaneous over {analysis.family} comparisons" if analysis.verdicts else ""
     return (
-        f"{text}{few}. Intervals: {level:g}% over {unit}; for verdicts simultaneous over {analysis.family} "
-        "comparisons. They speak of this checkpoint on such documents, not of the scheme."
+        f"{text}{few}. Intervals: {level:g}% over {unit}{family}. "
+        "They speak of this checkpoint on such documents, not of the scheme."
     )
 
 
@@ -131,7 +140,7 @@ def table(result: Result, analysis: Analysis) -> tuple[str, list[str], list[list
         rows = [
             [
                 rule,
-                f"{b.low}-{b.high - 1}",
+                f"{b.low}-{b.high - 1}" if b.high - b.low > 1 else str(b.low),
                 str(b.count),
                 f"{b.nll:.3f}",
                 f"{_signed(b.gain.estimate)} {_ends(b.gain)}",
@@ -153,7 +162,7 @@ def table(result: Result, analysis: Analysis) -> tuple[str, list[str], list[list
         f"{result.plan.protocol}: NLL in nats, {analysis.n_targets} targets, {analysis.units} "
         f"{analysis.unit_kind}s",
         columns,
-        [_table_row(row, l0) for row in analysis.rows],
+        [_table_row(row, l0) for row in analysis.rows if row.rule != TRUNCATE or row.length == l0],
     )
 
 
@@ -161,17 +170,19 @@ def _table_row(row: Row, l0: int) -> list[str]:
     if row.nll is None:
         return [row.rule, str(row.length), "failed", "", "", row.failure, ""]
     delta = f"{_signed(row.verdict.delta.estimate)} {_ends(row.verdict.delta)}" if row.verdict else ""
-    word = row.verdict.word if row.verdict else "flat by construction" if row.rule == TRUNCATE else ""
+    word = row.verdict.word if row.verdict else ""
+    if row.rule == TRUNCATE:
+        return [row.rule, "all", f"{row.nll:.4f}", f"{row.perplexity:.2f}", "", "flat by construction", ""]
     gain = f"{_signed(row.gain.estimate)} {_ends(row.gain)}" if row.gain and row.length > l0 else ""
     return [row.rule, str(row.length), f"{row.nll:.4f}", f"{row.perplexity:.2f}", delta, word, gain]
 
 
 def _signed(value: float) -> str:
-    return f"{value:+.3f}"
+    return f"{round(value, 3) + 0.0:+.3f}"  # + 0.0: no minus before a zero
 
 
 def _ends(interval: Interval) -> str:
-    return "" if math.isnan(interval.low) else f"[{interval.low:+.3f}, {interval.high:+.3f}]"
+    return "" if math.isnan(interval.low) else f"[{_signed(interval.low)}, {_signed(interval.high)}]"
 
 
 def _delta(verdict: Verdict) -> str:
