@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -14,6 +15,7 @@ from model.position import Places
 from model.transformer import Transformer
 
 PREFILL_CHUNK = 2048  # tokens of one prefill pass: bounds its memory whatever the prompt
+NUCLEUS = 512  # tokens looked at first for top_p
 
 
 @dataclass(frozen=True)
@@ -63,21 +65,33 @@ class Sampling:
         r = self.repetition_penalty
         return torch.where(seen, torch.where(logits > 0, logits / r, logits * r), logits)
 
-    def candidates(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
-        """(B, M) unnormalised float64 probabilities of the candidates, 0 for those that fell away, and their
-        (B, M) token ids; None for the ids where every token is a candidate in its own place (M = V)."""
-        logits, ids = logits.double() / self.temperature, None
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """(B, V) unnormalised float64 probabilities, 0 for the tokens that fell away.
+
+        Tokens of exactly the last kept probability stay together, so that their order cannot matter.
+        """
+        logits = logits.double() / self.temperature
         if self.top_k is not None and self.top_k < logits.shape[-1]:
-            logits, ids = logits.topk(self.top_k, dim=-1)
-        elif self.top_p is not None and self.top_p < 1:
-            logits, ids = logits.sort(dim=-1, descending=True, stable=True)
+            least = logits.topk(self.top_k, dim=-1).values[:, -1:]
+            logits = logits.masked_fill(logits < least, -math.inf)
         p = logits.softmax(-1)
         if self.top_p is not None and self.top_p < 1:
-            # A token stays while those likelier than it do not yet reach top_p: the likeliest always does.
-            p = p.masked_fill(p.cumsum(-1) - p >= self.top_p, 0)
+            p = p.masked_fill(p < self._least_of_nucleus(p), 0)
         if self.min_p:
             p = p.masked_fill(p < self.min_p * p.amax(-1, keepdim=True), 0)
-        return p, ids
+        return p
+
+    def _least_of_nucleus(self, p: Tensor) -> Tensor:
+        """(B, 1) smallest probability that top_p keeps: a token stays while those likelier than it do not yet
+        reach top_p, so the likeliest always does. The nucleus is nearly always found among a few hundred
+        tokens; sorting a vocabulary of 32k costs more than a small model's pass."""
+        assert self.top_p is not None
+        for count in (NUCLEUS, p.shape[-1]):
+            largest = p.topk(min(count, p.shape[-1]), dim=-1).values
+            before = largest.cumsum(-1) - largest
+            if (before[:, -1] >= self.top_p).all():
+                break
+        return largest.masked_fill(before >= self.top_p, math.inf).amin(-1, keepdim=True)
 
     def choose(self, logits: Tensor, seen: Tensor | None, u: Tensor | None) -> Tensor:
         """(B,) token ids drawn from logits (B, V).
@@ -88,11 +102,9 @@ class Sampling:
         logits = self.penalised(logits, seen)
         if self.greedy or u is None:
             return logits.argmax(-1)
-        p, ids = self.candidates(logits)
-        cumulative = p.cumsum(-1)
-        # The first candidate whose cumulative probability exceeds u·total: never one of probability 0.
-        drawn = torch.searchsorted(cumulative, u * cumulative[:, -1:], right=True)
-        return (drawn if ids is None else ids.gather(-1, drawn))[:, 0]
+        cumulative = self.probabilities(logits).cumsum(-1)
+        # The first token whose cumulative probability exceeds u·total: never one of probability 0.
+        return torch.searchsorted(cumulative, u * cumulative[:, -1:], right=True)[:, 0]
 
 
 class Generation:

@@ -15,10 +15,8 @@ LOGITS = torch.tensor([[math.log(P[i]) for i in range(5)]], dtype=torch.float64)
 
 def left(sampling: Sampling, logits: torch.Tensor = LOGITS) -> dict[int, float]:
     """Probability of each token that is left."""
-    p, ids = sampling.candidates(logits)
-    ids = torch.arange(p.shape[1])[None] if ids is None else ids
-    total = p.sum().item()
-    return {int(i): float(x) / total for i, x in zip(ids[0], p[0], strict=True) if x > 0}
+    p = sampling.probabilities(logits)[0]
+    return {i: float(x / p.sum()) for i, x in enumerate(p) if x > 0}
 
 
 @pytest.mark.parametrize(
@@ -98,3 +96,23 @@ def test_out_of_range_is_refused_by_name(wrong):
     ((name, value),) = wrong.items()
     with pytest.raises(ModelError, match=f"{name} must be .*got {value}"):
         Sampling(**wrong)
+
+
+@pytest.mark.parametrize("top_p", [0.1, 0.7, 0.95])
+def test_the_nucleus_is_that_of_a_full_sort(top_p):
+    """A peaked row ends within the tokens looked at first, a flat one far beyond: together and alone."""
+    generator = torch.Generator().manual_seed(4)
+    logits = torch.randn(2, 3001, generator=generator, dtype=torch.float64) * torch.tensor([[6.0], [0.1]])
+    got = Sampling(temperature=1, top_p=top_p).probabilities(logits) > 0
+    sizes = []
+    for row, kept in zip(logits.softmax(-1), got, strict=True):
+        order, total, nucleus = row.argsort(descending=True), 0.0, set()
+        for i in order.tolist():
+            if total >= top_p:
+                break
+            nucleus.add(i)
+            total += row[i].item()
+        assert set(kept.nonzero()[:, 0].tolist()) == nucleus
+        sizes.append(len(nucleus))
+    assert sizes[0] < 512 and (sizes[1] > 512) == (top_p > 0.1)
+    assert torch.equal(Sampling(temperature=1, top_p=top_p).probabilities(logits[:1])[0] > 0, got[0])
