@@ -1,0 +1,128 @@
+"""Factors that follow the declared length, positions that skip, and ALiBi worked by hand."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from model import Cache, Places, Transformer
+from model.kernels import attend
+from model.position import Geometry, Span
+from model.position.bias import Alibi, AlibiSettings
+from tests.model.zoo import TRAIN, T, V, build, close, ids, schemes_of, settings_of
+
+RULES = ["linear", "ntk", "yarn", "llama3"]
+
+
+def scaled(rule: str, factor: float | str) -> dict:
+    return {"name": "rope", "scaling": {"name": rule, "factor": factor}}
+
+
+@pytest.mark.parametrize("rule", RULES)
+@torch.no_grad()
+def test_auto_is_the_declared_length_over_the_trained_one(rule):
+    auto, tokens = build(scaled(rule, "auto")), ids(2, T)
+    for length in (T, 2 * T, 5 * TRAIN):
+        fixed = build(scaled(rule, length / TRAIN))
+        close(auto(tokens, Places.plain(T, length=length)), fixed(tokens, Places.plain(T)))
+    none = build("rope")
+    short = tokens[:, :TRAIN]
+    close(auto(short, Places.plain(TRAIN)), none(short, Places.plain(TRAIN)))  # never below one
+    close(auto(short[:, :4], Places.plain(4)), none(short[:, :4], Places.plain(4)))
+
+
+@pytest.mark.parametrize("rule", RULES)
+@torch.no_grad()
+def test_auto_measures_from_the_original_length_of_a_branch(rule):
+    settings, tokens = settings_of(scaled(rule, "auto")), ids(2, T)
+    branch = Transformer(settings, V, train_length=2 * TRAIN, original_length=TRAIN).double()
+    branch.load_state_dict(build("rope").state_dict())
+    close(branch(tokens, Places.plain(T)), build(scaled(rule, "auto"))(tokens, Places.plain(T)))
+
+
+@pytest.mark.parametrize("rule", RULES)
+@torch.no_grad()
+def test_each_row_of_a_ragged_batch_has_its_own_stretch(rule):
+    model, counts, tokens = build(scaled(rule, "auto")), [T, 4, 13], ids(3, T)
+    out = model(tokens, Places.left_padded(counts, T))
+    stretches = set()
+    for r, count in enumerate(counts):
+        alone = model(tokens[r : r + 1, T - count :], Places.plain(count))
+        close(out[r, T - count :], alone[0])
+        stretches.add(schemes_of(model)[0].stretch(count))
+    assert len(stretches) == 3
+
+
+@pytest.mark.parametrize("rule", RULES)
+@torch.no_grad()
+def test_auto_is_chosen_once_so_that_a_cache_stays_right(rule):
+    model, tokens = build(scaled(rule, "auto")), ids(1, T)
+    whole, cache, out = model(tokens, Places.plain(T)), Cache(model, 1, T), []
+    for n in range(T):
+        out.append(model(tokens[:, n : n + 1], Places.plain(1, offset=n, length=T), cache=cache))
+    close(torch.cat(out, dim=1), whole)
+
+
+@pytest.mark.parametrize("case", ["rope", "alibi", "sinusoidal", "none", "alibi-window"])
+@torch.no_grad()
+def test_positions_that_skip_between_the_passes_of_a_cache(case):
+    """Each pass has unit steps and the whole has not: order decides who is seen, position what is seen."""
+    model, tokens, plain = build(case), ids(2, 12), Places.plain(12)
+    position = torch.cat([torch.arange(7), torch.arange(7, 12) + 20])[None]
+    whole = model(tokens, replace(plain, position=position, reach=32, unit_steps=False))
+    if case in ("rope", "alibi", "sinusoidal"):
+        assert (whole - model(tokens, plain)).abs().max() > 1e-3
+    cache = Cache(model, 2, 12)
+    first = model(tokens[:, :7], Places.plain(7, length=12), cache=cache)
+    second = replace(Places.plain(5, offset=7), position=position[:, 7:], reach=32)
+    close(torch.cat([first, model(tokens[:, 7:], second, cache=cache)], dim=1), whole)
+
+
+@torch.no_grad()
+def test_skipped_positions_neither_leak_the_future_nor_stretch_a_window():
+    for case in ("rope-window", "alibi-window", "none-window"):
+        model, tokens, plain = build(case, layers=1), ids(1, T), Places.plain(T)
+        position = (torch.arange(T) * 3)[None]
+        places = replace(plain, position=position, reach=3 * T, unit_steps=False)
+        whole = model(tokens, places)[0, -2]
+        for back, seen in ((-1, False), (0, True), (4, True), (5, False)):
+            changed = tokens.clone()
+            changed[0, T - 2 - back] = (changed[0, T - 2 - back] + 1) % V
+            assert ((model(changed, places)[0, -2] - whole).abs().max() > 1e-9) == seen
+
+
+@pytest.mark.parametrize("layout", ["plain", "skipping"])
+def test_alibi_by_hand(layout):
+    """Two heads have slopes 1/16 and 1/256. Equal scores leave weights e^(−slope·d) over three keys."""
+    places = Places.plain(3)
+    away = [2, 1, 0]
+    if layout == "skipping":
+        places = replace(places, position=torch.tensor([[0, 5, 9]]), reach=10, unit_steps=False)
+        away = [9, 4, 0]
+    scheme = Alibi(AlibiSettings(), Geometry(8, 2, 4, 16, 16))
+    span = Span(
+        places, places.last(1), places, 1, 2, torch.device("cpu"), scheme.tables(places, torch.float64)
+    )
+    q, k = torch.zeros(1, 2, 1, 4).double(), torch.randn(1, 2, 3, 4).double()
+    v = torch.tensor([1.0, 10.0, 100.0]).double()[None, None, :, None].expand(1, 2, 3, 4)
+    for kernel in ("blocks", "dense"):
+        out = attend(scheme.plan(span).read(q, k), v, 0.5, kernel)
+        for h, slope in enumerate((1 / 16, 1 / 256)):
+            weights = [math.exp(-slope * d) for d in away]
+            mean = (weights[0] + 10 * weights[1] + 100 * weights[2]) / sum(weights)
+            close(out[0, h, 0], torch.full((4,), mean, dtype=torch.float64), atol=1e-12)
+
+
+@torch.no_grad()
+def test_the_bias_is_added_after_the_scale():
+    """Doubling q and halving the scale changes nothing: the penalty is no part of what is scaled."""
+    places = Places.plain(9)
+    scheme = Alibi(AlibiSettings(), Geometry(24, 6, 4, 16, 16))
+    span = Span(places, places, places, 1, 6, torch.device("cpu"), scheme.tables(places, torch.float64))
+    q, k, v = (torch.randn(1, 6, 9, 4).double() for _ in range(3))
+    plan = scheme.plan(span)
+    for kernel in ("blocks", "dense", "flex"):
+        close(attend(plan.read(2 * q, k), v, 0.25, kernel), attend(plan.read(q, k), v, 0.5, kernel), 1e-12)
