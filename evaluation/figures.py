@@ -5,6 +5,7 @@ colour.
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.axes import Axes
@@ -21,7 +22,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7
 MARKERS = ("s", "^", "D", "v", "P", "X", "<", ">")
 INK, SOFT = "#222222", "#6E6E6E"
 SIZE = (6.4, 4.2)  # inches
-STYLE = {
+STYLE: dict[Any, Any] = {
     "font.size": 9.5,
     "font.family": "DejaVu Sans",
     "axes.edgecolor": "#999999",

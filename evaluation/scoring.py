@@ -27,7 +27,14 @@ class ModelScorer:
     layer's queries run only where a target is.
     """
 
-    def __init__(self, model: Transformer, *, device="cpu", chunk: int = 4096, length: int | None = None):
+    def __init__(
+        self,
+        model: Transformer,
+        *,
+        device: str | torch.device = "cpu",
+        chunk: int = 4096,
+        length: int | None = None,
+    ):
         self.model = model
         self.device = torch.device(device)
         self.chunk = chunk

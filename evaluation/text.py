@@ -28,7 +28,7 @@ class Text:
             raise EvaluationError(
                 "bos=every-window needs a tokenizer with a BOS token; use bos=as-trained or none"
             )
-        self.bos_id = bos_id
+        self.bos_id = -1 if bos_id is None else bos_id  # read under every-window only
         # Text index = stored index - shift.
         self.shift = 0
         if bos_rule == "none" and store.has_bos:

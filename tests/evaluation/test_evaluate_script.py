@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import evaluate as script
 from data import prepare
@@ -55,7 +56,10 @@ def home(tmp_path_factory):
 
 def call(monkeypatch, *words):
     monkeypatch.setattr(sys, "argv", ["evaluate.py", *map(str, words)])
-    return script.main()
+    try:
+        return script.main()
+    finally:
+        torch.set_flush_denormal(False)  # the script's choice for its process, not for the tests after it
 
 
 SMALL = ["lengths=[24,48,96]", "targets=8", "spans_per_document=2", "device=cpu"]
