@@ -191,3 +191,10 @@ def test_a_diverged_model_is_named():
         model.norm.weight[3] = float("nan")
     with pytest.raises(ModelError, match="not finite"):
         next(iter(Generation(model, [[1]], 2)))
+
+
+def test_tables_grow_with_a_long_prompt():
+    model = tiny({"name": "rope"})
+    prompts = [[(7 * i) % 31 for i in range(n)] for n in (530, 519)]
+    found = rows(model, prompts, tokens=3, prefill_chunk=100)
+    assert found == rows(model, prompts, tokens=3, cache=False)
