@@ -16,6 +16,7 @@ prompt or a stop string as $'\\n'.
 
 import argparse
 import codecs
+import io
 import json
 import sys
 from collections.abc import Iterator, Sequence
@@ -324,7 +325,8 @@ def main() -> int | None:
     longest = max(len(sample.ids) for sample in samples) + args.tokens
     if warning := past_trained_length(loaded, longest):
         console.say(warning)
-    sys.stdout.reconfigure(encoding="utf-8", errors="replace")  # whatever the locale says
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8", errors="replace")  # whatever the locale says
     settings = asdict(sampling)
     settings |= {"tokens": args.tokens, "stop": args.stop, "run": args.run, "step": loaded.step}
     settings |= {"overrides": args.words}

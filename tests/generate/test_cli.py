@@ -120,7 +120,6 @@ def test_prompt_files_are_read_line_by_line(run, tmp_path, monkeypatch, capsys):
 def _inside(words, monkeypatch, capsys) -> tuple[int, str]:
     """The script's ending without the seconds of a new process."""
     monkeypatch.setattr(sys, "argv", ["generate.py", *words])
-    monkeypatch.setattr(sys.stdout, "reconfigure", lambda **_: None, raising=False)
     with pytest.raises(SystemExit) as ended:
         generate.run_main(generate.main)
     return ended.value.code, capsys.readouterr().err
