@@ -23,7 +23,7 @@ from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 
 from model import Places
 from model.position import Geometry
-from model.position.absolute import Sinusoidal, SinusoidalSettings
+from model.position.absolute import Learned, LearnedSettings, Sinusoidal, SinusoidalSettings
 from model.position.bias import alibi_slopes
 from model.position.rotary import Rope, RopeSettings, rotate
 from model.position.scaling import plain_frequencies
@@ -296,3 +296,23 @@ def test_sinusoids_by_hand():
     ][0]
     expected = [math.sin(3), math.cos(3), math.sin(0.03), math.cos(0.03)]
     close(rows[3], torch.tensor(expected, dtype=torch.float64), atol=1e-15)
+
+
+@pytest.mark.parametrize("scale_tokens", [True, False])
+def test_sinusoids_are_added_to_tokens_times_the_root_of_the_width(scale_tokens):
+    scheme = Sinusoidal(SinusoidalSettings(scale_tokens=scale_tokens), Geometry(4, 2, 2, 16, 16))
+    x, places = torch.randn(2, 3, 4, dtype=torch.float64), Places.plain(3, offset=5)
+    out = scheme.embed(x, scheme.tables(places, torch.float64), places)
+    rows = [[math.sin(n), math.cos(n), math.sin(n / 100), math.cos(n / 100)] for n in (5, 6, 7)]
+    expected = x * (2 if scale_tokens else 1) + torch.tensor(rows, dtype=torch.float64)
+    close(out, expected, atol=1e-14)
+
+
+def test_a_learned_table_gives_position_n_its_row_n():
+    scheme = Learned(LearnedSettings(), Geometry(4, 2, 2, 9, 9))
+    with torch.no_grad():
+        scheme.weight.copy_(torch.arange(36).view(9, 4))
+    x, ragged = torch.randn(2, 3, 4), Places.left_padded([6, 5], 3, offset=3)
+    found = [scheme.embed(x, (), places) - x for places in (Places.plain(3, offset=6), ragged)]
+    torch.testing.assert_close(found[0][1], scheme.weight[6:9])
+    torch.testing.assert_close(found[1], torch.stack([scheme.weight[3:6], scheme.weight[2:5]]))
