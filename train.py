@@ -31,6 +31,7 @@ from training.settings import RunSettings
 from training.start import (
     announce,
     autocast_type,
+    check_model,
     check_processes,
     make_model,
     opened_run,
@@ -52,6 +53,7 @@ def main() -> int:
     if options.dry_run:
         return show_forecast(settings, accelerator.num_processes, device, console)
 
+    check_model(settings)
     with accelerator.main_process_first():  # the others find the work done
         prepared = prepare(settings.data, console)
     model = make_model(settings, prepared.tokenizer.vocab_size).initialise(settings.seed)

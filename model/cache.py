@@ -47,7 +47,11 @@ class Cache:
         shape = (batch, s.kv_heads, capacity, s.features)
         self.capacity = capacity
         self.layers = [LayerMemory(shape, dtype or weight.dtype, weight.device) for _ in range(s.layers)]
+        self._follows_length = model.follows_length
         self._places: Places | None = None
+        self._slots: tuple[
+            Tensor, ...
+        ] = ()  # order, position, document: (B or 1, capacity), written in place
 
     @property
     def filled(self) -> int:
@@ -55,28 +59,41 @@ class Cache:
         return 0 if self._places is None else self._places.order.shape[1]
 
     def advance(self, new: Places) -> Places:
-        """Remember where the tokens of the coming pass stand; returns the places of all keys."""
-        count = self.filled + new.order.shape[1]
+        """Remember where the tokens of the coming pass stand; returns the places of all keys.
+
+        Raises:
+            ModelError: no room; another layout or number of rows than before; another declared length than
+                before under a rule that follows it, which would leave the remembered keys wrong.
+        """
+        start, count = self.filled, self.filled + new.order.shape[1]
         if count > self.capacity:
             raise ModelError(f"the cache holds {self.capacity} tokens and {count} were given")
-        old = self._places
+        old, parts = self._places, (new.order, new.position, new.document)
+        unit_steps, reach = new.unit_steps, new.reach
         if old is None:
-            self._places = new
-            return new
-        if old.layout != new.layout:
-            raise ModelError(f"a cache filled in {old.layout} layout cannot go on in {new.layout} layout")
-        rows = max(old.order.shape[0], new.order.shape[0])
-        follows = new.reach - new.order.shape[1] == old.reach  # no jump in position between the passes
-
-        def join(a: Tensor, b: Tensor) -> Tensor:
-            return torch.cat([a.expand(rows, -1), b.expand(rows, -1)], dim=1)
-
+            self._slots = tuple(x.new_empty(x.shape[0], self.capacity) for x in parts)
+        else:
+            self._check(old, new)
+            follows = new.reach - new.order.shape[1] == old.reach  # no jump in position between the passes
+            unit_steps = old.unit_steps and new.unit_steps and follows
+            reach = max(old.reach, new.reach)
+        for slots, x in zip(self._slots, parts, strict=True):
+            slots[:, start:count] = x
+        order, position, document = (slots[:, :count] for slots in self._slots)
         self._places = replace(
-            new,
-            order=join(old.order, new.order),
-            position=join(old.position, new.position),
-            document=join(old.document, new.document),
-            reach=max(old.reach, new.reach),
-            unit_steps=old.unit_steps and new.unit_steps and follows,
+            new, order=order, position=position, document=document, reach=reach, unit_steps=unit_steps
         )
         return self._places
+
+    def _check(self, old: Places, new: Places) -> None:
+        if old.layout != new.layout:
+            raise ModelError(f"a cache filled in {old.layout} layout cannot go on in {new.layout} layout")
+        if old.order.shape[0] != new.order.shape[0]:
+            raise ModelError(
+                f"a cache begun with {old.order.shape[0]} rows cannot go on with {new.order.shape[0]}"
+            )
+        if self._follows_length and old.lengths != new.lengths:
+            raise ModelError(
+                f"the cached keys were made for a declared length of {old.lengths}, now {new.lengths}, and "
+                "factor: auto depends on it; declare the final length from the first pass on"
+            )

@@ -118,9 +118,10 @@ class Transformer(nn.Module):
     def initialise(self, seed: int) -> Transformer:
         """Draw all weights from `seed`; the same on every device and rank.
 
-        Matrices: N(0, 1/fan_in), those that write to the residual stream divided by √(2·layers). The head is
-        small, so that the first loss is ln V to within 1% at any width; so are tied embeddings, whose token
-        would otherwise predict itself with a logit of std·C: logits stay within 0.1, that one within 2.
+        Matrices: N(0, 1/fan_in), those that write to the residual stream divided by √(2·layers).
+        Embeddings: N(0, 1), so that the first blocks do not drown the tokens (docs/experiments.md). The head
+        is small, so that the first loss is ln V to within 1% at any width; so are tied embeddings, whose
+        token would otherwise predict itself with a logit of std·C: logits stay within 0.1, that one within 2.
         """
         s, generator = self.settings, torch.Generator().manual_seed(seed)
 
@@ -129,7 +130,8 @@ class Transformer(nn.Module):
             with torch.no_grad():
                 weight.copy_(drawn)
 
-        draw(self.embed.weight, min(0.1 * s.dim**-0.5, 2 / s.dim) if s.tied else 0.02)
+        embedding_std = min(0.1 * s.dim**-0.5, 2 / s.dim) if s.tied else 1.0
+        draw(self.embed.weight, embedding_std)
         for block in self.layers:
             for name, weight in block.named_parameters():
                 if weight.ndim == 1:
@@ -141,7 +143,7 @@ class Transformer(nn.Module):
         if self.head is not None:
             draw(self.head.weight, 0.1 * s.dim**-0.5)
         for scheme in self._schemes():
-            scheme.initialise(generator)
+            scheme.initialise(generator, embedding_std)
         return self
 
     def compile(self, **options) -> None:
@@ -269,6 +271,11 @@ class Transformer(nn.Module):
         """The longest input any of the schemes can place; None where there is no end."""
         limits = [scheme.limit for scheme in self._schemes() if scheme.limit is not None]
         return min(limits) if limits else None
+
+    @property
+    def follows_length(self) -> bool:
+        """Whether any scheme treats tokens differently by the declared length of their sequence."""
+        return any(scheme.follows_length for scheme in self._schemes())
 
     def parameter_count(self) -> int:
         return sum(p.numel() for p in self.parameters())

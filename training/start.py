@@ -43,6 +43,12 @@ def make_model(settings: RunSettings, vocab_size: int) -> Transformer:
     return Transformer(settings.model, vocab_size, settings.train_length, settings.original_length)
 
 
+def check_model(settings: RunSettings) -> None:
+    """Refuse a shape or a scheme that cannot work, before any data are read: nothing is allocated."""
+    with torch.device("meta"):
+        make_model(settings, vocab_size=1)
+
+
 def check_processes(settings: RunSettings, processes: int) -> None:
     """Refuse a batch that the ranks cannot share equally, before any data are read."""
     if settings.training.batch_size % processes:

@@ -29,7 +29,7 @@ class SinusoidalSettings(PositionSettings):
         "interleaved", description="sin and cos alternate, or a block of sines before a block of cosines"
     )
     scale_tokens: bool = Field(
-        True, description="multiply token embeddings by √dim first, so that positions do not drown them"
+        False, description="multiply token embeddings by √dim first; for small ones, which are tied"
     )
 
 
@@ -71,7 +71,7 @@ class Sinusoidal(Position):
 
 
 class Learned(Position):
-    """x_n + E[n]; E drawn from N(0, 0.02²) as in GPT-2. Positions past the table are refused."""
+    """x_n + E[n]; E is drawn like the token embeddings, as in GPT-2. Positions past the table are refused."""
 
     settings: LearnedSettings
 
@@ -83,8 +83,10 @@ class Learned(Position):
     def limit(self) -> int:
         return self.weight.shape[0]
 
-    def initialise(self, generator: torch.Generator) -> None:
-        nn.init.normal_(self.weight, std=0.02, generator=generator)
+    def initialise(self, generator: torch.Generator, embedding_std: float) -> None:
+        drawn = torch.randn(self.weight.shape, generator=generator) * embedding_std
+        with torch.no_grad():
+            self.weight.copy_(drawn)
 
     def embed(self, x: Tensor, tables: tuple[Tensor, ...], places: Places) -> Tensor:
         return x + self.weight[places.position].to(x.dtype)

@@ -234,8 +234,13 @@ class Position(nn.Module):
         """One past the last position this scheme can represent; None where there is no end."""
         return None
 
-    def initialise(self, generator: torch.Generator) -> None:
-        """Draw the initial values of the scheme's own parameters."""
+    @property
+    def follows_length(self) -> bool:
+        """Whether the declared length of a sequence changes how its tokens are treated."""
+        return False
+
+    def initialise(self, generator: torch.Generator, embedding_std: float) -> None:
+        """Draw the initial values of the scheme's own parameters; token embeddings have that deviation."""
 
     def tables(self, places: Places, dtype: torch.dtype) -> tuple[Tensor, ...]:
         """What the pass needs looked up, for the new tokens: first dimension B or 1, second T.

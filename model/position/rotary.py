@@ -14,6 +14,8 @@ from model.position.base import Geometry, Places, Plan, Position, PositionSettin
 from model.position.scaling import LinearScaling, Llama3Scaling, NoScaling, NTKScaling, YaRNScaling
 from model.position.table import Table
 
+TABLES_KEPT = 16  # stretches whose tables are held at once: documents of many lengths under `factor: auto`
+
 
 class RopeSettings(PositionSettings):
     """Rotary positions: q and k turn by an angle proportional to position (Su et al. 2021)."""
@@ -87,6 +89,10 @@ class Rope(Position):
         """The factor a sequence of this declared length is treated with."""
         return self.settings.scaling.stretch(length, self.geometry.original_length)
 
+    @property
+    def follows_length(self) -> bool:
+        return getattr(self.settings.scaling, "factor", None) == "auto"
+
     def frequencies(self, stretch: float) -> tuple[Tensor, float]:
         """(R,) float64 frequencies in radians per token, and the amplitude of cos and sin."""
         s = self.settings
@@ -94,6 +100,8 @@ class Rope(Position):
 
     def _table(self, stretch: float) -> Table:
         if stretch not in self._tables:
+            if len(self._tables) == TABLES_KEPT:
+                self._tables.pop(next(iter(self._tables)))  # the oldest
             frequencies, amplitude = self.frequencies(stretch)
 
             def rows(positions: Tensor) -> tuple[Tensor, ...]:
