@@ -21,5 +21,5 @@ step "5/5 text from the trained model"
 python generate.py "$run" --prompt "def read_lines(path):" --tokens 300 --temperature 0.7 --top-p 0.95 --seed 1
 
 step "done"
-echo "the figure:   $run/evaluation/quickstart/nll.png"
+echo "the figure:   $run/evaluation/quickstart/nll_by_length.png"
 echo "its numbers:  $run/evaluation/quickstart/results.csv"

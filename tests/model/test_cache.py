@@ -1,0 +1,43 @@
+"""What a cache refuses, because the keys it holds would silently be wrong."""
+
+import pytest
+import torch
+
+from model import Cache, ModelError, Places
+from tests.model.zoo import T, build, ids
+
+YARN = {"name": "rope", "scaling": {"name": "yarn", "factor": "auto"}}
+
+
+@torch.no_grad()
+def test_a_factor_that_follows_the_length_needs_one_declared_length():
+    model, tokens = build(YARN), ids(2, T)
+    cache = Cache(model, 2, T)
+    model(tokens[:, : T - 1], Places.plain(T - 1), cache=cache)
+    with pytest.raises(ModelError, match=rf"declared length of \({T - 1},\), now \({T},\)"):
+        model(tokens[:, T - 1 :], Places.plain(1, offset=T - 1), cache=cache)
+    assert cache.filled == T - 1
+
+
+@torch.no_grad()
+def test_a_fixed_factor_goes_on_without_a_declared_length():
+    model, tokens = build({"name": "rope", "scaling": {"name": "yarn", "factor": 3.0}}), ids(2, T)
+    cache = Cache(model, 2, T)
+    parts = [
+        model(tokens[:, : T - 1], Places.plain(T - 1), cache=cache),
+        model(tokens[:, T - 1 :], Places.plain(1, offset=T - 1), cache=cache),
+    ]
+    torch.testing.assert_close(torch.cat(parts, 1), model(tokens, Places.plain(T)))
+
+
+@torch.no_grad()
+def test_rows_and_layout_stay_what_they_were():
+    model, tokens = build("rope"), ids(2, T)
+    cache = Cache(model, 2, 2 * T)
+    model(tokens, Places.plain(T), cache=cache)
+    with pytest.raises(ModelError, match="plain layout cannot go on in ragged layout"):
+        model(tokens, Places.left_padded([T, T], T, offset=T), cache=cache)
+    ragged = Cache(model, 2, 2 * T)
+    model(tokens, Places.left_padded([T, 3], T), cache=ragged)
+    with pytest.raises(ModelError, match="begun with 2 rows cannot go on with 1"):
+        model(tokens[:1], Places.left_padded([T], T, offset=T), cache=ragged)
