@@ -208,6 +208,12 @@ def _blocks(q: Tensor, k: Tensor, v: Tensor, pairs: Pairs, scale: float) -> Tens
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
 
 
+def _masked_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
+    # Autocast would round the mask as well, and copy the strided view; q, k and v are of v's dtype already.
+    with torch.autocast(q.device.type, enabled=False):
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=True)
+
+
 def _mask_dtype(q: Tensor) -> torch.dtype:
     """Biases stay float32 beside half-precision queries: in bfloat16 distances collapse past 256."""
     return torch.float64 if q.dtype == torch.float64 else torch.float32
@@ -218,7 +224,7 @@ def _masked_block(
 ) -> Tensor:
     mask = pairs.mask(start, start + q.shape[2], low, low + k.shape[2], _mask_dtype(q))
     mask = mask.expand(-1, -1, q.shape[2], k.shape[2])
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=True)
+    return _masked_attention(q, k, v, mask, scale)
 
 
 def _distance_block(
@@ -232,8 +238,7 @@ def _distance_block(
     farthest = start + n - 1 + pairs.band.offset - low  # distance of the last query to the first key
     origin = pairs.keys - 1 - farthest
     mask = values.as_strided((1, values.shape[0], n, keys), (0, values.stride(0), 1, 1), origin)
-    out = F.scaled_dot_product_attention(q.flip(2), k, v, attn_mask=mask, scale=scale, enable_gqa=True)
-    return out.flip(2)
+    return _masked_attention(q.flip(2), k, v, mask, scale).flip(2)
 
 
 def _scores(views: list[View], start: int, stop: int, low: int, high: int, scale: float) -> Tensor:

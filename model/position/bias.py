@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from model.kernels import View
-from model.position.base import Plan, Position, PositionSettings, Span
+from model.position.base import Geometry, Places, Plan, Position, PositionSettings, Span
 
 
 class AlibiSettings(PositionSettings):
@@ -35,9 +35,18 @@ class Alibi(Position):
 
     settings: AlibiSettings
 
-    def tables(self, places, dtype):
+    def __init__(self, settings: AlibiSettings, geometry: Geometry):
+        super().__init__(settings, geometry)
+        self._slopes: dict[
+            tuple[torch.device, torch.dtype], Tensor
+        ] = {}  # (1, H); moving them waits for a GPU
+
+    def tables(self, places: Places, dtype: torch.dtype) -> tuple[Tensor, ...]:
         # float32 slopes whatever the model's dtype: in bfloat16 distances would collapse past 256.
-        return (alibi_slopes(self.geometry.heads).to(places.position.device, dtype)[None],)
+        key = (places.position.device, dtype)
+        if key not in self._slopes:
+            self._slopes[key] = alibi_slopes(self.geometry.heads).to(*key)[None]
+        return (self._slopes[key],)
 
     def plan(self, span: Span) -> Plan:
         slopes = span.tables[0][0]

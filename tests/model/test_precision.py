@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from model import Places
+from model.kernels import Band, Pairs, View, attend
 from model.position.table import Table
 from tests.model.zoo import CASES, T, build, close, ids, reach_of, schemes_of
 
@@ -92,6 +93,37 @@ def test_autocast_keeps_the_loss_in_float32_and_near(case):
     close(loss.detach(), exact.detach(), atol=0.3)
     loss.mean().backward()
     assert all(torch.isfinite(p.grad).all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("layout", ["distance", "elementwise"])
+def test_autocast_leaves_biases_of_far_distances_apart(layout):
+    queries, keys = 1, 700
+    band = Band(keys - queries) if layout == "distance" else None
+
+    def bias(b, h, i, j):
+        return (i + keys - queries - j) * -1.0
+
+    pairs = Pairs(
+        batch=1,
+        heads=1,
+        queries=queries,
+        keys=keys,
+        device=torch.device("cpu"),
+        # The keys 511 to 514 back: bfloat16 holds every fourth number there.
+        rule=lambda b, h, i, j: (keys - 1 - j >= 511) & (keys - 1 - j <= 514),
+        bias=bias,
+        band=band,
+        distance=None
+        if band is None
+        else (lambda h, d: torch.where((d >= 511) & (d <= 514), -1.0 * d, -1e9)),
+    )
+    zeros = torch.zeros(1, 1, keys, 8, dtype=torch.bfloat16)
+    v = zeros.clone()
+    v[0, 0, [keys - 1 - d for d in range(511, 515)], range(4)] = 1.0  # feature n tells the weight of 511 + n
+    with torch.autocast("cpu", torch.bfloat16):
+        out = attend([View(zeros[:, :, :queries], zeros, pairs)], v, 1.0, "blocks")
+    expected = torch.tensor([0.0, -1.0, -2.0, -3.0]).softmax(0)
+    close(out[0, 0, 0, :4].float(), expected, atol=5e-3)
 
 
 def test_a_table_grows_and_keeps_its_rows():
