@@ -7,6 +7,7 @@ import resource
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -14,7 +15,15 @@ from model import Transformer
 from model.transformer import LOGITS_AT_ONCE
 
 # Dense bfloat16 peaks from the vendors' data sheets, FLOP/s; the first name found in the device's counts.
-GPU_PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40": 181e12, "4090": 165e12, "A10": 125e12}
+GPU_PEAKS = {
+    "H200": 989e12,
+    "H100": 989e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+    "L40": 181e12,
+    "4090": 165e12,
+    "A10": 125e12,
+}
 # The share of the peak that small models reach in practice; only for forecasts.
 USUAL_SHARE = 0.45
 
@@ -45,7 +54,8 @@ def peak_flops(device: torch.device) -> float:
         if known:
             return known[0]
     n = 1024
-    a = torch.randn(n, n, device=device)
+    # A generator of its own: a resumed run has just been given back the state of the global one.
+    a = torch.randn(n, n, device=device, generator=torch.Generator(device).manual_seed(0))
     best, end = float("inf"), time.perf_counter() + 0.4
     while time.perf_counter() < end:  # the best of many: other work on the machine only ever slows it
         start = time.perf_counter()
@@ -67,7 +77,11 @@ def free_memory(device: torch.device) -> int:
     """Bytes that can still be taken."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():  # counts what the file cache would give back; free pages alone do not
+        lines = dict(line.split(":", 1) for line in meminfo.read_text(encoding="utf-8").splitlines())
+        return int(lines["MemAvailable"].split()[0]) * 1024
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # all there is: the most that can be said
 
 
 @dataclass(frozen=True)
@@ -83,20 +97,29 @@ class Forecast:
 
 
 def forecast(
-    model: Transformer, *, length: int, sequences: int, steps: int, tokens: int, peak: float, devices: int
+    model: Transformer,
+    *,
+    length: int,
+    sequences: int,
+    steps: int,
+    tokens: int,
+    peak: float,
+    devices: int,
+    device: str = "cpu",
 ) -> Forecast:
     """Memory and time of a run.
 
     Args:
         sequences: per device and forward pass.
         peak: FLOP/s of one device.
+        device: its type.
     """
     s, parameters = model.settings, model.parameter_count()
     size = model.embed.weight.element_size()
     # What the backward pass keeps of a token in one block: inputs of norms and matrices, q, k, v, gates.
     kept = 4 * s.dim + (2 * s.heads + 2 * s.kv_heads) * s.features + 4 * s.mlp_width
     activations = sequences * length * s.layers * kept * size
-    rows = min(LOGITS_AT_ONCE["cpu"] // model.vocab_size + 1, sequences * length)
+    rows = min(LOGITS_AT_ONCE.get(device, 1 << 25) // model.vocab_size + 1, sequences * length)
     states = parameters * 4 * size  # weights, gradients, two moments
     flops = model.flops_per_token(length)
     return Forecast(

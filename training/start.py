@@ -46,7 +46,18 @@ def make_model(settings: RunSettings, vocab_size: int) -> Transformer:
 def check_model(settings: RunSettings) -> None:
     """Refuse a shape or a scheme that cannot work, before any data are read: nothing is allocated."""
     with torch.device("meta"):
-        make_model(settings, vocab_size=1)
+        limit = make_model(settings, vocab_size=1).limit
+    length, shortest = settings.train_length, min(settings.training.validation.multiples)
+    if limit is not None and limit < length:
+        raise TrainingError(
+            f"train_length {length} is longer than the {limit} positions this scheme has: shorten it, or "
+            "raise model.position.max_length"
+        )
+    if limit is not None and limit < shortest * length:
+        raise TrainingError(
+            f"training.validation.multiples begins at {shortest} × {length} tokens, and positions end at "
+            f"{limit}: add 1 to it"
+        )
 
 
 def check_processes(settings: RunSettings, processes: int) -> None:
@@ -60,7 +71,9 @@ def check_processes(settings: RunSettings, processes: int) -> None:
 
 def autocast_type(precision: str, device: torch.device) -> torch.dtype | None:
     """bfloat16 where it is asked for, or on its own account on a GPU that computes in it; else None."""
-    own = precision == "auto" and device.type == "cuda" and torch.cuda.is_bf16_supported()
+    # Without `including_emulation=False` older GPUs answer yes, and compute in it many times slower.
+    native = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    own = precision == "auto" and native
     return torch.bfloat16 if precision == "bfloat16" or own else None
 
 
@@ -122,7 +135,8 @@ def show_forecast(settings: RunSettings, devices: int, device: torch.device, con
     t = settings.training
     tokenizer = settings.data.tokenizer
     vocab_size = getattr(tokenizer, "vocab_size", 258)
-    model = make_model(settings, vocab_size)
+    with torch.device("meta"):
+        model = make_model(settings, vocab_size)
     sequences = min(t.micro_batch or t.batch_size, -(-t.batch_size // devices))
     f = forecast(
         model,
@@ -132,6 +146,7 @@ def show_forecast(settings: RunSettings, devices: int, device: torch.device, con
         tokens=settings.steps * settings.tokens_per_step,
         peak=peak_flops(device),
         devices=devices,
+        device=device.type,
     )
     free = free_memory(device)
     rows = [
