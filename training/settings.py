@@ -165,7 +165,9 @@ class TrainingSettings(Settings):
     )
     compile: bool = _free(False, "torch.compile: a minute at the start, faster steps after it")
     threads: int | None = _free(None, "CPU threads; null: as torch decides", ge=1)
-    log_every: int = _free(10, "steps between lines on the terminal and in metrics.jsonl", ge=1)
+    log_every: int = _free(
+        10, "steps between lines on the terminal, and between rates in metrics.jsonl", ge=1
+    )
     checkpoint: CheckpointSettings = Field(
         default_factory=CheckpointSettings, description="when the run is saved"
     )
