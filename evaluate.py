@@ -91,9 +91,14 @@ def main() -> int:
     result.facts["finished"] = datetime.now(UTC).isoformat(timespec="seconds")
     analysis = analyse(result)
     folder = run / "evaluation" / (settings.folder or f"{settings.protocol}-{settings_hash(settings)}")
-    write(result, analysis, folder)
-    (folder / "settings.yaml").write_text(dump(settings), encoding="utf-8")
-    figures = draw_figures(result, analysis, folder)
+    try:
+        write(result, analysis, folder)
+        (folder / "settings.yaml").write_text(dump(settings), encoding="utf-8")
+        figures = draw_figures(result, analysis, folder)
+    except OSError as error:
+        if error.filename is None:  # a full disk does not say which file it had no room for
+            error.filename = str(folder)
+        raise
 
     for line in words(result, analysis):
         print(line)
@@ -118,6 +123,7 @@ def open_stores(settings: EvaluationSettings, run: Path, tokenizer) -> tuple[Sto
             f"({tokenizer.hash[:12]}): its tokens mean other text; prepare it with the run's tokenizer"
         )
     store = prepared.valid if settings.split == "valid" else prepared.train
+    store.verify()  # an altered shard would give numbers that look right
     try:
         train = open_prepared(own).train if own else None
     except DataError:

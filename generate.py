@@ -240,7 +240,7 @@ def _rule(kind: str, choice, loaded: Loaded, longest: int) -> str:
     words = [choice.name if kind == "all" else f"{kind} = {choice.name}"]
     scaling = getattr(choice, "scaling", None)
     if scaling is not None and scaling.name == "none":
-        words.append("as trained")
+        words.append("no scaling")
     elif scaling is not None:
         original = loaded.settings.original_length or loaded.settings.train_length
         auto = " (auto)" if scaling.factor == "auto" else ""

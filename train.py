@@ -56,27 +56,11 @@ def main() -> int:
     check_model(settings)
     with accelerator.main_process_first():  # the others find the work done
         prepared = prepare(settings.data, console)
+        if accelerator.is_main_process:
+            for store in (prepared.train, prepared.valid):
+                store.verify()
     model = make_model(settings, prepared.tokenizer.vocab_size).initialise(settings.seed)
     model.to(device, torch.float64 if t.precision == "float64" else torch.float32)
-    folder = Path(options.folder) if options.folder else run_folder(settings, options.words)
-    opened = opened_run(folder, settings, prepared, model, options.fresh, console)
-    with opened if accelerator.is_main_process else nullcontext():
-        accelerator.wait_for_everyone()
-        status = train(settings, prepared, model, folder, accelerator, console)
-    accelerator.end_training()
-    return status
-
-
-def train(
-    settings: RunSettings,
-    prepared: Prepared,
-    model: Transformer,
-    folder: Path,
-    accelerator: Accelerator,
-    console: Console,
-) -> int:
-    """Train from the newest good checkpoint to the end of the budget; returns the exit status."""
-    t, device, main_process = settings.training, accelerator.device, accelerator.is_main_process
     batches = Batches(
         prepared.train,
         packing=settings.data.packing,
@@ -85,6 +69,27 @@ def train(
         seed=settings.seed,
     )
     monitor = make_monitor(prepared, model, settings, console)
+    folder = Path(options.folder) if options.folder else run_folder(settings, options.words)
+    opened = opened_run(folder, settings, prepared, model, options.fresh, console)
+    with opened if accelerator.is_main_process else nullcontext():
+        accelerator.wait_for_everyone()
+        status = train(settings, prepared, batches, monitor, model, folder, accelerator, console)
+    accelerator.end_training()
+    return status
+
+
+def train(
+    settings: RunSettings,
+    prepared: Prepared,
+    batches: Batches,
+    monitor: MonitorTargets,
+    model: Transformer,
+    folder: Path,
+    accelerator: Accelerator,
+    console: Console,
+) -> int:
+    """Train from the newest good checkpoint to the end of the budget; returns the exit status."""
+    t, device, main_process = settings.training, accelerator.device, accelerator.is_main_process
     optimizer = make_optimizer(model, t.optimizer)
     found = find_checkpoint(folder, console)
     start = restore(model, optimizer, found)["step"] if found else 0

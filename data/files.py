@@ -22,6 +22,10 @@ def atomic(path: Path) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         os.replace(draft, path)
+    except OSError as error:
+        if error.filename is None:  # a full disk does not say which file it had no room for
+            error.filename = str(path)
+        raise
     finally:
         draft.unlink(missing_ok=True)
     # The rename itself must survive a power cut, else a manifest could outlive the shard it describes.

@@ -26,7 +26,7 @@ from data.pool import run_chunks
 from data.settings import DataSettings, SentencePieceSettings
 from data.sources import Source, open_source
 from data.spool import Spool, fill
-from data.store import FORMAT, MEND, Store, token_dtype, write_manifest
+from data.store import FORMAT, Store, mend, token_dtype, write_manifest
 from data.summary import show, split_summary
 from data.tokenizer import ByteTokenizer, Tokenizer, load_sentencepiece, load_tokenizer
 from data.tokenizer_training import train_sentencepiece
@@ -65,11 +65,11 @@ def open_prepared(folder: Path | str) -> Prepared:
     try:
         prepared = Prepared(folder, read_json(path)["summary"])
     except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path} is damaged; {MEND}") from error
+        raise DataError(f"{path} is damaged; {mend(folder)}") from error
     for store in (prepared.train, prepared.valid):
         if store.manifest["tokenizer"] != prepared.tokenizer.hash:
             raise DataError(
-                f"{store.folder} was made with another tokenizer than {folder / 'tokenizer'}; {MEND}"
+                f"{store.folder} was made with another tokenizer than {folder / 'tokenizer'}; {mend(folder)}"
             )
     return prepared
 

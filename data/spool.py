@@ -122,10 +122,12 @@ def fill(
 
 
 def _nothing_left(source: Source, faults: Counter[str], examples: dict[str, str]) -> str:
+    where = ", ".join(map(str, getattr(source, "paths", ()))) or source.label
     if not faults:
-        return f"{source.label} holds no documents at all; give another data.source"
+        return f"{where} holds no documents at all; give another data.source"
     reasons = "; ".join(f"{n:,} {fault} (such as {examples[fault]})" for fault, n in faults.most_common())
-    return f"{source.label} holds no usable text: {reasons}; give UTF-8 text and the right text_key"
+    key = " and the right data.source.text_key" if any("under the key" in fault for fault in faults) else ""
+    return f"{where} holds no usable text: {reasons}; give UTF-8 text{key}"
 
 
 def _cards(folder: Path) -> Iterator[dict[str, Any]]:

@@ -17,7 +17,6 @@ from data.errors import DataError
 from data.files import atomic, canonical, read_json, sha256_of, write_json
 
 FORMAT = 1
-MEND = "delete its folder and prepare the data again"
 
 
 class Encoded(NamedTuple):
@@ -28,6 +27,12 @@ class Encoded(NamedTuple):
     ids: np.ndarray
     raw_bytes: int
     number: int
+
+
+def mend(folder: Path) -> str:
+    """What to do about damage in a store or in the prepared folder that holds it."""
+    whole = folder.parent if (folder.parent / "prepared.json").is_file() else folder
+    return f"delete {whole} and prepare the data again"
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
@@ -108,19 +113,21 @@ class Store:
 
     def _check_size(self, path: Path, expected: int) -> None:
         if not path.is_file():
-            raise DataError(f"{path} is missing; {MEND}")
+            raise DataError(f"{path} is missing; {mend(self.folder)}")
         actual = path.stat().st_size
         if actual != expected:
-            raise DataError(f"{path} has {actual:,} bytes instead of {expected:,}: it is damaged; {MEND}")
+            raise DataError(
+                f"{path} has {actual:,} bytes instead of {expected:,}: it is damaged; {mend(self.folder)}"
+            )
 
     def _table(self, shard: dict[str, Any]) -> np.ndarray:
         path = self.folder / f"{shard['stem']}.documents.npy"
         try:
             table = np.load(path)
         except (ValueError, EOFError) as error:
-            raise DataError(f"{path} is damaged; {MEND}") from error
+            raise DataError(f"{path} is damaged; {mend(self.folder)}") from error
         if table.shape != (3, shard["documents"]) or table[0].sum() != shard["tokens"]:
-            raise DataError(f"{path} does not fit the manifest beside it; {MEND}")
+            raise DataError(f"{path} does not fit the manifest beside it; {mend(self.folder)}")
         return table
 
     @property
@@ -142,7 +149,7 @@ class Store:
                 names += table["names"]
                 clusters += table["clusters"]
             except (ValueError, KeyError, TypeError) as error:
-                raise DataError(f"{path} is damaged; {MEND}") from error
+                raise DataError(f"{path} is damaged; {mend(self.folder)}") from error
         return names, clusters
 
     @property
@@ -175,7 +182,9 @@ class Store:
                 path = self.folder / name
                 self._check_size(path, facts["bytes"])
                 if sha256_of(path) != facts["sha256"]:
-                    raise DataError(f"{path} was altered since it was written (its hash differs); {MEND}")
+                    raise DataError(
+                        f"{path} was altered since it was written (its hash differs); {mend(self.folder)}"
+                    )
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
@@ -186,9 +195,11 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         manifest = read_json(path)
         intact = manifest["hash"] == _hash(manifest)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"{path} is damaged; {MEND}") from error
+        raise DataError(f"{path} is damaged; {mend(folder)}") from error
     if not intact:
-        raise DataError(f"{path} was altered since it was written (its hash differs); {MEND}")
+        raise DataError(f"{path} was altered since it was written (its hash differs); {mend(folder)}")
     if manifest["format"] != FORMAT:
-        raise DataError(f"{path} has format {manifest['format']}, this version reads {FORMAT}; {MEND}")
+        raise DataError(
+            f"{path} has format {manifest['format']}, this version reads {FORMAT}; {mend(folder)}"
+        )
     return manifest

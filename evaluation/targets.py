@@ -170,7 +170,8 @@ def _too_few(text: Text, longest: int, span: int, per_document: int, have: int, 
     mend = (
         f"the longest usable length is {usable}"
         if usable >= span
-        else "no length is usable with these settings: lower targets or spans_per_document"
+        else "no length is usable with these settings: lower targets"
+        + (" or spans_per_document" if per_document > 1 else "")
     )
     return (
         f"length {longest} needs {wanted} document(s) of at least {need} tokens ({per_document} spans of "

@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from data import Batches, DataSettings, prepare, prepared_folder
+from data import Batches, DataError, DataSettings, prepare, prepared_folder
 from data.summary import show
 from training.config import describe, load_settings
 from training.console import Console, run_main
@@ -33,6 +33,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--verify", action="store_true", help="compare every shard with its hash")
     parser.add_argument("-h", "--help", action="store_true", help="this text, with every setting of data")
     options = parser.parse_args()
+    if options.workers is not None and options.workers < 1:
+        raise DataError(f"--workers must be at least 1, got {options.workers}")
     if options.help:
         print(parser.format_help())
         print("settings of data (write data.KEY=value):\n")

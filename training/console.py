@@ -15,6 +15,8 @@ from rich.console import Console as RichConsole
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from training.files import is_disk_full
+
 _PACKAGES = {"model", "data", "training", "evaluation", "interop"}
 
 
@@ -75,11 +77,16 @@ class Console:
             table.add_column(column, justify="right" if cells and all(map(_numeric, cells)) else "left")
         for row in rows:
             table.add_row(*(str(cell).replace("[", r"\[") for cell in row))
-        out = RichConsole(file=sys.stdout, highlight=False)
+        out = _Piped(file=sys.stdout, highlight=False)
         if not sys.stdout.isatty():  # a log file has no width, so nothing needs to be folded or cut
             out.width = max(out.width, RichConsole(width=1 << 16).measure(table).maximum)
         out.print(table)
         sys.stdout.flush()
+
+
+class _Piped(RichConsole):
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError  # rich would leave with status 1; `run_main` knows better
 
 
 def _numeric(cell: str) -> bool:
@@ -189,7 +196,8 @@ def is_user_error(error: BaseException) -> bool:
 def _words(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         names = [str(name) for name in (error.filename, error.filename2) if name is not None]
-        return f"{' -> '.join(names)}: {error.strerror}" if names else error.strerror
+        mend = "; make room, then run the same command again" if is_disk_full(error) else ""
+        return f"{' -> '.join(names)}: {error.strerror}{mend}" if names else error.strerror + mend
     return str(error) or type(error).__name__
 
 

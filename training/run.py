@@ -95,11 +95,6 @@ def resume_run(
     """
     about = read_json(folder / MANIFEST)
     now = {"tokenizer_hash": tokenizer.hash, "vocab_size": tokenizer.vocab_size, **(extra or {})}
-    for key, sentence in _SAME.items():
-        if key in about and key in now and about[key] != now[key]:
-            raise TrainingError(
-                f"{folder}: {sentence} ({about[key]}, now {now[key]}); restore it, or use --fresh"
-            )
     found = differences(read_settings(folder), settings)
     barred = [f"{key}: {_short(old)} → {_short(new)}" for key, old, new, free in found if not free]
     if barred:
@@ -107,6 +102,10 @@ def resume_run(
             f"{folder} was started with other settings; change them back, or use --fresh:\n       "
             + "\n       ".join(barred)
         )
+    for key, sentence in _SAME.items():  # the settings are the same: something else happened to these
+        if key in about and key in now and about[key] != now[key]:
+            was, is_now = (str(value)[:12] for value in (about[key], now[key]))
+            raise TrainingError(f"{folder}: {sentence} ({was}, now {is_now}); restore it, or use --fresh")
     changes = [f"{key}: {_short(old)} → {_short(new)}" for key, old, new, _ in found]
     about["attempts"] = [*about.get("attempts", []), _attempt(command, changes)]
     write_json(folder / MANIFEST, about)

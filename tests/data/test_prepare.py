@@ -252,8 +252,11 @@ def test_nothing_left_is_an_error(settings, tmp_path):
     (tmp_path / "bad" / "a.txt").write_bytes(b"\xff\xfe")
     (tmp_path / "bad" / "b.txt").write_text("")
     source = {"name": "files", "path": str(tmp_path / "bad")}
-    with pytest.raises(DataError, match=r"no usable text: 1 not UTF-8 \(such as a.txt\); 1 empty"):
+    with pytest.raises(
+        DataError, match=r"/bad holds no usable text: 1 not UTF-8 \(such as a.txt\); 1 empty"
+    ) as found:
         prepare(changed(settings, source=source), workers=1)
+    assert "text_key" not in str(found.value)  # a folder of text has no keys
     (tmp_path / "bad" / "b.txt").write_text("one usable text\n" * 30)
     with pytest.raises(DataError, match="a single document"):
         prepare(changed(settings, source=source), workers=1)
@@ -292,7 +295,7 @@ def test_damage_after_preparation(settings):
     shard = next((folder / "valid").glob("*.tokens"))
     good = shard.read_bytes()
     shard.write_bytes(good[:-2])
-    with pytest.raises(DataError, match=rf"{shard.name} has .* prepare the data again"):
+    with pytest.raises(DataError, match=rf"{shard.name} has .* delete {folder} and prepare"):
         prepare(settings, workers=1)
     shard.write_bytes(good)
     (folder / "tokenizer" / "tokenizer.model").unlink()

@@ -83,7 +83,7 @@ def test_damage_is_named(tmp_path, name):
     path = tmp_path / name
     good = path.read_bytes()
     path.write_bytes(good[:-1])
-    mend = "delete its folder and prepare the data again"
+    mend = f"delete {tmp_path} and prepare the data again"
     with pytest.raises(DataError, match=rf"{name} has \d+ bytes instead of {len(good)}.*{mend}"):
         Store(tmp_path)
     with pytest.raises(DataError, match=name):

@@ -14,6 +14,8 @@ from accelerate import Accelerator
 from safetensors.torch import load_file
 
 import train
+from data import DataError
+from evaluation import EvaluationError
 from model import ModelSettings, Places, Transformer
 from tests.train.conftest import command, environment, run
 from training import TrainingError
@@ -174,6 +176,25 @@ def test_non_finite_loss_stops_before_the_update_and_names_the_step(words, tmp_p
     found = read_metrics(folder / "metrics.jsonl", "train")
     assert found[-1]["step"] == 2 and found[-1]["grad_norm"] == "nan"
     assert [p.name for p in (folder / "checkpoints").iterdir()] == ["step-00000001"]
+
+
+def test_text_too_short_for_the_lengths_leaves_no_run_behind(words, tmp_path, monkeypatch):
+    folder = tmp_path / "never"
+    with pytest.raises(EvaluationError, match=r"0 of \d+ .*lower targets|longest usable length"):
+        here(monkeypatch, *words, "train_length=4096", "training.tokens=40k", "--folder", str(folder))
+    assert not folder.exists()
+
+
+def test_an_altered_shard_is_found_by_its_hash_before_training(words, tmp_path, monkeypatch):
+    root, folder = tmp_path / "prepared", tmp_path / "never"
+    assert here(monkeypatch, *words, f"data.root={root}", "--folder", str(tmp_path / "first")) == 0
+    shard = next(root.glob("*/train/*.tokens"))
+    raw = bytearray(shard.read_bytes())
+    raw[100] ^= 1
+    shard.write_bytes(raw)
+    with pytest.raises(DataError, match=rf"{shard} was altered .* delete {shard.parents[1]} and prepare"):
+        here(monkeypatch, *words, f"data.root={root}", "--folder", str(folder))
+    assert not folder.exists()
 
 
 def test_gate_keeps_weights_and_moments_from_the_first_bad_step_on():

@@ -1,11 +1,16 @@
 """What is printed where, and how scripts end."""
 
+import errno
 import io
+import os
+import signal
+import subprocess
 import sys
 
 import pytest
 
 from data.errors import DataError
+from data.files import atomic
 from evaluation.errors import EvaluationError
 from model import ModelError
 from training import console as module
@@ -142,3 +147,27 @@ def test_status_of_a_main_that_returns():
         with pytest.raises(SystemExit) as end:
             run_main(lambda value=value: value)
         assert end.value.code == code
+
+
+def test_a_table_into_a_closed_pipe_leaves_as_text_does():
+    code = "from training.console import Console, run_main\n"
+    code += "run_main(lambda: [Console().table('', ['a'], [['b'] * 1]) for _ in range(9999)] and 0)"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 128 + signal.SIGPIPE
+
+
+def test_a_full_disk_names_the_file_and_the_mend(capsys, tmp_path):
+    def main():
+        with atomic(tmp_path / "shard") as file:
+            file.write(b"half")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(SystemExit):
+        run_main(main)
+    err = capsys.readouterr().err
+    assert err.startswith(f"error: {tmp_path / 'shard'}: No space left") and "make room" in err
+    assert not list(tmp_path.iterdir())

@@ -120,6 +120,11 @@ def test_resuming_with_other_data_or_tokenizer_is_refused(run, settings):
         resume_run(run, settings, OtherTokenizer(), COMMAND, EXTRA)
     with pytest.raises(TrainingError, match=r"prepared data are not those .*dddddddd, now eeee"):
         resume_run(run, settings, ByteTokenizer(), COMMAND, {"data_hash": "eeee"})
+    other = apply_words(
+        settings, ["data.valid_fraction=0.5"]
+    )  # the setting is named, not what follows from it
+    with pytest.raises(TrainingError, match=r"data.valid_fraction: \S+ → 0.5"):
+        resume_run(run, other, ByteTokenizer(), COMMAND, {"data_hash": "eeee"})
 
 
 def test_set_aside_loses_nothing(run):
