@@ -3,7 +3,7 @@
 Three lowerings of one meaning, chosen by `attend`:
 
 - ``sdpa``: PyTorch's fused causal kernel, when nothing but plain causality is asked for;
-- ``flex``: FlexAttention, on GPUs, for every other rule and bias;
+- ``flex``: FlexAttention, on GPUs, for every other rule and bias, with heads of 16 features or more;
 - ``blocks``: blocks of queries, each through the fused kernel with an additive mask; memory is linear in
   the number of keys. Where the mask depends on distance alone it is a strided view of one vector of
   H·(S + block) numbers, so that a window or a distance bias costs what plain causal attention costs.
@@ -32,6 +32,7 @@ Bias = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # what is added to it
 Distance = Callable[[Tensor, Tensor], Tensor]  # (head, distance) -> what is added to the logit
 
 QUERY_BLOCK = 256
+FLEX_FEATURES = 16  # the narrowest heads FlexAttention takes on a GPU
 KERNELS = ("auto", "sdpa", "flex", "blocks", "dense")
 
 
@@ -178,7 +179,8 @@ def _choose(views: list[View]) -> str:
     # `is_causal` aligns top-left: right only when every key is also a query, or for a single, last query.
     if pairs.is_causal_only and pairs.queries in (pairs.keys, 1):
         return "sdpa"
-    return "flex" if pairs.device.type == "cuda" else "blocks"
+    wide = views[0].q.shape[-1] >= FLEX_FEATURES
+    return "flex" if pairs.device.type == "cuda" and wide else "blocks"
 
 
 def _flex(q: Tensor, k: Tensor, v: Tensor, pairs: Pairs, scale: float) -> Tensor:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import model.transformer
 from model import Places
-from model.kernels import QUERY_BLOCK, View, _choose, attend
+from model.kernels import QUERY_BLOCK, Band, Pairs, View, _choose, attend
 from model.position import Span
 from model.position.bias import alibi_slopes
 from tests.model.zoo import CASES, build, close, ids, packed, reach_of
@@ -223,3 +223,19 @@ def test_a_model_gives_the_same_logits_through_every_kernel(case, layout, monkey
     for kernel in ("dense", "flex"):
         monkeypatch.setattr(model.transformer, "attend", functools.partial(attend, kernel=kernel))
         close(small(tokens, places)[real], auto[real])
+
+
+@pytest.mark.parametrize(("features", "expected"), [(8, "blocks"), (16, "flex")])
+def test_heads_too_narrow_for_flex_get_blocks_on_a_gpu(features, expected):
+    pairs = Pairs(
+        batch=1,
+        heads=1,
+        queries=5,
+        keys=5,
+        device=torch.device("cuda"),  # named, never used: the choice is made on the host
+        rule=lambda b, h, i, j: j <= i,
+        bias=lambda b, h, i, j: (j - i) * 1.0,
+        band=Band(0),
+    )
+    q = torch.zeros(1, 1, 5, features)
+    assert _choose([View(q, q, pairs)]) == expected
