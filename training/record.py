@@ -35,7 +35,7 @@ class Recorder:
         )
         self._meter = Meter(settings.tokens_per_step, settings.steps - step)
         self._flops_per_token, self._peak = flops_per_token, peak
-        self._unread: list[tuple[int, dict, Outcome]] = []
+        self._unread: list[tuple[int, float, dict, Outcome]] = []
 
     @property
     def attempt(self) -> int:
@@ -50,9 +50,9 @@ class Recorder:
         if self._mirror:
             self._mirror.close()
 
-    def step(self, done: int, outcome: Outcome, **values: object) -> None:
+    def step(self, done: int, outcome: Outcome, *, lr: float, **values: object) -> None:
         """Note a step whose outcome may still be on its way."""
-        self._unread.append((done, values, outcome))
+        self._unread.append((done, lr, values, outcome))
 
     def read(self, leave: int = 0) -> int:
         """Read all outcomes but the latest `leave`; returns how many ranks were asked to stop.
@@ -62,7 +62,7 @@ class Recorder:
         """
         stop = 0
         while len(self._unread) > leave:
-            done, values, outcome = self._unread.pop(0)
+            done, lr, values, outcome = self._unread.pop(0)
             loss, norm, requests = outcome.read()
             stop = max(stop, requests)
             self._meter.step()
@@ -71,8 +71,8 @@ class Recorder:
             if shown:
                 speed, left = self._meter.look()
                 timing = {"tokens_per_second": speed, "mfu": speed * self._flops_per_token / self._peak}
-                self._say(done, loss, float(str(values["lr"])), timing, left)
-            self.write(done, "train", loss=loss, grad_norm=norm, **values, **timing)
+                self._say(done, loss, lr, timing, left)
+            self.write(done, "train", loss=loss, grad_norm=norm, lr=lr, **values, **timing)
             refuse_broken(done, loss, norm, self.folder)
         return stop
 
