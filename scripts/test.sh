@@ -14,4 +14,4 @@ echo "== ruff" >&2
 ruff check .
 ruff format --check --quiet . || { echo "error: run 'ruff format .'" >&2; exit 1; }
 echo "== pytest" >&2
-exec python -m pytest "${words[@]}"
+exec python -m pytest ${words[@]+"${words[@]}"}  # bash 3.2 calls an empty array unset
