@@ -20,6 +20,7 @@ from model import Transformer
 from training.checkpoint import find_checkpoint, restore, save_checkpoint
 from training.config import load_settings
 from training.console import Console, run_main
+from training.errors import TrainingError
 from training.hardware import peak_flops, peak_memory, prepare_cpu
 from training.loop import Interrupts, Stepper, micro_batches, prefetched
 from training.monitor import validate, write_samples
@@ -167,6 +168,11 @@ def make_monitor(
 ) -> MonitorTargets:
     """Fixed targets of held-out text, at the multiples of the trained length that model and text allow."""
     v = settings.training.validation
+    if not prepared.valid.n_documents:
+        raise TrainingError(
+            f"{prepared.valid.folder} holds no documents to measure the held-out loss on: "
+            "set data.valid_fraction above 0, or give data.valid_source"
+        )
     asked = [multiple * settings.train_length for multiple in v.multiples]
     lengths = [length for length in asked if model.limit is None or length <= model.limit]
     if lengths < asked:

@@ -185,6 +185,12 @@ def test_text_too_short_for_the_lengths_leaves_no_run_behind(words, tmp_path, mo
     assert not folder.exists()
 
 
+def test_no_held_out_text_names_the_setting(words, tmp_path, monkeypatch):
+    with pytest.raises(TrainingError, match=r"no documents .* data.valid_fraction above 0"):
+        here(monkeypatch, *words, "data.valid_fraction=0", "--folder", str(tmp_path / "never"))
+    assert not (tmp_path / "never").exists()
+
+
 def test_an_altered_shard_is_found_by_its_hash_before_training(words, tmp_path, monkeypatch):
     root, folder = tmp_path / "prepared", tmp_path / "never"
     assert here(monkeypatch, *words, f"data.root={root}", "--folder", str(tmp_path / "first")) == 0
