@@ -9,10 +9,11 @@ line and are laid over each other, dotted words last:
 """
 
 from contextlib import nullcontext
+from datetime import timedelta
 from pathlib import Path
 
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, InitProcessGroupKwargs
 
 from data import Batch, Batches, Prepared, prepare
 from evaluation import MonitorTargets, monitor_targets
@@ -47,7 +48,9 @@ def main() -> int:
     settings = load_settings(RunSettings, options.words)
     t = settings.training
     prepare_cpu(t.threads)
-    accelerator = Accelerator(cpu=not torch.cuda.is_available())
+    # The main process prepares, validates and saves while the others wait, by default for ten minutes only.
+    patience = InitProcessGroupKwargs(timeout=timedelta(hours=24))
+    accelerator = Accelerator(cpu=not torch.cuda.is_available(), kwargs_handlers=[patience])
     device = accelerator.device
     console = Console(quiet=not accelerator.is_main_process)
     check_processes(settings, accelerator.num_processes)
@@ -133,7 +136,7 @@ def train(
 
     # On a GPU, outcomes are read one step late, so that the host never waits inside a step.
     leave = 1 if device.type == "cuda" else 0
-    with recorder, Interrupts() as interrupts:
+    with Interrupts() as interrupts, recorder:
         model.train()
         recorder.resume_clock()
         for step, batch in prefetched(fetch, start, settings.steps):

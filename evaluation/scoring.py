@@ -59,7 +59,9 @@ class ModelScorer:
             self.model.train(training)
 
     def _in_chunks(self, tokens: torch.Tensor, rows: int, inputs: int, length: int, keep: int) -> np.ndarray:
-        cache = Cache(self.model, rows, inputs)
+        device = self.device.type
+        half = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+        cache = Cache(self.model, rows, inputs, dtype=half)
         parts = []
         for start in range(0, inputs, self.chunk):
             stop = min(inputs, start + self.chunk)

@@ -179,8 +179,9 @@ def _choose(views: list[View]) -> str:
     # `is_causal` aligns top-left: right only when every key is also a query, or for a single, last query.
     if pairs.is_causal_only and pairs.queries in (pairs.keys, 1):
         return "sdpa"
-    wide = views[0].q.shape[-1] >= FLEX_FEATURES
-    return "flex" if pairs.device.type == "cuda" and wide else "blocks"
+    q = views[0].q
+    fits = q.shape[-1] >= FLEX_FEATURES and q.dtype != torch.float64  # Triton's products stop at float32
+    return "flex" if pairs.device.type == "cuda" and fits else "blocks"
 
 
 def _flex(q: Tensor, k: Tensor, v: Tensor, pairs: Pairs, scale: float) -> Tensor:

@@ -25,6 +25,13 @@ IGNORED = -100  # a target that is not counted
 LOGITS_AT_ONCE = {"cpu": 1 << 22, "cuda": 1 << 27}
 
 
+class HeadNorm(nn.RMSNorm):
+    """RMSNorm over a head's features: autocast gives bfloat16, the fused kernel wants the weight's dtype."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.to(self.weight.dtype)).to(x.dtype)
+
+
 class Attention(nn.Module):
     """Projects, remembers, attends. What is compared with what is the plan's business."""
 
@@ -35,8 +42,8 @@ class Attention(nn.Module):
         self.wk = nn.Linear(s.dim, s.kv_heads * s.features, bias=False)
         self.wv = nn.Linear(s.dim, s.kv_heads * s.features, bias=False)
         self.wo = nn.Linear(s.heads * s.features, s.dim, bias=False)
-        self.q_norm = nn.RMSNorm(s.features, eps=s.norm_eps) if s.qk_norm else nn.Identity()
-        self.k_norm = nn.RMSNorm(s.features, eps=s.norm_eps) if s.qk_norm else nn.Identity()
+        self.q_norm = HeadNorm(s.features, eps=s.norm_eps) if s.qk_norm else nn.Identity()
+        self.k_norm = HeadNorm(s.features, eps=s.norm_eps) if s.qk_norm else nn.Identity()
 
     def forward(self, asked: Tensor, x: Tensor, plan: Plan, memory: LayerMemory | None) -> Tensor:
         """asked (B, K, C) are the rows of x (B, T, C) whose outputs are wanted; returns (B, K, C)."""

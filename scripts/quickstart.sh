@@ -8,7 +8,7 @@ started=$SECONDS
 step() { echo; echo "== $1  ($((SECONDS - started)) s since the start)"; }
 
 step "1/5 environment"
-. scripts/environment.sh
+. scripts/environment.sh ""
 run=runs/quickstart
 
 step "2/5 text: the source of Python's standard library"

@@ -16,6 +16,7 @@ from model.transformer import LOGITS_AT_ONCE
 
 # Dense bfloat16 peaks from the vendors' data sheets, FLOP/s; the first name found in the device's counts.
 GPU_PEAKS = {
+    "B200": 2250e12,
     "H200": 989e12,
     "H100": 989e12,
     "A100": 312e12,
@@ -47,15 +48,16 @@ def prepare_cpu(threads: int | None) -> None:
 
 
 def peak_flops(device: torch.device) -> float:
-    """Peak rate in FLOP/s: from data sheets for known GPUs, else that of a large float32 matrix product."""
+    """Peak rate in FLOP/s: from data sheets for known GPUs, else that of a large matrix product."""
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
         known = [peak for part, peak in GPU_PEAKS.items() if part in name]
         if known:
             return known[0]
-    n = 1024
+    # On a GPU as it will compute: bfloat16, and large enough to fill it.
+    n, dtype = (8192, torch.bfloat16) if device.type == "cuda" else (1024, torch.float32)
     # A generator of its own: a resumed run has just been given back the state of the global one.
-    a = torch.randn(n, n, device=device, generator=torch.Generator(device).manual_seed(0))
+    a = torch.randn(n, n, device=device, dtype=dtype, generator=torch.Generator(device).manual_seed(0))
     best, end = float("inf"), time.perf_counter() + 0.4
     while time.perf_counter() < end:  # the best of many: other work on the machine only ever slows it
         start = time.perf_counter()

@@ -165,3 +165,14 @@ def test_real_positions_halve_the_angles_of_integer_ones(case):
             model(tokens, halves),
             build({"name": "rope", "scaling": {"name": "linear", "factor": 2.0}})(tokens, plain),
         )
+
+
+@torch.no_grad()
+def test_autocast_reaches_normed_heads_without_a_slow_path_warning():
+    model = build("rope", qk_norm=True).float()
+    tokens = ids(2, T)
+    exact = model(tokens, Places.plain(T), targets=tokens)
+    with torch.autocast("cpu", torch.bfloat16):  # a warning is an error here
+        near = model(tokens, Places.plain(T), targets=tokens)
+    assert near.dtype == torch.float32
+    assert 0 < (near - exact).abs().max() < 0.1

@@ -3,6 +3,7 @@
 import json
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -38,6 +39,12 @@ def weights(folder: Path) -> dict:
     return load_file(last / "model.safetensors")
 
 
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
 def here(monkeypatch, *argv: str) -> int:
     """The same main in this process: imports are paid once."""
     monkeypatch.setattr(sys, "argv", ["train.py", *argv])
@@ -68,8 +75,10 @@ def test_run_tells_every_step_and_validates_beyond_the_trained_length(whole):
     ]
 
 
-def test_killed_runs_end_bit_for_bit_as_one_that_was_not(words, whole, tmp_path):
-    folder = tmp_path / "killed"
+def test_killed_runs_end_bit_for_bit_as_one_that_was_not(words, tmp_path, monkeypatch):
+    words = [*words, "training.tokens=15360"]  # 80 steps: long enough to be hit several times
+    whole, folder = tmp_path / "whole", tmp_path / "killed"
+    assert here(monkeypatch, *words, "--folder", str(whole)) == 0
     rng = random.Random(3)
     metrics = folder / "metrics.jsonl"
     kills = 0
@@ -81,7 +90,7 @@ def test_killed_runs_end_bit_for_bit_as_one_that_was_not(words, whole, tmp_path)
             stderr=subprocess.DEVNULL,
         )
         before = metrics.read_bytes().count(b'"train"') if metrics.exists() else 0
-        more = rng.randint(2, 5)
+        more = rng.randint(5, 20)
         deadline = time.monotonic() + 60
         while process.poll() is None and time.monotonic() < deadline:
             if metrics.exists() and metrics.read_bytes().count(b'"train"') >= before + more:
@@ -97,8 +106,10 @@ def test_killed_runs_end_bit_for_bit_as_one_that_was_not(words, whole, tmp_path)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signal_saves_and_leaves(words, whole, tmp_path, number):
-    folder = tmp_path / "stopped"
+def test_signal_saves_and_leaves(words, tmp_path, monkeypatch, number):
+    words = [*words, "training.tokens=15360"]
+    whole, folder = tmp_path / "whole", tmp_path / "stopped"
+    assert here(monkeypatch, *words, "--folder", str(whole)) == 0
     slow = [*words, "training.checkpoint.every=null", "training.validation.every=1"]
     with subprocess.Popen(
         command(*slow, "--folder", str(folder)), env=environment(), stderr=subprocess.PIPE, text=True
@@ -139,7 +150,7 @@ def test_two_processes_give_the_losses_of_one(words, tmp_path, monkeypatch, laun
         cwd=tmp_path,
         prefix=[sys.executable, *LAUNCHERS[launcher]],
         ACCELERATE_USE_CPU="true",
-        MASTER_PORT="29517",
+        MASTER_PORT=str(free_port()),
     )
     assert done.returncode == 0, done.stderr
     manifest = json.loads((tmp_path / "two" / "manifest.json").read_text())
