@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 
 from data import DataError, Store, open_prepared
+from data.files import write_text
 from evaluation import (
     EvaluationError,
     EvaluationSettings,
@@ -91,14 +92,9 @@ def main() -> int:
     result.facts["finished"] = datetime.now(UTC).isoformat(timespec="seconds")
     analysis = analyse(result)
     folder = run / "evaluation" / (settings.folder or f"{settings.protocol}-{settings_hash(settings)}")
-    try:
-        write(result, analysis, folder)
-        (folder / "settings.yaml").write_text(dump(settings), encoding="utf-8")
-        figures = draw_figures(result, analysis, folder)
-    except OSError as error:
-        if error.filename is None:  # a full disk does not say which file it had no room for
-            error.filename = str(folder)
-        raise
+    write(result, analysis, folder)
+    write_text(folder / "settings.yaml", dump(settings))
+    figures = draw_figures(result, analysis, folder)
 
     for line in words(result, analysis):
         print(line)

@@ -36,9 +36,13 @@ def atomic(path: Path) -> Iterator[BinaryIO]:
         os.close(handle)
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_text(path: Path, text: str) -> None:
     with atomic(path) as file:
-        file.write(json.dumps(value, ensure_ascii=False, indent=1).encode())
+        file.write(text.encode())
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_text(path, json.dumps(value, ensure_ascii=False, indent=1))
 
 
 def read_json(path: Path) -> Any:

@@ -3,13 +3,13 @@ redone.
 """
 
 import json
-import os
 import time
 import zipfile
 from pathlib import Path
 
 import numpy as np
 
+from data.files import atomic
 from evaluation.targets import content_hash
 
 PARTIAL_EVERY = 30.0  # seconds between two savings of an unfinished cell
@@ -46,16 +46,8 @@ class Cells:
             self._saved = time.monotonic()
 
     def _write(self, path: Path, key: dict, nll: np.ndarray) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(f".{os.getpid()}.tmp")
-        try:
-            with temporary.open("wb") as file:
-                np.savez(file, nll=nll, key=np.array(json.dumps(key, sort_keys=True)))
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with atomic(path) as file:
+            np.savez(file, nll=nll, key=np.array(json.dumps(key, sort_keys=True)))
 
     def _read(self, path: Path, key: dict) -> np.ndarray | None:
         # A damaged file (the zip's own checksums tell) or one with another key is as good as absent.

@@ -13,6 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
+from data.files import atomic
 from evaluation.analysis import Analysis
 from evaluation.matrix import Result
 from evaluation.rules import TRAINED, TRUNCATE
@@ -293,6 +294,8 @@ def spread(wanted: list[float], gap: float) -> list[float]:
 
 def _save(figure: Figure, folder: Path, name: str) -> Path:
     with rc_context(STYLE):
-        figure.savefig(folder / f"{name}.png", dpi=200, facecolor="white")
-        figure.savefig(folder / f"{name}.svg", facecolor="white", metadata={"Date": None})
+        with atomic(folder / f"{name}.png") as file:
+            figure.savefig(file, format="png", dpi=200, facecolor="white")
+        with atomic(folder / f"{name}.svg") as file:
+            figure.savefig(file, format="svg", facecolor="white", metadata={"Date": None})
     return folder / f"{name}.png"

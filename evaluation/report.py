@@ -3,11 +3,13 @@ rests on.
 """
 
 import csv
+import io
 import json
 import math
 from dataclasses import asdict
 from pathlib import Path
 
+from data.files import write_text
 from evaluation.analysis import Analysis, Row
 from evaluation.matrix import Result
 from evaluation.rules import TRAINED, TRUNCATE
@@ -245,12 +247,12 @@ def _finite(value: float) -> float | None:
 
 def write(result: Result, analysis: Analysis, folder: Path) -> None:
     """`results.csv`, `results.json`, `summary.txt` and `targets.json` in `folder`."""
-    folder.mkdir(parents=True, exist_ok=True)
     rows = records(result, analysis)
-    with (folder / "results.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]) if rows else ["rule"])
-        writer.writeheader()
-        writer.writerows(rows)
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, fieldnames=list(rows[0]) if rows else ["rule"])
+    writer.writeheader()
+    writer.writerows(rows)
+    write_text(folder / "results.csv", text.getvalue())
     summary = words(result, analysis)
     document = {
         "format": 1,
@@ -273,11 +275,11 @@ def write(result: Result, analysis: Analysis, folder: Path) -> None:
     }
     _write_json(folder / "results.json", document)
     _write_json(folder / "targets.json", result.plan.record)
-    (folder / "summary.txt").write_text("\n".join(summary) + "\n", encoding="utf-8")
+    write_text(folder / "summary.txt", "\n".join(summary) + "\n")
 
 
 def _write_json(path: Path, value) -> None:
-    path.write_text(json.dumps(_clean(value), indent=1) + "\n", encoding="utf-8")
+    write_text(path, json.dumps(_clean(value), indent=1) + "\n")
 
 
 def _clean(value):

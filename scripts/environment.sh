@@ -14,8 +14,8 @@ make_environment() {
         echo "== installing the pinned dependencies into .venv (a few minutes, once)" >&2
         [ -x .venv/bin/python ] || "$python" -m venv .venv
         # torch first and pinned: asked for by a range, the registry would choose its newest and largest build.
-        .venv/bin/python -m pip install --quiet --disable-pip-version-check "$(grep '^torch==' constraints.txt)"
-        .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".${extra:+[$extra]}"
+        .venv/bin/python -m pip install --quiet --quiet --disable-pip-version-check "$(grep '^torch==' constraints.txt)"
+        .venv/bin/python -m pip install --quiet --quiet --disable-pip-version-check -c constraints.txt -e ".${extra:+[$extra]}"
         cat pyproject.toml constraints.txt > "$stamp"
     fi
     # OpenMP threads wait busily for each other: on a machine that does anything else besides, ten times slower

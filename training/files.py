@@ -1,12 +1,15 @@
 """Writing files so that a kill, a power cut or a full disk never leaves half of one under its name."""
 
 import errno
-import hashlib
 import json
 import os
 from pathlib import Path
 
+from data import files
+from data.files import sha256_of
 from training.errors import TrainingError
+
+__all__ = ["is_disk_full", "read_json", "sha256_of", "sync", "write_json", "write_text"]
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -19,18 +22,11 @@ def is_disk_full(error: BaseException) -> bool:
 
 
 def write_text(file: Path, text: str) -> None:
-    """Put a whole text under a name at once: written beside it, forced to the disk, renamed."""
-    beside = file.with_name(f".{file.name}.{os.getpid()}")
+    """Put a whole text under a name at once; raises TrainingError naming the file where that fails."""
     try:
-        with open(beside, "w", encoding="utf-8") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(beside, file)
+        files.write_text(file, text)
     except OSError as error:
-        beside.unlink(missing_ok=True)
         raise TrainingError(f"{file}: cannot be written: {error.strerror}") from error
-    sync(file.parent)
 
 
 def write_json(file: Path, value: dict) -> None:
@@ -57,8 +53,3 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def sha256_of(file: Path) -> str:
-    with open(file, "rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -55,10 +55,10 @@ def peak_flops(device: torch.device) -> float:
         if known:
             return known[0]
     # On a GPU as it will compute: bfloat16, and large enough to fill it.
-    n, dtype = (8192, torch.bfloat16) if device.type == "cuda" else (1024, torch.float32)
+    n, dtype = (8192, torch.bfloat16) if device.type == "cuda" else (1536, torch.float32)
     # A generator of its own: a resumed run has just been given back the state of the global one.
     a = torch.randn(n, n, device=device, dtype=dtype, generator=torch.Generator(device).manual_seed(0))
-    best, end = float("inf"), time.perf_counter() + 0.4
+    best, end = float("inf"), time.perf_counter() + 1.0
     while time.perf_counter() < end:  # the best of many: other work on the machine only ever slows it
         start = time.perf_counter()
         torch.mm(a, a)
