@@ -34,6 +34,7 @@ from model import Transformer, check_override
 from training.config import apply_words, describe, dump, load_settings
 from training.console import Console, run_main
 from training.files import read_json
+from training.hardware import prepare_cpu
 from training.run import MANIFEST, load
 
 RULES = Path(__file__).resolve().parent / "configs" / "evaluation" / "rules.yaml"
@@ -47,9 +48,7 @@ def main() -> int:
         print(f"\nrules: {', '.join(read_rules(RULES))} (configs/evaluation/rules.yaml), or your own")
         return 0
     run, console = Path(arguments[0]), Console()
-    torch.set_flush_denormal(
-        True
-    )  # before the first parallel region: denormals slow distance biases threefold
+    prepare_cpu(None)
     settings = load_settings(EvaluationSettings, arguments[1:])
     device = settings.device
     if device == "auto":

@@ -46,7 +46,6 @@ def tiny(position: dict, train_length: int = 9, dtype=torch.float64) -> Transfor
         for name, weight in model.named_parameters():
             if weight.ndim == 2 and not name.startswith("position"):
                 weight.mul_(60 if name == "head.weight" else 1.5)  # opinions, not a uniform guess
-        model.embed.weight.mul_(40)
     return model
 
 

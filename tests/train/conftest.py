@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -67,3 +68,10 @@ def run(*words: str, cwd: Path, prefix: list[str] | None = None, **more: str) ->
     return subprocess.run(
         line, cwd=cwd, env=environment(**more), capture_output=True, text=True, timeout=300, check=False
     )
+
+
+@pytest.fixture(autouse=True)
+def denormals_again():
+    """train.main flushes denormals for its whole process; here the process has other tests to run."""
+    yield
+    torch.set_flush_denormal(False)
