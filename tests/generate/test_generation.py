@@ -45,7 +45,8 @@ def tiny(position: dict, train_length: int = 9, dtype=torch.float64) -> Transfor
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if weight.ndim == 2 and not name.startswith("position"):
-                weight.mul_(60 if name == "head.weight" else 1.5)  # opinions, not a uniform guess
+                # Opinions, not a uniform guess, and context that outweighs the token itself.
+                weight.mul_({"head.weight": 60, "embed.weight": 0.5}.get(name, 2.5))
     return model
 
 
