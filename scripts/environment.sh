@@ -18,8 +18,8 @@ make_environment() {
         .venv/bin/python -m pip install --quiet --quiet --disable-pip-version-check -c constraints.txt -e ".${extra:+[$extra]}"
         cat pyproject.toml constraints.txt > "$stamp"
     fi
-    # OpenMP threads wait busily for each other: on a machine that does anything else besides, ten times slower
-    # than threads that soon give way, and no faster on a quiet one (docs/experiments.md).
+    # OpenMP threads wait busily for each other, which can collapse on a machine that does other work too;
+    # giving way sooner cost nothing visible on a quiet one (docs/experiments.md).
     export GOMP_SPINCOUNT="${GOMP_SPINCOUNT:-10000}"
     export PATH="$PWD/.venv/bin:$PATH" VIRTUAL_ENV="$PWD/.venv"
 }
