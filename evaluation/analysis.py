@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from evaluation.matrix import Result
 from evaluation.rules import TRAINED, TRUNCATE
@@ -18,6 +19,9 @@ from evaluation.verdicts import (
     perplexity,
     pooled,
 )
+from model.position.scaling import AnyScaling
+
+_SCALING = TypeAdapter(AnyScaling)
 
 
 @dataclass(frozen=True)
@@ -170,11 +174,10 @@ def describe_scheme(result: Result, label: str, length: int) -> str:
 
 def _one_scheme(position: dict, length: int, original_length: int) -> str:
     words = [str(position["name"])]
-    scaling = position.get("scaling") or {}
-    if scaling.get("name", "none") != "none":
-        factor = scaling.get("factor", "auto")
-        s, kind = (max(1.0, length / original_length), "matched") if factor == "auto" else (factor, "fixed")
-        words.append(f"{scaling['name']} s={s:g} ({kind})")
+    if "scaling" in position and position["scaling"]["name"] != "none":
+        words.append(_SCALING.validate_python(position["scaling"]).describe(length, original_length))
+    if position.get("resonance"):
+        words.append("resonance")
     if position.get("window"):
         words.append(f"window {position['window']}")
     return ", ".join(words)

@@ -11,18 +11,17 @@ from torch import Tensor
 from model.errors import ModelError
 from model.kernels import View
 from model.position.base import Geometry, Places, Plan, Position, PositionSettings, Span
-from model.position.scaling import LinearScaling, Llama3Scaling, NoScaling, NTKScaling, YaRNScaling
-from model.position.table import Table
+from model.position.scaling import AnyScaling, NoScaling, plain_frequencies, resonant, turns_within
+from model.position.table import Rows, Table
 
 TABLES_KEPT = 16  # stretches whose tables are held at once: documents of many lengths under `factor: auto`
 
 
-class RopeSettings(PositionSettings):
-    """Rotary positions: q and k turn by an angle proportional to position (Su et al. 2021)."""
+class RotarySettings(PositionSettings):
+    """What all rotations by fixed frequencies have in common."""
 
-    test_time = PositionSettings.test_time | {"theta", "scaling"}
+    test_time = PositionSettings.test_time | {"theta", "scaling", "resonance"}
 
-    name: Literal["rope"] = "rope"
     theta: float = Field(10_000.0, gt=1, description="base b of the frequencies b^(−2k/r)")
     layout: Literal["half", "interleaved"] = Field(
         "half", description="which features form a pair: (k, k + r/2) or (2k, 2k + 1)"
@@ -30,11 +29,18 @@ class RopeSettings(PositionSettings):
     fraction: float = Field(
         1.0, gt=0, le=1, description="share of each head's features that is rotated (partial RoPE)"
     )
-    scaling: NoScaling | LinearScaling | NTKScaling | YaRNScaling | Llama3Scaling = Field(
-        NoScaling(),
-        discriminator="name",
-        description="what happens to the frequencies past the original length",
+    scaling: AnyScaling = Field(
+        NoScaling(), description="what happens to the frequencies past the original length"
     )
+    resonance: bool = Field(
+        False, description="round every wavelength to whole tokens, after scaling (Resonance RoPE)"
+    )
+
+
+class RopeSettings(RotarySettings):
+    """Rotary positions: q and k turn by an angle proportional to position (Su et al. 2021)."""
+
+    name: Literal["rope"] = "rope"
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tensor:
@@ -68,19 +74,19 @@ class Rope(Position):
     Keys are remembered rotated: the frequencies are fixed once per sequence.
     """
 
-    settings: RopeSettings
+    settings: RotarySettings
 
-    def __init__(self, settings: RopeSettings, geometry: Geometry):
+    def __init__(self, settings: RotarySettings, geometry: Geometry):
         super().__init__(settings, geometry)
         if geometry.head_dim % 2:
             raise ModelError(
-                f"rope turns features in pairs and needs an even head dimension, got {geometry.head_dim}: "
-                "change model.dim, model.heads or model.head_dim"
+                f"{settings.name} turns features in pairs and needs an even head dimension, got "
+                f"{geometry.head_dim}: change model.dim, model.heads or model.head_dim"
             )
         self.dims = int(geometry.head_dim * settings.fraction) // 2 * 2
         if self.dims < 2:
             raise ModelError(
-                f"rope.fraction {settings.fraction} of {geometry.head_dim} features leaves no pair"
+                f"{settings.name}.fraction {settings.fraction} of {geometry.head_dim} features leaves no pair"
             )
         self.frequencies(self.stretch(geometry.train_length))  # refuses what cannot work before any compute
         self._tables: dict[float, Table] = {}
@@ -91,25 +97,52 @@ class Rope(Position):
 
     @property
     def follows_length(self) -> bool:
-        return getattr(self.settings.scaling, "factor", None) == "auto"
+        return self.settings.scaling.follows_length
+
+    def spectrum(self) -> Tensor:
+        """(R,) float64 frequencies before any rule, in radians per token: a geometric series."""
+        return plain_frequencies(self.settings.theta, self.dims)
+
+    def turning(self) -> Tensor | float:
+        """(R,) 1 for the pairs that turn, 0 for those that stand still under every rule."""
+        return 1.0
 
     def frequencies(self, stretch: float) -> tuple[Tensor, float]:
         """(R,) float64 frequencies in radians per token, and the amplitude of cos and sin."""
-        s = self.settings
-        return s.scaling.frequencies(s.theta, self.dims, stretch, self.geometry.original_length)
+        scaled, amplitude = self.settings.scaling.frequencies(
+            self.spectrum(), stretch, self.geometry.original_length
+        )
+        return self._as_turned(scaled), amplitude
+
+    def _as_turned(self, frequencies: Tensor) -> Tensor:
+        return (resonant(frequencies) if self.settings.resonance else frequencies) * self.turning()
+
+    def whole_turns(self, length: int) -> tuple[int, int]:
+        """How many pairs complete a turn within `length` tokens, and how many there are."""
+        turns = turns_within(self.frequencies(self.stretch(length))[0], length)
+        return int((turns >= 1).sum()), len(turns)
 
     def _table(self, stretch: float) -> Table:
         if stretch not in self._tables:
             if len(self._tables) == TABLES_KEPT:
                 self._tables.pop(next(iter(self._tables)))  # the oldest
-            frequencies, amplitude = self.frequencies(stretch)
-
-            def rows(positions: Tensor) -> tuple[Tensor, ...]:
-                angles = positions[..., None] * frequencies
-                return angles.cos() * amplitude, angles.sin() * amplitude
-
-            self._tables[stretch] = Table(rows)
+            self._tables[stretch] = Table(self._rows(stretch))
         return self._tables[stretch]
+
+    def _rows(self, stretch: float) -> Rows:
+        frequencies, amplitude = self.frequencies(stretch)
+        untouched, plain = self.settings.scaling.untouched, self._as_turned(self.spectrum())
+
+        def rows(positions: Tensor) -> tuple[Tensor, ...]:
+            positions = positions[..., None]
+            angles = positions * frequencies
+            cos, sin = angles.cos() * amplitude, angles.sin() * amplitude
+            if untouched:
+                early, angles = positions < untouched, positions * plain
+                cos, sin = torch.where(early, angles.cos(), cos), torch.where(early, angles.sin(), sin)
+            return cos, sin
+
+        return rows
 
     def tables(self, places: Places, dtype: torch.dtype) -> tuple[Tensor, ...]:
         stretches = [self.stretch(length) for length in places.lengths]

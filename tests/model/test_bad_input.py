@@ -56,7 +56,7 @@ def test_an_unknown_scheme_names_those_there_are(position):
         {"name": "rope", "tehta": 3.0},
         {"name": "alibi", "theta": 3.0},
         {"name": "rope", "scaling": {"name": "linear", "beta_fast": 3.0}},
-        {"name": "rope", "scaling": {"name": "dynamic"}},
+        {"name": "rope", "scaling": {"name": "dinamic"}},
         {"name": "rope", "scaling": {"name": "linear", "factor": 0.5}},
         {"name": "rope", "scaling": {"name": "yarn", "factor": "automatic"}},
         {"name": "rope", "fraction": 0.0},
