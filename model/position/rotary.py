@@ -9,8 +9,9 @@ from pydantic import Field
 from torch import Tensor
 
 from model.errors import ModelError
-from model.kernels import View
+from model.kernels import Pairs, View
 from model.position.base import Geometry, Places, Plan, Position, PositionSettings, Span
+from model.position.remap import Around, DualChunk, Lane, LeakyReRope, NoRemap, ReRope, SelfExtend
 from model.position.scaling import AnyScaling, NoScaling, plain_frequencies, resonant, turns_within
 from model.position.table import Rows, Table
 
@@ -20,7 +21,7 @@ TABLES_KEPT = 16  # stretches whose tables are held at once: documents of many l
 class RotarySettings(PositionSettings):
     """What all rotations by fixed frequencies have in common."""
 
-    test_time = PositionSettings.test_time | {"theta", "scaling", "resonance"}
+    test_time = PositionSettings.test_time | {"theta", "scaling", "resonance", "remap"}
 
     theta: float = Field(10_000.0, gt=1, description="base b of the frequencies b^(−2k/r)")
     layout: Literal["half", "interleaved"] = Field(
@@ -34,6 +35,11 @@ class RotarySettings(PositionSettings):
     )
     resonance: bool = Field(
         False, description="round every wavelength to whole tokens, after scaling (Resonance RoPE)"
+    )
+    remap: NoRemap | ReRope | LeakyReRope | SelfExtend | DualChunk = Field(
+        NoRemap(),
+        discriminator="name",
+        description="which distances are shown past the original length; frequencies stay what they are",
     )
 
 
@@ -71,7 +77,8 @@ class Rope(Position):
     """RoPE, Su et al. 2021 (arXiv:2104.09864): q_n → R(nθ) q_n, k_m → R(mθ) k_m, scores know n − m alone.
 
     The precomputed table of cos and sin is indexed by position and is therefore right at any cache offset.
-    Keys are remembered rotated: the frequencies are fixed once per sequence.
+    Keys are remembered rotated, once for each key map of the remap: frequencies and maps are fixed once per
+    sequence.
     """
 
     settings: RotarySettings
@@ -89,15 +96,22 @@ class Rope(Position):
                 f"{settings.name}.fraction {settings.fraction} of {geometry.head_dim} features leaves no pair"
             )
         self.frequencies(self.stretch(geometry.train_length))  # refuses what cannot work before any compute
-        self._tables: dict[float, Table] = {}
+        self._around = Around(geometry.original_length, settings.window, 0)
+        self._lanes = settings.remap.lanes(self._around)
+        self._forms = sorted({lane.key for lane in self._lanes})  # key maps; a key is remembered under each
+        self._tables: dict[tuple[float, float], Table] = {}
 
     def stretch(self, length: int) -> float:
         """The factor a sequence of this declared length is treated with."""
         return self.settings.scaling.stretch(length, self.geometry.original_length)
 
+    def _stretches(self, length: int) -> tuple[float, float]:
+        """What the declared length does to the frequencies, and to the remap."""
+        return self.stretch(length), self.settings.remap.stretch(length, self._around)
+
     @property
     def follows_length(self) -> bool:
-        return self.settings.scaling.follows_length
+        return self.settings.scaling.follows_length or self.settings.remap.follows_length
 
     def spectrum(self) -> Tensor:
         """(R,) float64 frequencies before any rule, in radians per token: a geometric series."""
@@ -122,18 +136,20 @@ class Rope(Position):
         turns = turns_within(self.frequencies(self.stretch(length))[0], length)
         return int((turns >= 1).sum()), len(turns)
 
-    def _table(self, stretch: float) -> Table:
-        if stretch not in self._tables:
+    def _table(self, stretches: tuple[float, float]) -> Table:
+        if stretches not in self._tables:
             if len(self._tables) == TABLES_KEPT:
                 self._tables.pop(next(iter(self._tables)))  # the oldest
-            self._tables[stretch] = Table(self._rows(stretch))
-        return self._tables[stretch]
+            self._tables[stretches] = Table(self._rows(stretches))
+        return self._tables[stretches]
 
-    def _rows(self, stretch: float) -> Rows:
-        frequencies, amplitude = self.frequencies(stretch)
+    def _rows(self, stretches: tuple[float, float]) -> Rows:
+        remap, around, spread = self.settings.remap, self._around, stretches[1]
+        gain = remap.amplitude(spread)
+        frequencies, amplitude = self.frequencies(stretches[0])
         untouched, plain = self.settings.scaling.untouched, self._as_turned(self.spectrum())
 
-        def rows(positions: Tensor) -> tuple[Tensor, ...]:
+        def turn(positions: Tensor) -> tuple[Tensor, Tensor]:
             positions = positions[..., None]
             angles = positions * frequencies
             cos, sin = angles.cos() * amplitude, angles.sin() * amplitude
@@ -142,10 +158,15 @@ class Rope(Position):
                 cos, sin = torch.where(early, angles.cos(), cos), torch.where(early, angles.sin(), sin)
             return cos, sin
 
+        def rows(positions: Tensor) -> tuple[Tensor, ...]:
+            """cos and sin under the first map, under the second, ..."""
+            turns = [turn(mapped) for mapped in remap.maps(positions, spread, around)]
+            return tuple(x * gain for cos_and_sin in turns for x in cos_and_sin)
+
         return rows
 
     def tables(self, places: Places, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        stretches = [self.stretch(length) for length in places.lengths]
+        stretches = [self._stretches(length) for length in places.lengths]
         if len(set(stretches)) == 1:
             return self._table(stretches[0]).look_up(places.position, places.reach, dtype)
         rows = places.position.expand(len(stretches), -1)
@@ -155,10 +176,29 @@ class Rope(Position):
         return tuple(torch.cat(parts) for parts in zip(*found, strict=True))
 
     def plan(self, span: Span) -> Plan:
-        cos, sin = span.tables
-        q_cos, q_sin = span.of_queries(cos), span.of_queries(sin)
-        pairs, layout = span.pairs(), self.settings.layout
-        return Plan(
-            read=lambda q, k: [View(rotate(q, q_cos, q_sin, layout), k, pairs)],
-            write=lambda k: rotate(k, cos, sin, layout),
-        )
+        cos, sin = span.tables[0::2], span.tables[1::2]  # by map
+        layout, features = self.settings.layout, self.geometry.head_dim
+        pairs = [self._pairs(span, lane) for lane in self._lanes]
+
+        def write(k: Tensor) -> Tensor:
+            forms = [rotate(k, cos[i], sin[i], layout) for i in self._forms]
+            return forms[0] if len(forms) == 1 else torch.cat(forms, dim=-1)
+
+        def read(q: Tensor, k: Tensor) -> list[View]:
+            forms = dict(zip(self._forms, k.split(features, dim=-1), strict=True))
+            views = []
+            for lane, served in zip(self._lanes, pairs, strict=True):
+                q_cos, q_sin = span.of_queries(cos[lane.query]), span.of_queries(sin[lane.query])
+                views.append(View(rotate(q, q_cos, q_sin, layout), forms[lane.key], served))
+            return views
+
+        return Plan(read, write)
+
+    def _pairs(self, span: Span, lane: Lane) -> Pairs:
+        serves = lane.serves
+        if serves is None:
+            return span.pairs()
+        q_position = span.queries.position.expand(span.batch, -1)
+        k_position = span.keys.position.expand(span.batch, -1)
+        k_order = span.keys.order.expand(span.batch, -1)
+        return span.pairs(rule=lambda b, h, i, j: serves(q_position[b, i], k_position[b, j], k_order[b, j]))

@@ -1,0 +1,380 @@
+"""Position remaps against dense matrices of distances, typed from the specification in plain Python.
+
+The oracle knows no lanes: it makes P[n, m] for every pair in a double loop, and each score by itself from
+the angle P·θ, in float64.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from model import Cache, ModelError, ModelSettings, Places, Transformer, check_override
+from model.kernels import attend
+from model.position import Geometry, Position, Span
+from model.position.rotary import Rope, RopeSettings
+from tests.model.zoo import V, build, close, ids, packed, settings_of
+
+B, H, G, D, L0, T = 2, 6, 3, 10, 16, 23  # five pairs; T is no multiple of a chunk or a group
+
+
+def rerope(w: float):
+    return lambda n, m: min(n - m, w)
+
+
+def leaky(w: float, s: float):
+    return lambda n, m: n - m if n - m < w else w + (n - m - w) / s
+
+
+def self_extend(w: int, g: int):
+    return lambda n, m: n - m if n - m < w else math.floor(n / g) - math.floor(m / g) + w - w // g
+
+
+def dual_chunk(c: int, local: int):
+    s = c - local
+
+    def distance(n, m):
+        if math.floor(n / s) == math.floor(m / s):
+            return n % s - m % s
+        if math.floor(n / s) - math.floor(m / s) == 1:
+            return min(n % s + s, c) - m % s
+        return c - m % s
+
+    return distance
+
+
+# Settings of the remap, and the distance shown for (n, m). L0 = 16 gives the sizes that are left out.
+CASES = {
+    "rerope": ({"name": "rerope", "distance": 4}, rerope(4)),
+    "rerope-default": ({"name": "rerope"}, rerope(8)),
+    "leaky": ({"name": "leaky_rerope", "distance": 5, "factor": 3.0}, leaky(5, 3)),
+    "leaky-default": ({"name": "leaky_rerope"}, leaky(8, 16)),
+    "leaky-auto": ({"name": "leaky_rerope", "factor": "auto", "distance": 6}, leaky(6, (T - 6) / 10)),
+    "self-extend": ({"name": "self_extend", "neighbours": 6, "group": 3}, self_extend(6, 3)),
+    "self-extend-default": ({"name": "self_extend"}, self_extend(8, 8)),
+    "self-extend-rounded": ({"name": "self_extend", "group": 5}, self_extend(5, 5)),
+    "dual-chunk": ({"name": "dual_chunk", "chunk": 7, "local": 2}, dual_chunk(7, 2)),
+    "dual-chunk-default": ({"name": "dual_chunk"}, dual_chunk(12, 2)),
+}
+every_case = pytest.mark.parametrize("case", CASES)
+
+
+def scheme_of(remap: dict, length: int = L0, features: int = D, **keys) -> Rope:
+    return Rope(RopeSettings(remap=remap, theta=50.0, **keys), Geometry(28, H, features, length, length))
+
+
+def drawn(tokens: int, features: int = D, batch: int = B) -> tuple[torch.Tensor, ...]:
+    """Queries, keys and values."""
+    generator = torch.Generator().manual_seed(tokens)
+    return tuple(
+        torch.randn(batch, heads, tokens, features, generator=generator, dtype=torch.float64)
+        for heads in (H, G, G)
+    )
+
+
+def span_of(scheme: Position, new: Places, keys: Places | None = None, queries: int | None = None) -> Span:
+    return Span(
+        new=new,
+        queries=new if queries is None else new.last(queries),
+        keys=keys or new,
+        batch=B,
+        heads=H,
+        device=torch.device("cpu"),
+        tables=scheme.tables(new, torch.float64),
+        window=scheme.settings.window,
+    )
+
+
+def dense_scores(q, k, shown, theta: float = 50.0, rotated: int = D, layout: str = "half") -> torch.Tensor:
+    """(B, H, T, T) of q·k with the first `rotated` features turned by P·θ; `shown` (B or 1, T, T) is P."""
+    k = torch.stack([k[:, h // (H // G)] for h in range(H)], dim=1)
+    total = torch.zeros(*q.shape[:3], k.shape[2], dtype=torch.float64)
+    for pair in range(rotated // 2):
+        first, second = (pair, pair + rotated // 2) if layout == "half" else (2 * pair, 2 * pair + 1)
+        angle = shown[:, None] * theta ** (-2 * pair / rotated)
+        qa, qb = q[..., first, None], q[..., second, None]
+        ka, kb = k[..., None, :, first], k[..., None, :, second]
+        total += (qa * ka + qb * kb) * angle.cos() + (qa * kb - qb * ka) * angle.sin()
+    for feature in range(rotated, q.shape[-1]):
+        total += q[..., feature, None] * k[..., None, :, feature]
+    return total
+
+
+def matrix_of(positions: list[float], distance) -> torch.Tensor:
+    """(1, T, T): P for every pair, the future included, where it is not seen."""
+    rows = [[float(distance(n, m)) if n >= m else 0.0 for m in positions] for n in positions]
+    return torch.tensor([rows], dtype=torch.float64)
+
+
+def dense(q, k, v, shown, seen=None, **keys) -> torch.Tensor:
+    scores = dense_scores(q, k, shown, **keys) * q.shape[-1] ** -0.5
+    seen = torch.ones(q.shape[2], q.shape[2]).tril().bool() if seen is None else seen
+    v = torch.stack([v[:, h // (H // G)] for h in range(H)], dim=1)
+    return scores.masked_fill(~seen, -math.inf).softmax(-1) @ v
+
+
+def through(scheme: Position, places: Places, q, k, v, kernel: str = "blocks") -> torch.Tensor:
+    plan = scheme.plan(span_of(scheme, places))
+    return attend(plan.read(q, plan.write(k)), v, q.shape[-1] ** -0.5, kernel)
+
+
+def shown_by(remap: dict, tokens: int) -> torch.Tensor:
+    """(T, T) the distance a rotation shows, read off the second of two pairs, which turns 0.01 a token."""
+    scheme = Rope(RopeSettings(remap=remap), Geometry(28, H, 4, L0, L0))
+    unit = torch.eye(4, dtype=torch.float64)
+    places = Places.plain(tokens)
+    plan = scheme.plan(span_of(scheme, places))
+    scores = []
+    for k in (unit[1], unit[3]):
+        q, k = unit[1].expand(B, H, tokens, 4), k.expand(B, G, tokens, 4)
+        total = torch.zeros(tokens, tokens, dtype=torch.float64)
+        for view in plan.read(q, plan.write(k)):
+            served = view.pairs.mask(0, tokens, 0, tokens, torch.float64)[0, 0] == 0
+            total += torch.where(served, view.q[0, 0] @ view.k[0, 0].T, 0.0)
+        scores.append(total)
+    return torch.atan2(scores[1], scores[0]) * 100
+
+
+@every_case
+@pytest.mark.parametrize("kernel", ["blocks", "dense"])
+def test_every_score_is_that_of_the_distance_shown(case, kernel):
+    remap, distance = CASES[case]
+    q, k, v = drawn(T)
+    found = through(scheme_of(remap), Places.plain(T), q, k, v, kernel)
+    close(found, dense(q, k, v, matrix_of(list(range(T)), distance)))
+
+
+@every_case
+def test_the_last_queries_over_keys_written_in_pieces(case):
+    """As a cache does it: each piece of keys is written by its own pass, and no old table is needed."""
+    remap, distance = CASES[case]
+    scheme, (q, k, v) = scheme_of(remap), drawn(T)
+    expected = dense(q, k, v, matrix_of(list(range(T)), distance))
+    forms, start = [], 0
+    for size in (7, 1, 9, 6):
+        stop = start + size
+        new = Places.plain(size, offset=start, length=T)
+        keys = Places.plain(stop, length=T)
+        plan = scheme.plan(span_of(scheme, new, keys, queries=min(size, 4)))
+        forms.append(plan.write(k[:, :, start:stop]))
+        asked = slice(stop - min(size, 4), stop)
+        found = attend(plan.read(q[:, :, asked], torch.cat(forms, dim=2)), v[:, :, :stop], D**-0.5)
+        close(found, expected[:, :, asked])
+        start = stop
+
+
+@every_case
+@pytest.mark.parametrize("layout", ["half", "interleaved"])
+@pytest.mark.parametrize(("features", "fraction", "rotated"), [(14, 1.0, 14), (10, 0.85, 8), (14, 0.5, 6)])
+def test_layouts_and_features_that_are_not_rotated(case, layout, features, fraction, rotated):
+    remap, distance = CASES[case]
+    scheme = scheme_of(remap, features=features, layout=layout, fraction=fraction)
+    q, k, v = drawn(T, features)
+    expected = dense(q, k, v, matrix_of(list(range(T)), distance), rotated=rotated, layout=layout)
+    close(through(scheme, Places.plain(T), q, k, v), expected)
+
+
+@every_case
+def test_real_and_skipping_positions(case):
+    remap, distance = CASES[case]
+    scheme, (q, k, v) = scheme_of(remap), drawn(T)
+    for numbers in ([n * 0.75 for n in range(T)], [n + n // 3 * 2 for n in range(T)]):
+        kind = torch.float64 if isinstance(numbers[1], float) else torch.int64
+        position = torch.tensor([numbers], dtype=kind)
+        order = torch.arange(T)[None]
+        reach = math.ceil(numbers[-1]) + 1
+        places = Places(order, position, torch.zeros_like(order), "plain", reach, (T,), unit_steps=False)
+        close(through(scheme, places, q, k, v), dense(q, k, v, matrix_of(numbers, distance)))
+
+
+@every_case
+def test_packed_documents_and_documents_of_other_lengths(case):
+    """Distances begin again with each document, and so do chunks and groups."""
+    remap, distance = CASES[case]
+    scheme, (q, k, v) = scheme_of(remap), drawn(T)
+    cuts = [[4, 19], [17, 6]]
+    positions = [[n for length in row for n in range(length)] for row in cuts]
+    document = torch.tensor([[d for d, length in enumerate(row) for _ in range(length)] for row in cuts])
+    seen = document[:, None, :, None] == document[:, None, None, :]
+    seen = seen & torch.ones(T, T).tril().bool()
+    shown = torch.cat([matrix_of(row, distance) for row in positions])
+    close(through(scheme, packed(cuts), q, k, v), dense(q, k, v, shown, seen))
+
+
+def test_rows_of_different_declared_lengths_have_their_own_factor():
+    scheme = scheme_of({"name": "leaky_rerope", "factor": "auto", "distance": 6})
+    q, k, v = drawn(T)
+    places = Places.left_padded([T, T], T, lengths=[T, 61])
+    shown = torch.cat([matrix_of(list(range(T)), leaky(6, s)) for s in ((T - 6) / 10, 55 / 10)])
+    close(through(scheme, places, q, k, v), dense(q, k, v, shown))
+    assert scheme.follows_length and not scheme_of({"name": "leaky_rerope"}).follows_length
+
+
+def test_auto_shows_the_trained_length_and_never_less_than_one():
+    remap = {"name": "leaky_rerope", "factor": "auto", "distance": 6}
+    last = shown_by(remap, 65)[64]
+    assert float(last[0]) == pytest.approx(6 + 58 / (59 / 10), abs=1e-9) and float(last[0]) < L0
+    short = shown_by(remap, 12)
+    close(short.tril(), matrix_of(list(range(12)), lambda n, m: n - m)[0], atol=1e-9)
+
+
+@pytest.mark.parametrize("case", ["rerope", "leaky", "self-extend", "dual-chunk"])
+def test_remaps_come_before_frequencies_and_share_their_amplitude(case):
+    """Interpolation divides what a remap shows; an amplitude of 1.3 multiplies every score by its square."""
+    remap, distance = CASES[case]
+    q, k, v = drawn(T)
+    shown = matrix_of(list(range(T)), distance)
+    scheme = scheme_of(remap, scaling={"name": "linear", "factor": 2.5})
+    close(through(scheme, Places.plain(T), q, k, v), dense(q, k, v, shown / 2.5))
+    scheme = scheme_of(remap, scaling={"name": "yarn", "factor": 1.0, "attention_factor": 1.3})
+    close(through(scheme, Places.plain(T), q, k, v), dense(q * 1.3, k * 1.3, v, shown))
+
+
+def test_the_amplitude_of_the_dual_chunk_code():
+    """0.05 ln s + 1 on both cos and sin, s the declared length over L0, and none up to L0."""
+    remap, distance = CASES["dual-chunk"]
+    scheme, (q, k, v) = scheme_of({**remap, "mscale": True}), drawn(T)
+    shown = matrix_of(list(range(T)), distance)
+    for length, amplitude in ((64, 0.05 * math.log(4) + 1), (T, 0.05 * math.log(T / 16) + 1)):
+        expected = dense(q * amplitude, k * amplitude, v, shown)
+        close(through(scheme, Places.plain(T, length=length), q, k, v), expected)
+    assert scheme.follows_length and not scheme_of(remap).follows_length
+    q, k, v = drawn(L0)
+    shown = matrix_of(list(range(L0)), distance)
+    close(through(scheme, Places.plain(L0), q, k, v), dense(q, k, v, shown))
+
+
+def test_self_extend_as_drawn_in_the_paper():
+    """Ten tokens, groups of two, four neighbours: the last query sees the first key six away."""
+    shown = shown_by({"name": "self_extend", "neighbours": 4, "group": 2}, 10)
+    assert [round(x) for x in shown[9].tolist()] == [6, 6, 5, 5, 4, 4, 3, 2, 1, 0]
+    assert [round(x) for x in shown[6, :7].tolist()] == [5, 5, 4, 3, 2, 1, 0]
+
+
+def test_dual_chunk_as_drawn_in_the_paper():
+    """Chunks of six and distances up to nine (their c − 1), the four nearest queries unclipped."""
+    shown = shown_by({"name": "dual_chunk", "chunk": 9, "local": 3}, 18)
+    # Keys stand at 0..5 again and again; from the next chunk queries stand at 6 7 8 9 9 9, later at 9.
+    rows = {
+        5: [5, 4, 3, 2, 1, 0],
+        6: [6, 5, 4, 3, 2, 1, 0],
+        9: [9, 8, 7, 6, 5, 4, 3, 2, 1, 0],
+        11: [9, 8, 7, 6, 5, 4, 5, 4, 3, 2, 1, 0],
+        12: [9, 8, 7, 6, 5, 4, 6, 5, 4, 3, 2, 1, 0],
+        17: [9, 8, 7, 6, 5, 4, 9, 8, 7, 6, 5, 4, 5, 4, 3, 2, 1, 0],
+    }
+    for n, row in rows.items():
+        assert [round(x) for x in shown[n, : n + 1].tolist()] == row, n
+
+
+@pytest.mark.parametrize("case", ["rerope", "self-extend", "self-extend-default"])
+def test_distances_shown_are_whole_and_never_fall_with_distance(case):
+    shown = shown_by(CASES[case][0], 60)
+    close(shown, shown.round(), atol=1e-9)
+    for n in range(60):
+        assert (shown[n, : n + 1].round().diff() <= 0).all()
+
+
+def test_self_extend_reaches_as_far_as_it_says():
+    """(L0 − W)·G + W tokens show distances below L0 only; one token more shows L0."""
+    reach = (L0 - 8) * 4 + 8
+    shown = shown_by({"name": "self_extend", "neighbours": 8, "group": 4}, reach + 1).round()
+    assert shown[:reach].max() == L0 - 1 and shown.max() == L0
+
+
+def test_dual_chunk_is_true_up_to_local_and_bounded_by_chunk():
+    shown = shown_by({"name": "dual_chunk", "chunk": 12, "local": 4}, 60).round()
+    for n in range(60):
+        for m in range(n + 1):
+            assert 0 <= shown[n, m] <= 12
+            if n - m <= 4:
+                assert shown[n, m] == n - m
+
+
+# (remap, number of tokens up to which it is plain RoPE, exactly)
+PLAIN = [
+    ({"name": "rerope", "distance": 7}, 8),
+    ({"name": "leaky_rerope", "distance": 7, "factor": 2.0}, 8),
+    ({"name": "leaky_rerope", "distance": 3, "factor": 1.0}, None),
+    ({"name": "self_extend", "neighbours": 6, "group": 3}, 7),
+    ({"name": "self_extend", "neighbours": 6, "group": 1}, None),
+    ({"name": "dual_chunk", "chunk": 7, "local": 2}, 8),
+]
+
+
+@pytest.mark.parametrize(("remap", "tokens"), PLAIN)
+@torch.no_grad()
+def test_plain_rope_while_distances_are_short_and_no_longer(remap, tokens):
+    """Through the whole model. With w = 7 the distance 7 is shown as it is, so 8 tokens are."""
+    ours, plain = build({"name": "rope", "remap": remap}), build("rope")
+    for count in range(1, 14):
+        text = ids(2, count)
+        apart = (ours(text, Places.plain(count)) - plain(text, Places.plain(count))).abs().max()
+        assert (apart < 1e-10) == (tokens is None or count <= tokens), count
+
+
+@torch.no_grad()
+def test_a_remap_is_legal_at_test_time_and_changes_no_weight():
+    trained = settings_of({"name": "rope"})
+    for remap, _ in CASES.values():
+        check_override(trained, settings_of({"name": "rope", "remap": remap}))
+    assert set(build({"name": "rope", "remap": {"name": "rerope"}}).state_dict()) == set(
+        build("rope").state_dict()
+    )
+
+
+def refused(remap: dict, length: int = L0, **keys) -> str:
+    with pytest.raises((ModelError, ValidationError)) as caught:
+        Transformer(
+            ModelSettings(dim=48, heads=4, position={"name": "rope", "remap": remap, **keys}), V, length
+        )
+    return str(caught.value)
+
+
+def test_neighbours_that_are_no_multiple_of_the_group():
+    text = refused({"name": "self_extend", "neighbours": 10, "group": 4})
+    assert "remap.neighbours 10" in text and "remap.group 4" in text
+    text = refused({"name": "self_extend"}, length=14)
+    assert "original length 14" in text and "remap.group" in text and "remap.neighbours" in text
+
+
+def test_a_local_share_as_large_as_the_chunk():
+    text = refused({"name": "dual_chunk", "chunk": 4, "local": 4})
+    assert "remap.local 4" in text and "remap.chunk 4" in text
+    text = refused({"name": "dual_chunk", "local": 12})  # null: three quarters of 16
+    assert "remap.local 12" in text and "remap.chunk 12" in text
+
+
+def test_a_leaky_distance_that_leaves_auto_no_room():
+    text = refused({"name": "leaky_rerope", "distance": 16, "factor": "auto"})
+    assert "remap.distance 16" in text and "original length 16" in text and "factor" in text
+
+
+@pytest.mark.parametrize(
+    "remap",
+    [
+        {"name": "rerop"},
+        {"name": "rerope", "distance": 0},
+        {"name": "rerope", "factor": 3.0},
+        {"name": "leaky_rerope", "factor": 0.5},
+        {"name": "leaky_rerope", "factor": "automatic"},
+        {"name": "self_extend", "group": 0},
+        {"name": "self_extend", "neighbours": 0},
+        {"name": "dual_chunk", "chunk": 1},
+        {"name": "dual_chunk", "local": 0},
+    ],
+)
+def test_unknown_keys_and_values_out_of_range(remap):
+    assert "remap" in refused(remap)
+
+
+@torch.no_grad()
+def test_a_cache_does_not_go_on_under_another_declared_length():
+    model = build({"name": "rope", "remap": {"name": "dual_chunk", "mscale": True}})
+    cache = Cache(model, 1, 12)
+    model(ids(1, 3), Places.plain(3, length=12), cache=cache)
+    with pytest.raises(ModelError, match="declared length"):
+        model(ids(1, 3), Places.plain(3, offset=3, length=24), cache=cache)
