@@ -125,14 +125,14 @@ def shown_by(remap: dict, tokens: int) -> torch.Tensor:
     """(T, T) the distance a rotation shows, read off the second of two pairs, which turns 0.01 a token."""
     scheme = Rope(RopeSettings(remap=remap), Geometry(28, H, 4, L0, L0))
     unit = torch.eye(4, dtype=torch.float64)
-    places = Places.plain(tokens)
-    plan = scheme.plan(span_of(scheme, places))
+    plan = scheme.plan(span_of(scheme, Places.plain(tokens)))
+    zero, n = torch.zeros((), dtype=torch.int64), torch.arange(tokens)
     scores = []
     for k in (unit[1], unit[3]):
         q, k = unit[1].expand(B, H, tokens, 4), k.expand(B, G, tokens, 4)
         total = torch.zeros(tokens, tokens, dtype=torch.float64)
         for view in plan.read(q, plan.write(k)):
-            served = view.pairs.mask(0, tokens, 0, tokens, torch.float64)[0, 0] == 0
+            served = view.pairs.rule(zero, zero, n[:, None], n[None, :])
             total += torch.where(served, view.q[0, 0] @ view.k[0, 0].T, 0.0)
         scores.append(total)
     return torch.atan2(scores[1], scores[0]) * 100
