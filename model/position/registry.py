@@ -5,10 +5,24 @@ from __future__ import annotations
 from model.position.absolute import Learned, LearnedSettings, NoneSettings, Sinusoidal, SinusoidalSettings
 from model.position.base import Position, PositionSettings
 from model.position.bias import Alibi, AlibiSettings
+from model.position.counting import (
+    Binary,
+    BinarySettings,
+    Integer,
+    IntegerSettings,
+    Sine,
+    SineSettings,
+    UnitInterval,
+    UnitIntervalSettings,
+)
 from model.position.rotary import Rope, RopeSettings
 
 SCHEMES: dict[str, tuple[type[PositionSettings], type[Position]]] = {
     "none": (NoneSettings, Position),
+    "integer": (IntegerSettings, Integer),
+    "unit_interval": (UnitIntervalSettings, UnitInterval),
+    "binary": (BinarySettings, Binary),
+    "sine": (SineSettings, Sine),
     "sinusoidal": (SinusoidalSettings, Sinusoidal),
     "learned": (LearnedSettings, Learned),
     "rope": (RopeSettings, Rope),

@@ -7,6 +7,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from model.position.base import Places
+
+STRETCHES_KEPT = 16  # tables held at once: documents of many lengths where the stretch follows the length
+
 # positions (any shape, float64) -> tensors whose leading dimensions are those of positions, float64
 Rows = Callable[[Tensor], tuple[Tensor, ...]]
 
@@ -43,3 +47,32 @@ class Table:
             rows = self._rows(torch.arange(self._built, dtype=torch.float64))
             self._copies[key] = tuple(row.to(position.device, dtype) for row in rows)
         return tuple(row[position] for row in self._copies[key])
+
+
+class StretchedTables:
+    """A table for each stretch that is asked for; rows of one batch may differ in theirs.
+
+    Args:
+        rows: what `Table` takes, for a stretch.
+    """
+
+    def __init__(self, rows: Callable[[float], Rows]):
+        self._rows = rows
+        self._tables: dict[float, Table] = {}
+
+    def _table(self, stretch: float) -> Table:
+        if stretch not in self._tables:
+            if len(self._tables) == STRETCHES_KEPT:
+                self._tables.pop(next(iter(self._tables)))  # the oldest
+            self._tables[stretch] = Table(self._rows(stretch))
+        return self._tables[stretch]
+
+    def look_up(self, places: Places, stretches: list[float], dtype: torch.dtype) -> tuple[Tensor, ...]:
+        """Rows at the positions of `places`, each (B or 1, T, ...); one stretch a row, or one for all."""
+        if len(set(stretches)) == 1:
+            return self._table(stretches[0]).look_up(places.position, places.reach, dtype)
+        rows = places.position.expand(len(stretches), -1)
+        found = [
+            self._table(s).look_up(rows[b : b + 1], places.reach, dtype) for b, s in enumerate(stretches)
+        ]
+        return tuple(torch.cat(parts) for parts in zip(*found, strict=True))

@@ -13,6 +13,11 @@ NEW = 13
 POSITIONS = {
     **{name: {"name": name} for name in SCHEMES},
     **{f"{name} window": {"name": name, "window": 6} for name in SCHEMES},
+    # Unscaled integers drown the tokens: every row would repeat one.
+    "integer": {"name": "integer", "scale": 0.05},
+    "integer window": {"name": "integer", "scale": 0.05, "window": 6},
+    "unit interval current": {"name": "unit_interval", "denominator": "current"},
+    "learned interpolate": {"name": "learned", "max_length": 9, "extend": "interpolate"},
     "rope interleaved partial": {"name": "rope", "layout": "interleaved", "fraction": 0.5},
     **{
         f"rope {rule} auto": {"name": "rope", "scaling": {"name": rule, "factor": "auto"}}

@@ -20,8 +20,20 @@ TRAIN, T = 11, 19  # trained length, and a length beyond it
 WINDOW = 5
 
 EXTRAS: dict[str, dict[str, dict]] = {
-    "sinusoidal": {"half": {"layout": "half", "scale_tokens": False, "theta": 500.0}},
-    "learned": {"long": {"max_length": 61}},
+    "integer": {"learned": {"direction": "learned", "scale": 0.3}},
+    "unit_interval": {"current": {"denominator": "current"}},
+    "sine": {"base": {"base": 700.0}},
+    "sinusoidal": {
+        "half": {"layout": "half", "scale_tokens": False, "theta": 500.0},
+        "stretch": {"stretch": 2.5, "offset": 2},
+        "auto": {"stretch": "auto"},
+    },
+    "learned": {
+        "long": {"max_length": 61},
+        "interpolate": {"max_length": 8, "extend": "interpolate"},
+        "repeat": {"max_length": 7, "extend": "repeat"},
+        "clip": {"max_length": 7, "extend": "clip"},
+    },
     "rope": {
         "interleaved": {"layout": "interleaved"},
         "partial": {"fraction": 0.5, "theta": 300.0},
