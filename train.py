@@ -54,10 +54,10 @@ def main() -> int:
     device = accelerator.device
     console = Console(quiet=not accelerator.is_main_process)
     check_processes(settings, accelerator.num_processes)
+    check_model(settings)
     if options.dry_run:
         return show_forecast(settings, accelerator.num_processes, device, console)
 
-    check_model(settings)
     with accelerator.main_process_first():  # the others find the work done
         prepared = prepare(settings.data, console)
         if accelerator.is_main_process:
@@ -71,6 +71,7 @@ def main() -> int:
         train_length=settings.train_length,
         batch_size=t.batch_size,
         seed=settings.seed,
+        positions=settings.data.positions,
     )
     monitor = make_monitor(prepared, model, settings, console)
     folder = Path(options.folder) if options.folder else run_folder(settings, options.words)

@@ -6,19 +6,21 @@ number of ranks enters, so a run can be resumed, or shared among more processes,
 """
 
 import hashlib
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 import torch
 
-from data.duplicates import mixed
+from data.draws import permuted
 from data.errors import DataError
-from data.positions import SAMPLERS
+from data.positions import PACKINGS, place
+from data.settings import PlainPositions
 from data.store import Store
 
+PLAIN = PlainPositions()
 IGNORED = -100  # a target that is not counted
-ROUNDS = 6
 
 
 @dataclass(frozen=True)
@@ -28,42 +30,14 @@ class Batch:
     tokens: torch.Tensor  # (b, T) int64
     targets: torch.Tensor  # (b, T) int64, IGNORED where the next token belongs to another document
     order: torch.Tensor  # (b, T) int64, or (1, T) in layout "plain"; so are the next two
-    position: torch.Tensor
+    position: torch.Tensor  # float64 where positions are drawn as reals
     document: torch.Tensor
     layout: str  # "plain" | "packed"
-    reach: int  # 1 + largest position
+    reach: int  # 1 + largest position, rounded up
     unit_steps: bool  # positions of neighbours in one document differ by one
     n_targets: int  # counted targets of the whole step, over all ranks
     epoch: int  # of the step's first window
     hash: str  # 16 hex digits of the whole step's tokens and targets; "" on ranks other than 0
-
-
-def permuted(index: np.ndarray, n: int, *key: int | str) -> np.ndarray:
-    """Where a permutation of 0 ... n-1, chosen by `key`, sends each index. index: int64, any shape.
-
-    A Feistel network on the next even number of bits, walked until it lands below n: needs no table, so
-    billions of windows cost nothing, and does not depend on any library's random numbers.
-    """
-    digest = hashlib.sha256(repr(key).encode()).digest()
-    half = max(1, (max(n - 1, 1).bit_length() + 1) // 2)
-    low = np.uint64((1 << half) - 1)
-    shift = np.uint64(half)
-    keys = [
-        np.uint64(int.from_bytes(digest[4 * r : 4 * r + 8].ljust(8, b"\0"), "little")) for r in range(ROUNDS)
-    ]
-
-    def once(x: np.ndarray) -> np.ndarray:
-        left, right = x >> shift, x & low
-        for round_key in keys:
-            left, right = right, left ^ (mixed(right ^ round_key) & low)
-        return (left << shift) | right
-
-    out = once(index.astype(np.uint64))
-    outside = out >= n
-    while outside.any():
-        out[outside] = once(out[outside])
-        outside = out >= n
-    return out.astype(np.int64)
 
 
 class _Line:
@@ -93,10 +67,23 @@ class _Line:
 class Batches:
     """Windows of `train_length` tokens of a store, `batch_size` of them a step over all ranks."""
 
-    def __init__(self, store: Store, *, packing: str, train_length: int, batch_size: int, seed: int):
-        if packing not in SAMPLERS:
-            raise DataError(f"data.packing={packing!r} is unknown; known are {', '.join(SAMPLERS)}")
-        self.store, self.packing, self.seed = store, packing, seed
+    def __init__(
+        self,
+        store: Store,
+        *,
+        packing: str,
+        train_length: int,
+        batch_size: int,
+        seed: int,
+        positions: PlainPositions = PLAIN,
+    ):
+        if packing not in PACKINGS:
+            raise DataError(f"data.packing={packing!r} is unknown; known are {', '.join(PACKINGS)}")
+        try:
+            positions.check(train_length)
+        except ValueError as error:
+            raise DataError(str(error)) from None
+        self.store, self.packing, self.positions, self.seed = store, packing, positions, seed
         self.train_length, self.batch_size = train_length, batch_size
         self.n_windows = (store.n_tokens - 1) // train_length  # an epoch drops up to T tokens at its end
         if self.n_windows < 1:
@@ -150,7 +137,8 @@ class Batches:
             both.update(targets.tobytes())
             digest = both.hexdigest()[:16]
             inputs, targets, begins = inputs[mine], targets[mine], begins[mine]
-        placed = SAMPLERS[self.packing](begins[:, :-1])
+        rows = np.arange(mine.start, mine.stop)
+        placed = place(self.packing, self.positions, begins[:, :-1], seed=self.seed, step=step, rows=rows)
         return Batch(
             tokens=torch.from_numpy(inputs.copy()),
             targets=torch.from_numpy(np.ascontiguousarray(targets)),
@@ -158,7 +146,7 @@ class Batches:
             position=torch.from_numpy(placed.position.copy()),
             document=torch.from_numpy(placed.document.copy()),
             layout=placed.layout,
-            reach=1 + int(placed.position.max()),
+            reach=1 + max(0, math.ceil(placed.position.max())),
             unit_steps=placed.unit_steps,
             n_targets=self._count_targets(windows),
             epoch=windows[0][0],

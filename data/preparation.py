@@ -32,7 +32,7 @@ from data.tokenizer import ByteTokenizer, Tokenizer, load_sentencepiece, load_to
 from data.tokenizer_training import train_sentencepiece
 
 # Settings that change how prepared text is used or where it lies, not what it holds.
-BESIDE = {"root", "label", "packing"}
+BESIDE = {"root", "label", "packing", "positions"}
 PIECE = 64 << 10  # characters of text the tokenizer's sample is drawn in
 
 

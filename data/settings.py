@@ -1,6 +1,7 @@
 """Every setting of the text, its tokenizer and its batches."""
 
-from typing import Annotated, Literal
+import math
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -102,6 +103,111 @@ class BytesSettings(Settings):
 TokenizerSettings = Annotated[SentencePieceSettings | BytesSettings, Field(discriminator="name")]
 
 
+class PlainPositions(Settings):
+    """Position is order, counted from 0 in every text."""
+
+    fractional: ClassVar[bool] = False  # positions are whole numbers
+
+    name: Literal["plain"] = "plain"
+
+    def reach(self, length: int) -> int:
+        """1 + the largest position, rounded up, that a text of `length` tokens can be given."""
+        return length
+
+    def check(self, length: int) -> None:
+        """Raise ValueError where texts of `length` tokens cannot be placed."""
+
+
+class OffsetPositions(PlainPositions):
+    """SHAPE (Kiyono et al. 2021, arXiv:2109.05644): one random offset for all positions of a text.
+
+    k ~ U{0 ... max_offset} for each text, and texts at 0 when evaluated. (The authors' code draws
+    0 ... K−1 and evaluates at K.) Of no effect on schemes that know distances alone.
+    """
+
+    name: Literal["random_offset"] = "random_offset"
+    max_offset: int = Field(500, ge=1, le=1_000_000_000, description="largest offset K")
+
+    def reach(self, length: int) -> int:
+        return length + self.max_offset
+
+
+class SubsetPositions(PlainPositions):
+    """Randomized positions (Ruoss et al. 2023, arXiv:2305.16843): a random ordered subset of a longer range.
+
+    As many different numbers of 0 ... max_length−1 as a text has tokens, drawn without replacement, sorted.
+    """
+
+    name: Literal["random_subset"] = "random_subset"
+    max_length: int = Field(
+        2048, ge=2, le=1_000_000_000, description="end of the range; should exceed every length evaluated at"
+    )
+    per: Literal["row", "batch"] = Field(
+        "row", description="a draw for every text, or one for all of a step, as in the authors' code"
+    )
+
+    def reach(self, length: int) -> int:
+        return self.max_length
+
+    def check(self, length: int) -> None:
+        if self.max_length < length:
+            raise ValueError(
+                f"data.positions.max_length = {self.max_length} leaves no {length} different positions for "
+                f"the train_length = {length} tokens of a window: raise it to {length} at least"
+            )
+
+
+class CapePositions(PlainPositions):
+    """CAPE (Likhomanenko et al. 2021, arXiv:2106.03143): positions shifted, jittered and scaled, as reals.
+
+    (n + U(−global_shift, global_shift) + U_n(−local_shift, local_shift)) · exp(U(−ln scale, ln scale)); one
+    shift and one scale for each text, one jitter for each token. Needs a scheme that takes real positions.
+    """
+
+    fractional: ClassVar[bool] = True
+
+    name: Literal["cape"] = "cape"
+    global_shift: float = Field(5.0, ge=0, le=1e6, description="largest shift of a whole text, in tokens")
+    local_shift: float = Field(
+        0.25, ge=0, lt=0.5, description="largest jitter of a token; below 1/2, so that order is kept"
+    )
+    scale: float = Field(1.03, ge=1, le=100, description="largest factor on positions; the least is 1/scale")
+    centre: bool = Field(
+        False,
+        description="take the mean off first; for schemes of distances, as evaluated text begins at 0",
+    )
+
+    def reach(self, length: int) -> int:
+        return 1 + math.ceil((length - 1 + self.global_shift + self.local_shift) * self.scale)
+
+
+class PosePositions(PlainPositions):
+    """PoSE (Zhu et al. 2023, arXiv:2309.10400): one leap in position, so that long distances are seen.
+
+    A text of n tokens is cut after r ~ U{1 ... (n+1)//2} tokens; the second part is moved on by
+    U{0 ... target−n}. The authors' code also leaves out text between the parts; here it stays contiguous.
+    """
+
+    name: Literal["pose"] = "pose"
+    target: int = Field(2048, ge=2, le=1_000_000_000, description="length T whose positions are trained")
+
+    def reach(self, length: int) -> int:
+        return self.target
+
+    def check(self, length: int) -> None:
+        if self.target < length:
+            raise ValueError(
+                f"data.positions.target = {self.target} is shorter than train_length = {length}: raise it, "
+                "to the length the model is to reach"
+            )
+
+
+PositionsSettings = Annotated[
+    PlainPositions | OffsetPositions | SubsetPositions | CapePositions | PosePositions,
+    Field(discriminator="name"),
+]
+
+
 class DataSettings(Settings):
     """From text to batches."""
 
@@ -130,6 +236,10 @@ class DataSettings(Settings):
     packing: Literal["running", "documents"] = Field(
         "running",
         description="running: a window is one text; documents: its documents do not see each other",
+    )
+    positions: PositionsSettings = Field(
+        PlainPositions(),
+        description="positions schemes see in training; evaluated and generated text counts from 0",
     )
     label: str | None = Field(
         None, description="first part of the prepared folder's name", json_schema_extra={"may_change": True}
