@@ -228,6 +228,7 @@ class RunSettings(Settings):
                 f"training.validation.targets = {self.training.validation.targets} must not exceed "
                 f"train_length = {self.train_length}"
             )
+        self.data.positions.check(self.train_length)
         schedule = self.training.schedule
         warmup = schedule.warmup if schedule.warmup < 1 else schedule.warmup / self.steps
         decay = schedule.decay if isinstance(schedule, WsdSchedule) else 0.0

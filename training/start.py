@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from data import Batches, Prepared
-from model import Transformer
+from model import SCHEMES, Transformer
 from training.config import describe
 from training.console import Console, duration
 from training.errors import TrainingError
@@ -58,6 +58,33 @@ def check_model(settings: RunSettings) -> None:
             f"training.validation.multiples begins at {shortest} × {length} tokens, and positions end at "
             f"{limit}: add 1 to it"
         )
+    _check_sampler(settings, limit)
+
+
+def _check_sampler(settings: RunSettings, limit: int | None) -> None:
+    """Refuse positions that are drawn where a scheme has none: between whole numbers, or past its end."""
+    sampler = settings.data.positions
+    for kind, choice in settings.model.kinds.items():
+        if sampler.fractional and not getattr(SCHEMES[choice.name][1], "takes_fractions", True):
+            where = "model.position" if kind == "all" else f"model.position.kinds.{kind}"
+            raise TrainingError(
+                f"data.positions.name = {sampler.name} draws positions between whole numbers, where "
+                f"{where}.name = {choice.name} has none: choose another of the two"
+            )
+    reach = sampler.reach(settings.train_length)
+    if limit is not None and limit < reach:
+        raise TrainingError(
+            f"data.positions ({sampled(settings)}) draws positions up to {reach - 1}, and positions end at "
+            f"{limit - 1}: raise model.position.max_length to {reach}, or draw positions less far"
+        )
+
+
+def sampled(settings: RunSettings) -> str:
+    """The sampler of positions in words: `pose: target 2048`."""
+    said = settings.data.positions.model_dump()
+    name = said.pop("name")
+    inside = ", ".join(f"{key} {str(value).lower()}" for key, value in said.items())
+    return f"{name}: {inside}" if inside else name
 
 
 def check_processes(settings: RunSettings, processes: int) -> None:
@@ -124,6 +151,8 @@ def announce(
         f"training {settings.steps} steps of {t.batch_size} × {settings.train_length} tokens: "
         f"{settings.steps * settings.tokens_per_step / 1e6:.2f}M tokens, {epochs:.2f} epochs"
     )
+    if settings.data.positions.name != "plain":
+        console.say(f"positions of training text: {sampled(settings)}; evaluated text counts from 0")
     if settings.data.packing == "running":
         console.say(f"{batches.cut_share:.0%} of the documents are cut by the edge of a window")
     if start:
@@ -154,6 +183,7 @@ def show_forecast(settings: RunSettings, devices: int, device: torch.device, con
         ("training FLOPs per token", f"{f.flops_per_token:.3g}"),
         ("steps", f"{f.steps:,} of {t.batch_size} × {settings.train_length} tokens"),
         ("tokens", f"{f.tokens:,}"),
+        ("positions of training text", sampled(settings)),
         ("memory on each device", f"about {f.memory / 2**30:.1f} GiB of {free / 2**30:.1f} GiB free"),
         ("time", f"about {duration(f.seconds)} on {devices} × {device.type}, at 45% of its peak rate"),
     ]

@@ -1,0 +1,188 @@
+"""Drawn positions on their way from the loader through the model: what they change, and what they may not."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch._dynamo
+from torch._dynamo.testing import CompileCounter
+
+from data import Batch
+from data.positions import place
+from model import Transformer
+from tests.data.test_positions import chosen
+from tests.model.zoo import build, ids
+from training.config import load_settings
+from training.errors import TrainingError
+from training.loop import micro_batches, places_of
+from training.settings import RunSettings
+from training.start import check_model
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+B, T = 4, 11
+SAMPLERS = ["random_offset", "random_subset", "random_subset-batch", "cape", "cape-centre", "pose"]
+WHOLE = [name for name in SAMPLERS if not name.startswith("cape")]
+
+
+def batch_of(name: str, packing: str = "running", step: int = 0, rows: int = B) -> Batch:
+    """A batch of random tokens in windows of two to four documents, placed by a sampler."""
+    begins = np.zeros((rows, T), dtype=bool)
+    begins[np.arange(rows)[:, None], [[2 + r % 3, 7] for r in range(rows)]] = True
+    placed = place(packing, chosen(name), begins, seed=1, step=step, rows=np.arange(rows))
+    tokens = ids(rows, T, seed=step)
+    order, position, document = (torch.from_numpy(np.array(x)) for x in placed[:3])
+    reach = 1 + max(0, int(np.ceil(placed.position.max())))
+    return Batch(
+        tokens,
+        tokens.roll(-1, 1),
+        order,
+        position,
+        document,
+        placed.layout,
+        reach,
+        placed.unit_steps,
+        n_targets=tokens.numel(),
+        epoch=0,
+        hash="",
+    )
+
+
+def losses(net: Transformer, batch: Batch, tokens: torch.Tensor | None = None) -> torch.Tensor:
+    """(B, T) NLL of the batch's targets."""
+    with torch.no_grad():
+        return net(batch.tokens if tokens is None else tokens, places_of(batch, T), targets=batch.targets)
+
+
+@pytest.mark.parametrize("packing", ["running", "documents"])
+@pytest.mark.parametrize("scheme", ["rope", "alibi", "none"])
+def test_an_offset_is_not_seen_by_what_knows_distances_alone(scheme, packing):
+    net = build(scheme)
+    there, here = batch_of("random_offset", packing), batch_of("plain", packing)
+    assert (there.position > here.position).all(dim=-1).any()
+    torch.testing.assert_close(losses(net, there), losses(net, here), rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("packing", ["running", "documents"])
+def test_an_offset_is_seen_by_sinusoidal_positions(packing):
+    net = build("sinusoidal")
+    change = losses(net, batch_of("random_offset", packing)) - losses(net, batch_of("plain", packing))
+    assert change.abs().max() > 0.01
+
+
+@pytest.mark.parametrize("name", [name for name in SAMPLERS if name != "random_offset"])
+@pytest.mark.parametrize("scheme", ["rope", "alibi", "sinusoidal"])
+def test_the_other_samplers_are_seen_by_every_scheme(name, scheme):
+    net = build(scheme)
+    assert (losses(net, batch_of(name)) - losses(net, batch_of("plain"))).abs().max() > 0.01
+
+
+def seen(net: Transformer, batch: Batch) -> torch.Tensor:
+    """(T, B, T) bool: which losses change with the token at each place. Targets stay as they are."""
+    base = losses(net, batch)
+    found = []
+    for t in range(T):
+        tokens = batch.tokens.clone()
+        tokens[:, t] = (tokens[:, t] + 1) % net.vocab_size
+        found.append((losses(net, batch, tokens) - base).abs() > 1e-12)
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize("packing", ["running", "documents"])
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_who_sees_whom_does_not_change(name, packing):
+    """By order and document: a token sees itself and what stands before it in its text."""
+    begins = [[0, 2 + r % 3, 7] if packing == "documents" else [0] for r in range(B)]
+    first = torch.tensor([[max(b for b in begins[r] if b <= t) for t in range(T)] for r in range(B)])
+    places = torch.arange(T)
+    expected = (places[:, None, None] <= places) & (places[:, None, None] >= first)
+    schemes = ["rope", "rope-window", "alibi", "sinusoidal"]
+    for scheme in schemes if name.startswith("cape") else [*schemes, {"name": "learned", "max_length": 99}]:
+        near = places - places[:, None, None] < 5 if scheme == "rope-window" else True
+        # One layer: in more, a window's tokens reach further back through each other.
+        assert torch.equal(seen(build(scheme, layers=1), batch_of(name, packing)), expected & near), scheme
+
+
+@pytest.mark.parametrize("packing", ["running", "documents"])
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_micro_batches_take_their_own_rows(name, packing):
+    net, batch = build("sinusoidal"), batch_of(name, packing)
+    whole = losses(net, batch)
+    for size in (1, 3):
+        parts = micro_batches(batch, size, T, torch.device("cpu"))
+        with torch.no_grad():
+            found = torch.cat([net(part.tokens, part.places, targets=part.targets) for part in parts])
+        torch.testing.assert_close(found, whole, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("scheme", ["rope", "alibi", "sinusoidal"])
+@pytest.mark.parametrize("name", ["random_offset", "cape", "pose"])
+def test_drawn_positions_are_not_compiled_again_at_every_step(name, scheme):
+    torch._dynamo.reset()
+    net, plain, counter = build(scheme, layers=2).train(), build(scheme, layers=2), CompileCounter()
+    net.compile(fullgraph=True, backend=counter)
+    for step in range(4):
+        batch = batch_of(name, step=step)
+        with torch.no_grad():
+            found = net(batch.tokens, places_of(batch, T), targets=batch.targets)
+        torch.testing.assert_close(found, losses(plain, batch), rtol=0, atol=1e-10)
+    # The largest position of a step is known on the host: at most one more graph makes it dynamic.
+    assert counter.frame_count <= 2
+    torch._dynamo.reset()
+
+
+LEARNED = "model.position={name: learned, max_length: 300}"
+PATTERN = "model.position={name: pattern, layers: [a, b], kinds: {a: {name: rope}, b: {name: learned}}}"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            [LEARNED, "data.positions.name=cape"],
+            r"data.positions.name = cape .* where model.position.name = learned has none",
+        ),
+        ([PATTERN, "data.positions.name=cape"], r"model.position.kinds.b.name = learned has none"),
+        (
+            [LEARNED, "data.positions.name=random_subset"],
+            r"\(random_subset: max_length 2048, per row\) .* up to 2047, .* end at 299: .* to 2048",
+        ),
+        (
+            [LEARNED, "data.positions={name: random_offset, max_offset: 237}"],
+            r"up to 300, and positions end at 299: raise model.position.max_length to 301",
+        ),
+        ([LEARNED, "data.positions={name: pose, target: 301}"], "up to 300, and positions end at 299"),
+    ],
+)
+def test_positions_a_scheme_does_not_have_are_refused_before_any_data(words, said):
+    settings = load_settings(RunSettings, ["train_length=64", "training.validation.multiples=[1]", *words])
+    with pytest.raises(TrainingError, match=said):
+        check_model(settings)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["data.positions={name: random_offset, max_offset: 236}", LEARNED],
+        ["data.positions={name: random_subset, max_length: 300}", LEARNED],
+        ["data.positions={name: pose, target: 300}", LEARNED],
+        ["data.positions.name=cape"],
+    ],
+)
+def test_positions_a_scheme_has_are_not(words):
+    check_model(load_settings(RunSettings, ["train_length=64", "training.validation.multiples=[1]", *words]))
+
+
+def test_a_range_too_short_for_the_window_is_refused_with_the_settings():
+    with pytest.raises(TrainingError, match=r"max_length = 63 .* train_length = 64"):
+        words = ["data.positions={name: random_subset, max_length: 63}", "train_length=64"]
+        load_settings(RunSettings, words)
+
+
+@pytest.mark.parametrize(
+    "file", sorted((CONFIGS / "data" / "positions").glob("*.yaml")), ids=lambda f: f.stem
+)
+def test_examples_can_be_trained(file):
+    settings = load_settings(RunSettings, [str(CONFIGS / "tiny.yaml"), str(file)])
+    assert settings.data.positions.name != "plain"
+    check_model(settings)
