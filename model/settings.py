@@ -130,3 +130,9 @@ def check_override(trained: ModelSettings, asked: ModelSettings) -> None:
         for key in type(old).model_fields:
             if key not in old.test_time and getattr(old, key) != getattr(new, key):
                 raise ModelError(f"{where}.{key} cannot be changed after training; {legal}")
+        for a, b in ((old, new), (new, old)):
+            if a.temperature.learned and a.temperature.name != b.temperature.name:
+                raise ModelError(
+                    f"{where}.temperature: '{a.temperature.name}' is learned, so it can be neither added nor "
+                    "taken away after training"
+                )

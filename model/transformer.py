@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +18,18 @@ from torch.utils.checkpoint import checkpoint
 from model.cache import Cache, LayerMemory
 from model.errors import ModelError
 from model.kernels import attend
-from model.position import SCHEMES, Geometry, Places, Plan, Position, Span
+from model.position import (
+    SCHEMES,
+    ContentPlan,
+    Geometry,
+    Modifiers,
+    Places,
+    Plan,
+    Position,
+    PositionSettings,
+    Span,
+    temperature_factors,
+)
 from model.settings import ModelSettings
 
 IGNORED = -100  # a target that is not counted
@@ -35,7 +47,7 @@ class HeadNorm(nn.RMSNorm):
 class Attention(nn.Module):
     """Projects, remembers, attends. What is compared with what is the plan's business."""
 
-    def __init__(self, s: ModelSettings):
+    def __init__(self, s: ModelSettings, choice: PositionSettings):
         super().__init__()
         self.heads, self.groups, self.features = s.heads, s.kv_heads, s.features
         self.wq = nn.Linear(s.dim, s.heads * s.features, bias=False)
@@ -44,16 +56,22 @@ class Attention(nn.Module):
         self.wo = nn.Linear(s.heads * s.features, s.dim, bias=False)
         self.q_norm = HeadNorm(s.features, eps=s.norm_eps) if s.qk_norm else nn.Identity()
         self.k_norm = HeadNorm(s.features, eps=s.norm_eps) if s.qk_norm else nn.Identity()
+        self.position = Modifiers(choice, s.heads)
 
-    def forward(self, asked: Tensor, x: Tensor, plan: Plan, memory: LayerMemory | None) -> Tensor:
+    def forward(
+        self, asked: Tensor, x: Tensor, plan: Plan | ContentPlan, memory: LayerMemory | None
+    ) -> Tensor:
         """asked (B, K, C) are the rows of x (B, T, C) whose outputs are wanted; returns (B, K, C)."""
-        k, v = self.remember(x, plan, memory)  # (B, G, S, D)
+        bound = plan.bind(x, memory)
+        k, v = self.remember(x, bound, memory)  # (B, G, S, ·), (B, G, S, D)
+        if asked.shape[1] == 0:  # only keys and values were wanted
+            return asked
         q = self.q_norm(self._split(self.wq(asked), self.heads))  # (B, H, K, D)
-        out = attend(plan.read(q, k), v, self.features**-0.5)  # (B, H, K, D)
+        out = attend(bound.read(q, k), v, self.features**-0.5, sink=bound.sink)  # (B, H, K, D)
         return self.wo(out.transpose(1, 2).flatten(2))
 
     def remember(self, x: Tensor, plan: Plan, memory: LayerMemory | None) -> tuple[Tensor, Tensor]:
-        """Keys and values (B, G, S, D) of all tokens up to and including x (B, T, C)."""
+        """Keys and values (B, G, S, ·) of all tokens up to and including x (B, T, C)."""
         k = plan.write(self.k_norm(self._split(self.wk(x), self.groups)))  # (B, G, T, D)
         v = self._split(self.wv(x), self.groups)  # (B, G, T, D)
         return (k, v) if memory is None else memory.append(k, v)
@@ -78,20 +96,19 @@ class SwiGLU(nn.Module):
 class Block(nn.Module):
     """Pre-norm residual block."""
 
-    def __init__(self, s: ModelSettings):
+    def __init__(self, s: ModelSettings, choice: PositionSettings):
         super().__init__()
         self.attention_norm = nn.RMSNorm(s.dim, eps=s.norm_eps)
-        self.attention = Attention(s)
+        self.attention = Attention(s, choice)
         self.mlp_norm = nn.RMSNorm(s.dim, eps=s.norm_eps)
         self.mlp = SwiGLU(s.dim, s.mlp_width)
 
-    def forward(self, x: Tensor, span: Span, plan: Plan, memory: LayerMemory | None) -> Tensor:
+    def forward(self, x: Tensor, span: Span, plan: Plan | ContentPlan, memory: LayerMemory | None) -> Tensor:
         """x (B, T, C) → (B, K, C), K the span's queries; with K = 0 only keys and values are written."""
         normed = self.attention_norm(x)
-        if span.queries.order.shape[1] == 0:
-            self.attention.remember(normed, plan, memory)
-            return x[:, :0]
         x = span.of_queries(x) + self.attention(span.of_queries(normed), normed, plan, memory)
+        if x.shape[1] == 0:
+            return x
         return x + self.mlp(self.mlp_norm(x))
 
 
@@ -112,12 +129,22 @@ class Transformer(nn.Module):
         super().__init__()
         s = self.settings = settings
         self.vocab_size, self.train_length = vocab_size, train_length
-        geometry = Geometry(s.dim, s.heads, s.features, train_length, original_length or train_length)
-        self.embed = nn.Embedding(vocab_size, s.dim)
-        self.position = nn.ModuleDict(
-            {kind: SCHEMES[choice.name][1](choice, geometry) for kind, choice in s.kinds.items()}
+        self._original_length = original_length or train_length
+        geometry = Geometry(
+            s.dim, s.heads, s.features, train_length, original_length or train_length, s.kv_heads
         )
-        self.layers = nn.ModuleList(Block(s) for _ in range(s.layers))
+        self.embed = nn.Embedding(vocab_size, s.dim)
+        # One instance for each kind of layer; or for each layer, where the scheme learns something in each.
+        self.position, self._scheme_of_layer = nn.ModuleDict(), []
+        self._kind_of: dict[str, str] = {}
+        for i, kind in enumerate(s.layer_kinds):
+            choice = s.kinds[kind]
+            name = f"{kind}-{i}" if choice.per_layer else kind
+            if name not in self.position:
+                self.position[name] = SCHEMES[choice.name][1](choice, geometry)
+                self._kind_of[name] = kind
+            self._scheme_of_layer.append(name)
+        self.layers = nn.ModuleList(Block(s, s.kinds[kind]) for kind in s.layer_kinds)
         self.norm = nn.RMSNorm(s.dim, eps=s.norm_eps)
         self.head = None if s.tied else nn.Linear(s.dim, vocab_size, bias=False)
         self._compiled: Callable[..., Tensor] | None = None
@@ -139,13 +166,16 @@ class Transformer(nn.Module):
 
         embedding_std = min(0.1 * s.dim**-0.5, 2 / s.dim) if s.tied else 1.0
         draw(self.embed.weight, embedding_std)
-        for block in self.layers:
+        for block in self._blocks():
             for name, weight in block.named_parameters():
+                if name.startswith("attention.position."):
+                    continue
                 if weight.ndim == 1:
                     nn.init.ones_(weight)
                     continue
                 writes = name in ("attention.wo.weight", "mlp.down.weight")
                 draw(weight, weight.shape[1] ** -0.5 / (math.sqrt(2 * s.layers) if writes else 1))
+            block.attention.position.initialise()
         nn.init.ones_(self.norm.weight)
         if self.head is not None:
             draw(self.head.weight, 0.1 * s.dim**-0.5)
@@ -186,29 +216,35 @@ class Transformer(nn.Module):
         for scheme in self._schemes():
             scheme.check_reach(places.reach)
         dtype = torch.float64 if self.embed.weight.dtype == torch.float64 else torch.float32
-        tables = {kind: self._scheme(kind).tables(places, dtype) for kind in self.position}
+        tables = {name: self._scheme(name).tables(places, dtype) for name in self.position}
+        factors = {
+            kind: temperature_factors(choice, self._original_length, places, dtype)
+            for kind, choice in self.settings.kinds.items()
+        }
         keep = tokens.shape[1] if keep is None else keep
         run = self._compiled if self._compiled and self.training else self._forward
-        return run(tokens, places, tables, targets, cache, keep)
+        return run(tokens, places, tables, factors, targets, cache, keep)
 
     def _forward(
         self,
         tokens: Tensor,
         places: Places,
         tables: dict[str, tuple[Tensor, ...]],
+        factors: dict[str, Tensor | None],
         targets: Tensor | None,
         cache: Cache | None,
         keep: int,
     ) -> Tensor:
-        keys = places if cache is None else cache.advance(places)
+        keys = dict.fromkeys(self.settings.kinds, places) if cache is None else cache.advance(places)
         x = self.embed(tokens)  # (B, T, C)
-        for kind in self.position:
-            x = self._scheme(kind).embed(x, tables[kind], places)
+        for name in self.position:
+            x = self._scheme(name).embed(x, tables[name], places)
         full, last = self._spans(x, places, keys, tables, places), None
         if keep < tokens.shape[1]:
             last = self._spans(x, places, keys, tables, places.last(keep))
-        for i, (block, kind) in enumerate(zip(self.layers, self.settings.layer_kinds, strict=True)):
-            span, plan = (last if last and i == len(self.layers) - 1 else full)[kind]
+        for i, (block, name) in enumerate(zip(self._blocks(), self._scheme_of_layer, strict=True)):
+            span, plan = (last if last and i == len(self.layers) - 1 else full)[name]
+            plan = block.attention.position(plan, span, factors[self._kind_of[name]])
             x = block(x, span, plan, None if cache is None else cache.layers[i])
         x = self.norm(x)  # (B, K, C)
         return self.logits(x) if targets is None else self._nll(x, targets)
@@ -217,25 +253,26 @@ class Transformer(nn.Module):
         self,
         x: Tensor,
         new: Places,
-        keys: Places,
+        keys: dict[str, Places],
         tables: dict[str, tuple[Tensor, ...]],
         queries: Places,
-    ) -> dict[str, tuple[Span, Plan]]:
-        """One span and plan per layer kind: lowered once per pass, used by all layers of the kind."""
+    ) -> dict[str, tuple[Span, Plan | ContentPlan]]:
+        """One span and plan per instance of a scheme: lowered once per pass, used by all its layers."""
         spans = {}
-        for kind in self.position:
-            scheme = self._scheme(kind)
+        for name in self.position:
+            scheme = self._scheme(name)
             span = Span(
                 new=new,
                 queries=queries,
-                keys=keys,
+                keys=keys[self._kind_of[name]],
                 batch=x.shape[0],
                 heads=self.settings.heads,
                 device=x.device,
-                tables=tables[kind],
+                tables=tables[name],
                 window=scheme.settings.window,
+                sinks=scheme.settings.sinks,
             )
-            spans[kind] = span, scheme.plan(span)
+            spans[name] = span, scheme.plan(span)
         return spans
 
     def logits(self, x: Tensor) -> Tensor:
@@ -265,13 +302,16 @@ class Transformer(nn.Module):
                 parts.append(chunk(*part))
         return torch.cat(parts).view(targets.shape)
 
-    def _scheme(self, kind: str) -> Position:
-        scheme = self.position[kind]
+    def _blocks(self) -> list[Block]:
+        return cast(list[Block], list(self.layers))
+
+    def _scheme(self, name: str) -> Position:
+        scheme = self.position[name]
         assert isinstance(scheme, Position)
         return scheme
 
     def _schemes(self) -> list[Position]:
-        return [self._scheme(kind) for kind in self.position]
+        return [self._scheme(name) for name in self.position]
 
     @property
     def limit(self) -> int | None:
@@ -282,7 +322,9 @@ class Transformer(nn.Module):
     @property
     def follows_length(self) -> bool:
         """Whether any scheme treats tokens differently by the declared length of their sequence."""
-        return any(scheme.follows_length for scheme in self._schemes())
+        return any(scheme.follows_length for scheme in self._schemes()) or any(
+            choice.temperature.follows_length for choice in self.settings.kinds.values()
+        )
 
     def parameter_count(self) -> int:
         return sum(p.numel() for p in self.parameters())
@@ -291,11 +333,11 @@ class Transformer(nn.Module):
         """Training FLOPs per token: 6 per matmul weight (head included, embedding lookup not), and
         12·H·D per key seen, averaged over a causal (windowed) sequence of `length` tokens."""
         s = self.settings
-        per_block = sum(p.numel() for p in self.layers[0].parameters() if p.ndim == 2)
-        weights = s.layers * per_block + self.vocab_size * s.dim
+        weights = sum(p.numel() for p in self.layers.parameters() if p.ndim == 2)
+        weights += self.vocab_size * s.dim
         flops = 6.0 * weights
         for kind in s.layer_kinds:
-            window = min(self._scheme(kind).settings.window or length, length)
+            window = min(s.kinds[kind].window or length, length)
             keys_seen = window - window * (window - 1) / (2 * length)
             flops += 12 * s.heads * s.features * keys_seen
         return flops

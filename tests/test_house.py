@@ -25,18 +25,22 @@ MAY_IMPORT = {
 # Lower may be imported by higher; equal ranks by each other. A file of model/position not named is a scheme.
 RANKS = {
     "model.errors": 0,
-    "model.kernels": 0,
-    "model.position.base": 1,
-    "model.position.registry": 3,
-    "model.position": 4,
-    "model.settings": 5,
-    "model.cache": 6,
-    "model.transformer": 7,
-    "model.linear_attention": 7,
-    "model.sampling": 8,
-    "model": 9,
+    "model.pairs": 1,
+    "model.kernels": 2,
+    "model.position.places": 1,
+    "model.position.temperature": 1,
+    "model.position.base": 3,
+    "model.position.modifiers": 4,
+    "model.position.registry": 5,
+    "model.position": 6,
+    "model.settings": 7,
+    "model.cache": 8,
+    "model.transformer": 9,
+    "model.linear_attention": 9,
+    "model.sampling": 10,
+    "model": 11,
 }
-SCHEME = 2
+SCHEME = 4
 
 
 def sources() -> list[Path]:
@@ -97,7 +101,7 @@ def arrows(path: Path) -> list[tuple[int, str]]:
 
 
 def rank(module: str) -> int:
-    return RANKS.get(module, SCHEME if module.startswith("model.position.") else 8)
+    return RANKS.get(module, SCHEME if module.startswith("model.position.") else 10)
 
 
 every_source = pytest.mark.parametrize("path", sources(), ids=shown)

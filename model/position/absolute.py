@@ -9,7 +9,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from model.errors import ModelError
-from model.position.base import Geometry, Places, Position, PositionSettings
+from model.position.base import Geometry, Position, PositionSettings
+from model.position.places import Places
 from model.position.scaling import Factor
 from model.position.table import Rows, StretchedTables
 

@@ -8,89 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import ClassVar, Literal, Protocol
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
 from model.errors import ModelError
-from model.kernels import Band, Bias, Distance, Pairs, Rule, View
-
-LAYOUTS = ("plain", "ragged", "packed")
-
-
-@dataclass(frozen=True)
-class Places:
-    """Where each token of a pass stands. Made by the loader or the sampler, never rebuilt in a layer.
-
-    Attributes:
-        order: (B, T) int; index of the token in its document. It alone decides who sees whom.
-        position: (B, T) int or real; what schemes see. It may skip, be random or fractional.
-        document: (B, T) int; −1 is padding. Tokens see tokens of their own document only.
-        layout: known on the host, never inferred from the tensors. ``plain``: one document a row, order
-            rising by one and equal in all rows; ``ragged``: one document a row behind left padding;
-            ``packed``: several documents a row.
-        reach: 1 + the largest position, on the host; tables are sized and bounds checked by it.
-        lengths: declared total length of each row, or one number for all; rules whose frequencies follow
-            the length take it from here, once per sequence.
-        unit_steps: in plain layout, positions rise by one from token to token, in all rows.
-
-    The tensors may have one row that stands for all (1, T).
-    """
-
-    order: Tensor
-    position: Tensor
-    document: Tensor
-    layout: str
-    reach: int
-    lengths: tuple[int, ...]
-    unit_steps: bool = True
-
-    @classmethod
-    def plain(
-        cls, tokens: int, *, offset: int = 0, length: int | None = None, device: torch.device | str = "cpu"
-    ) -> Places:
-        """Rows of `tokens` tokens at positions offset, offset + 1, ...; `length` defaults to their end."""
-        order = torch.arange(offset, offset + tokens, device=device)[None]
-        end = offset + tokens
-        return cls(order, order, torch.zeros_like(order), "plain", end, (max(length or 0, end),))
-
-    @classmethod
-    def left_padded(
-        cls,
-        counts: list[int],
-        tokens: int,
-        *,
-        offset: int = 0,
-        lengths: list[int] | None = None,
-        device: torch.device | str = "cpu",
-    ) -> Places:
-        """Rows of `tokens` slots that end together; row r holds counts[r] tokens at its right end.
-
-        Later tokens of the same rows are described by tokens=1, offset=slots filled so far: slot s of row r
-        then has order s − padding(r). `counts` and the padding stay those of the first pass, whose width is
-        max(counts).
-        """
-        width = max(counts)
-        if tokens + offset < width:
-            raise ModelError(f"left padding needs at least {width} slots for {width} tokens, got {tokens}")
-        padding = torch.tensor([width - c for c in counts], device=device)[:, None]  # (B, 1)
-        order = torch.arange(offset, offset + tokens, device=device)[None] - padding  # (B, T)
-        document = torch.where(order < 0, -1, 0)
-        ends = [offset + tokens - (width - c) for c in counts]
-        declared = tuple(max(a, b) for a, b in zip(ends, lengths or ends, strict=True))
-        return cls(order, order.clamp(min=0), document, "ragged", offset + tokens, declared)
-
-    def last(self, count: int) -> Places:
-        """The last `count` tokens."""
-        start = self.order.shape[1] - count
-        return replace(
-            self,
-            order=self.order[:, start:],
-            position=self.position[:, start:],
-            document=self.document[:, start:],
-        )
+from model.pairs import Band, Bias, Distance, Pairs, Rule, View
+from model.position.places import Places
+from model.position.temperature import AnyTemperature, NoTemperature
 
 
 @dataclass(frozen=True)
@@ -100,9 +27,10 @@ class Span:
     Attributes:
         new: the tokens of this pass; their keys are written.
         queries: the tokens whose outputs are wanted: the last of `new`.
-        keys: every key, those of this pass last.
+        keys: every key that is still remembered, those of this pass last.
         tables: what the scheme's `tables` returned for `new`.
-        window: a key is seen only if it is fewer than this many tokens back, the query itself included.
+        window: a key is seen only if it is fewer than this many tokens back, the query itself included ...
+        sinks: ... or if it is among the first so many of its document.
     """
 
     new: Places
@@ -113,58 +41,91 @@ class Span:
     device: torch.device
     tables: tuple[Tensor, ...] = ()
     window: int | None = None
+    sinks: int = 0
 
     def of_queries(self, x: Tensor, dim: int = 1) -> Tensor:
-        """The rows of a per-new-token tensor that belong to the queries."""
+        """The rows of a per-new-token (or per-key) tensor that belong to the queries."""
         count = self.queries.order.shape[1]
         return x.narrow(dim, x.shape[dim] - count, count)
+
+    # What rules and biases index: (B, T) of the queries and (B, S) of the keys.
+    @property
+    def q_order(self) -> Tensor:
+        return self._rows(self.queries.order)
+
+    @property
+    def k_order(self) -> Tensor:
+        return self._rows(self.keys.order)
+
+    @property
+    def q_position(self) -> Tensor:
+        return self._rows(self.queries.position)
+
+    @property
+    def k_position(self) -> Tensor:
+        return self._rows(self.keys.position)
 
     def visible(self) -> Rule:
         """Causal, within the document, within the window: by order and document, never by tensor index.
 
-        In plain layout order rises by one along the keys, so that index and order differ by a constant and
-        the comparison of indices is the comparison of orders.
+        In plain layout order rises by one along the keys (behind those kept as sinks), so that index and
+        order differ by a constant and the comparison of indices is the comparison of orders.
         """
-        window = self.window
+        window, sinks, k_order = self.window, self.sinks, self.k_order
         if self.queries.layout == "plain":
             offset = self.keys.order.shape[1] - self.queries.order.shape[1]
 
             def plain(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
                 seen = j <= i + offset
-                return seen if window is None else seen & (i + offset - j < window)
+                if window is None:
+                    return seen
+                near = i + offset - j < window
+                return seen & (near | (k_order[b, j] < sinks) if sinks else near)
 
             return plain
-        q_order, q_document = self._rows(self.queries.order), self._rows(self.queries.document)
-        k_order, k_document = self._rows(self.keys.order), self._rows(self.keys.document)
+        q_order, q_document = self.q_order, self._rows(self.queries.document)
+        k_document = self._rows(self.keys.document)
 
         def ordered(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             back = q_order[b, i] - k_order[b, j]
             seen = (back >= 0) & (q_document[b, i] == k_document[b, j])
-            return seen if window is None else seen & (back < window)
+            if window is None:
+                return seen
+            near = back < window
+            return seen & (near | (k_order[b, j] < sinks) if sinks else near)
 
         return ordered
 
     def pairs(
-        self, rule: Rule | None = None, bias: Bias | None = None, distance: Distance | None = None
+        self,
+        rule: Rule | None = None,
+        bias: Bias | None = None,
+        distance: Distance | None = None,
+        by_row: bool = False,
     ) -> Pairs:
         """The visible pairs, narrowed by `rule`, with `bias` or with a bias of distance alone.
 
         Args:
-            rule: elementwise over indices; a pair is kept where it holds.
+            rule: elementwise over indices; a pair is kept where it holds. It may not differ between heads.
             bias: elementwise over indices; added to the logit after the 1/√D scale.
             distance: elementwise over (head, position distance), in place of `bias`.
+            by_row: `rule` or `bias` differ between rows though places do not: they read content.
         """
         visible, plain = self.visible(), self.queries.layout == "plain"
         both = visible if rule is None else lambda b, h, i, j: visible(b, h, i, j) & rule(b, h, i, j)
         queries, keys = self.queries.order.shape[1], self.keys.order.shape[1]
+        q_position, k_position = self.q_position, self.k_position
+
+        def separation(b: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            return q_position[b, i] - k_position[b, j]
+
         if distance is not None:
-            q_position, k_position = self._rows(self.queries.position), self._rows(self.keys.position)
 
             def of_distance(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-                return distance(h, q_position[b, i] - k_position[b, j])
+                return distance(h, separation(b, i, j))
 
             bias = of_distance
-
+        single = self.queries.position.shape[0] == self.keys.position.shape[0] == 1
         return Pairs(
             batch=self.batch,
             heads=self.heads,
@@ -172,36 +133,94 @@ class Span:
             keys=keys,
             device=self.device,
             rule=both,
+            separation=separation,
             bias=bias,
-            band=Band(keys - queries, self.window) if plain and rule is None else None,
+            band=Band(keys - queries, self.window, self.sinks) if plain else None,
+            is_band=plain and rule is None,
             distance=distance if plain and self.keys.unit_steps else None,
+            rows=1 if plain and not by_row and (single or (bias is None and rule is None)) else self.batch,
         )
 
     def _rows(self, x: Tensor) -> Tensor:
         return x.expand(self.batch, -1)
 
 
+class Remembering(Protocol):
+    """What a layer's memory offers to a plan that notes things beside keys."""
+
+    def notes(self) -> Tensor | None: ...
+
+    def append_notes(self, new: Tensor) -> Tensor: ...
+
+
+Temper = Callable[[Tensor], Tensor]  # queries (B, H, T, D) → the same, scaled
+
+
 @dataclass(frozen=True)
 class Plan:
     """One scheme's treatment of one pass of one layer kind.
 
-    read(q, k) gives the views in which queries (B, H, T, D) meet remembered keys (B, G, S, D);
-    write(k) gives the form (B, G, T, D) in which the new keys are remembered.
+    read(q, k) gives the views in which queries (B, H, T, D) meet remembered keys (B, G, S, ·);
+    write(k) gives the form (B, G, T, ·) in which the new keys (B, G, T, D) are remembered;
+    sink is the logit (H,) of a column without a value, which takes weight away.
     """
 
     read: Callable[[Tensor, Tensor], list[View]]
     write: Callable[[Tensor], Tensor] = field(default=lambda k: k)
+    sink: Tensor | None = None
+
+    def bind(self, x: Tensor, memory: Remembering | None) -> Plan:
+        """The plan once the layer's input x (B, T, C) is known."""
+        return self
+
+    def modified(self, temper: Temper | None, sink: Tensor | None) -> Plan:
+        """With queries scaled and a sink added."""
+        read = self.read
+        tempered = read if temper is None else lambda q, k: read(temper(q), k)
+        return replace(self, read=tempered, sink=sink)
+
+
+@dataclass(frozen=True)
+class ContentPlan:
+    """The plan of a scheme that reads the layer's input: each new token leaves notes beside its key.
+
+    note(x, past) maps the input x (B, T, C) and the notes of the keys remembered so far (B, S − T, E; None
+    for none) to those of the new tokens (B, T, E);
+    read(q, k, notes) and write(k, new notes) are a Plan's, with the notes of all keys and of the new ones.
+    """
+
+    note: Callable[[Tensor, Tensor | None], Tensor]
+    read: Callable[[Tensor, Tensor, Tensor], list[View]]
+    write: Callable[[Tensor, Tensor], Tensor] = field(default=lambda k, notes: k)
+    sink: Tensor | None = None
+
+    def bind(self, x: Tensor, memory: Remembering | None) -> Plan:
+        past = None if memory is None else memory.notes()
+        new = self.note(x, past)
+        notes = new if memory is None else memory.append_notes(new)
+        read, write = self.read, self.write
+        return Plan(lambda q, k: read(q, k, notes), lambda k: write(k, new), self.sink)
+
+    def modified(self, temper: Temper | None, sink: Tensor | None) -> ContentPlan:
+        read = self.read
+        tempered = read if temper is None else lambda q, k, notes: read(temper(q), k, notes)
+        return replace(self, read=tempered, sink=sink)
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """What a scheme may know of the model around it."""
+    """What a scheme may know of its model. `groups`: key/value heads, by default as many as heads."""
 
     dim: int
     heads: int
     head_dim: int
     train_length: int
     original_length: int
+    groups: int | None = None
+
+    @property
+    def kv_heads(self) -> int:
+        return self.groups or self.heads
 
 
 class PositionSettings(BaseModel):
@@ -210,12 +229,24 @@ class PositionSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     # Fields that a trained checkpoint may be evaluated under without having been trained with them.
-    test_time: ClassVar[frozenset[str]] = frozenset({"window"})
+    test_time: ClassVar[frozenset[str]] = frozenset({"window", "sinks", "temperature"})
 
     name: str
     window: int | None = Field(
         None, ge=1, description="a query sees only this many latest keys, its own included; null: all"
     )
+    sinks: int = Field(
+        0, ge=0, description="with a window: the first so many tokens of a document stay visible to all"
+    )
+    temperature: AnyTemperature = Field(NoTemperature(), description="a factor on the attention logits' q·k")
+    sink_logit: Literal["none", "learned", "zero"] = Field(
+        "none", description="a column without a value in each head's softmax: its logit is learned, or 0"
+    )
+
+    @property
+    def per_layer(self) -> bool:
+        """Whether each layer has an instance of the scheme, with parameters, of its own."""
+        return False
 
 
 class Position(nn.Module):
@@ -223,6 +254,12 @@ class Position(nn.Module):
 
     Kazemnejad et al. 2023 (arXiv:2305.19466); Haviv et al. 2022 (arXiv:2203.16634).
     """
+
+    remembers: ClassVar[str] = "plain keys"  # the form in which a key is cached
+    takes_fractions: ClassVar[bool] = True  # positions may be real numbers
+    uses_position: ClassVar[bool] = True  # positions are read at all
+    # Checks of the conformance suite that do not hold for this scheme, each with its reason.
+    exempt: ClassVar[dict[str, str]] = {}
 
     def __init__(self, settings: PositionSettings, geometry: Geometry):
         super().__init__()
@@ -254,7 +291,7 @@ class Position(nn.Module):
         """Change the embedded tokens (B, T, C) before the first layer."""
         return x
 
-    def plan(self, span: Span) -> Plan:
+    def plan(self, span: Span) -> Plan | ContentPlan:
         """How queries and keys are compared in this pass."""
         pairs = span.pairs()
         return Plan(read=lambda q, k: [View(q, k, pairs)])

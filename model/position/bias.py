@@ -7,8 +7,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from model.kernels import View
-from model.position.base import Geometry, Places, Plan, Position, PositionSettings, Span
+from model.pairs import View
+from model.position.base import Geometry, Plan, Position, PositionSettings, Span
+from model.position.places import Places
 
 
 class AlibiSettings(PositionSettings):

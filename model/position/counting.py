@@ -14,7 +14,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from model.errors import ModelError
-from model.position.base import Geometry, Places, Position, PositionSettings
+from model.position.base import Geometry, Position, PositionSettings
+from model.position.places import Places
 from model.position.table import Table
 
 INT64_BITS = 63  # of a position that is not negative

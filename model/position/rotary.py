@@ -9,8 +9,9 @@ from pydantic import Field
 from torch import Tensor
 
 from model.errors import ModelError
-from model.kernels import Pairs, View
-from model.position.base import Geometry, Places, Plan, Position, PositionSettings, Span
+from model.pairs import Pairs, View
+from model.position.base import Geometry, Plan, Position, PositionSettings, Span
+from model.position.places import Places
 from model.position.remap import Around, DualChunk, Lane, LeakyReRope, NoRemap, ReRope, SelfExtend
 from model.position.scaling import AnyScaling, NoScaling, plain_frequencies, resonant, turns_within
 from model.position.table import Rows, Table

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from model.position.base import Places
+from model.position.places import Places
 
 STRETCHES_KEPT = 16  # tables held at once: documents of many lengths where the stretch follows the length
 

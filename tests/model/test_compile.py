@@ -61,12 +61,12 @@ def test_many_lengths_share_a_bounded_number_of_graphs(case, monkeypatch):
     net, plain, counter = build(case, layers=2).train(), build(case, layers=2), CompileCounter()
     chosen = set()
 
-    def spy(views, choose=model.kernels._choose):
-        chosen.add(choose(views))
-        return choose(views)
+    def spy(views, sink, device, choose=model.kernels.choose):
+        chosen.add(choose(views, sink, device))
+        return choose(views, sink, device)
 
     with monkeypatch.context() as patch:
-        patch.setattr(model.kernels, "_choose", spy)
+        patch.setattr(model.kernels, "choose", spy)
         plain(ids(B, 11), Places.plain(11))
     if chosen == {"blocks"}:
         pytest.skip("the CPU's blocks of queries are unrolled: one graph for each length")

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 import model.transformer
 from model import Places
-from model.kernels import QUERY_BLOCK, Band, Pairs, View, _choose, attend
+from model.kernels import attend, choose
+from model.pairs import QUERY_BLOCK, Band, Pairs, View
 from model.position import Span
 from model.position.bias import alibi_slopes
 from tests.model.zoo import CASES, build, close, ids, packed, reach_of
@@ -38,7 +39,7 @@ def pairs_of(keys: Places, queries: int, window: int | None, bias: str | None):
     if bias == "distance":
         return span.pairs(distance=lambda h, d: -slopes[h] * d)
     if bias == "elementwise":
-        return span.pairs(bias=lambda b, h, i, j: 0.3 * torch.sin(1.0 + b + 2 * h + 0.1 * i * j))
+        return span.pairs(bias=lambda b, h, i, j: 0.3 * torch.sin(1.0 + b + 2 * h + 0.1 * i * j), by_row=True)
     if bias == "rule":
         return span.pairs(rule=lambda b, h, i, j: (j % 3 != 1) | (j == i + keys.order.shape[1] - queries))
     return span.pairs()
@@ -200,7 +201,7 @@ def test_the_fused_causal_kernel_is_chosen_only_where_its_top_left_mask_is_right
     def chosen(t, s, window=None, bias=None, places=None):
         pairs = pairs_of(places or Places.plain(s), t, window, bias)
         q, k, _ = tensors(t, s)
-        return _choose([View(q, k, pairs)])
+        return choose([View(q, k, pairs)], None, "cpu")
 
     assert chosen(9, 9) == chosen(1, 9) == chosen(9, 9, window=9) == "sdpa"
     assert chosen(3, 9) == chosen(9, 9, window=8) == chosen(9, 9, bias="distance") == "blocks"
@@ -232,10 +233,11 @@ def test_heads_too_narrow_for_flex_get_blocks_on_a_gpu(features, expected):
         heads=1,
         queries=5,
         keys=5,
-        device=torch.device("cuda"),  # named, never used: the choice is made on the host
+        device=torch.device("cpu"),
         rule=lambda b, h, i, j: j <= i,
+        separation=lambda b, i, j: i - j,
         bias=lambda b, h, i, j: (j - i) * 1.0,
         band=Band(0),
     )
     q = torch.zeros(1, 1, 5, features)
-    assert _choose([View(q, q, pairs)]) == expected
+    assert choose([View(q, q, pairs)], None, "cuda") == expected

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from model import Places
-from model.kernels import Band, Pairs, View, attend
+from model.kernels import attend
+from model.pairs import Band, Pairs, View
 from model.position.table import Table
 from tests.model.zoo import CASES, T, build, close, ids, reach_of, schemes_of
 
@@ -111,8 +112,10 @@ def test_autocast_leaves_biases_of_far_distances_apart(layout):
         device=torch.device("cpu"),
         # The keys 511 to 514 back: bfloat16 holds every fourth number there.
         rule=lambda b, h, i, j: (keys - 1 - j >= 511) & (keys - 1 - j <= 514),
+        separation=lambda b, i, j: i + keys - queries - j,
         bias=bias,
         band=band,
+        is_band=band is not None,
         distance=None
         if band is None
         else (lambda h, d: torch.where((d >= 511) & (d <= 514), -1.0 * d, -1e9)),

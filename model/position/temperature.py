@@ -1,0 +1,176 @@
+"""Logit temperatures: factors on q that grow with the number of visible keys, are constant, or are learned.
+
+A modifier of any scheme. Applied to the query, so that it costs no kernel and says nothing of the cache:
+logit = factor_n · q_n·k_m·scale + bias. n counts the keys a query can see, its own included: order + 1, and
+no more than window + sinks.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+
+
+class Temperature(BaseModel):
+    """What the temperatures have in common."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    learned: ClassVar[bool] = False  # has one parameter a head in every layer
+    follows_length: ClassVar[bool] = False  # depends on the declared length
+
+    name: str
+
+    def factor(self, count: Tensor, original_length: int, lengths: Tensor) -> Tensor | None:
+        """Factors on q.
+
+        Args:
+            count: (B or 1, T) float64, keys each query sees, its own included.
+            original_length: L0.
+            lengths: (B or 1, 1) float64, declared length of each row.
+
+        Returns:
+            (B or 1, T or 1) float64; None where nothing changes.
+        """
+        return None
+
+    @property
+    def initial(self) -> float:
+        """Initial value of a learned temperature's parameter."""
+        return 1.0
+
+
+class NoTemperature(Temperature):
+    """Logits are q·k/√D."""
+
+    name: Literal["none"] = "none"
+
+
+class FixedTemperature(Temperature):
+    """A constant factor λ; UniformScale of Wang et al. 2024 (arXiv:2404.12224) for NoPE past its length."""
+
+    name: Literal["fixed"] = "fixed"
+    value: float = Field(1.0, gt=0, description="λ")
+
+    def factor(self, count, original_length, lengths):
+        return torch.full_like(count, self.value)
+
+
+class LogNTemperature(Temperature):
+    """max(1, ln n / ln L0). Su 2021 (kexue.fm/archives/8823); Chiang and Cholak 2022 (arXiv:2202.12172)."""
+
+    name: Literal["log_n"] = "log_n"
+    length: int | None = Field(None, ge=2, description="L0; null: the original length")
+    clip: bool = Field(True, description="never below 1; false when trained with it from scratch")
+
+    def factor(self, count, original_length, lengths):
+        value = count.log() / math.log(self.length or original_length)
+        return value.clamp(min=1.0) if self.clip else value
+
+
+class Llama4Temperature(Temperature):
+    """1 + α·ln(1 + ⌊n / N⌋), on Llama 4's layers without positions; n = position + 1."""
+
+    name: Literal["llama4"] = "llama4"
+    alpha: float = Field(0.1, ge=0, description="α")
+    length: int = Field(8192, ge=1, description="N: nothing changes before this many keys")
+
+    def factor(self, count, original_length, lengths):
+        return 1 + self.alpha * torch.log1p((count / self.length).floor())
+
+
+class Ministral3Temperature(Temperature):
+    """1 + β·ln(1 + ⌊(n − 1) / L0⌋): Llama 4's form by position instead of count, as in Ministral 3."""
+
+    name: Literal["ministral3"] = "ministral3"
+    beta: float = Field(0.1, ge=0, description="β")
+    length: int | None = Field(None, ge=1, description="L0; null: the original length")
+
+    def factor(self, count, original_length, lengths):
+        return 1 + self.beta * torch.log1p(((count - 1) / (self.length or original_length)).floor())
+
+
+class InklingTemperature(Temperature):
+    """1 + α·ln(max(n / N, 1)): as Llama 4's, without steps; as in Inkling."""
+
+    name: Literal["inkling"] = "inkling"
+    alpha: float = Field(0.1, ge=0, description="α")
+    length: int | None = Field(None, ge=1, description="N; null: the original length")
+
+    def factor(self, count, original_length, lengths):
+        return 1 + self.alpha * (count / (self.length or original_length)).clamp(min=1).log()
+
+
+class PowerTemperature(Temperature):
+    """(1 + n / N)^p, as in BEAM with N = 2048 and p = 0.1."""
+
+    name: Literal["power"] = "power"
+    exponent: float = Field(0.1, ge=0, description="p")
+    length: int = Field(2048, ge=1, description="N")
+
+    def factor(self, count, original_length, lengths):
+        return (1 + count / self.length) ** self.exponent
+
+
+class StretchTemperature(Temperature):
+    """1 + c·ln(max(1, L / L0)), L the declared length: DroPE's inference temperature.
+
+    Gelberg et al. 2025 (arXiv:2512.12167): c = 0.412 for models from scratch, 0.103 for SmolLM.
+    """
+
+    follows_length = True
+
+    name: Literal["stretch"] = "stretch"
+    c: float = Field(0.412, ge=0, description="c")
+
+    def factor(self, count, original_length, lengths):
+        return 1 + self.c * (lengths / original_length).clamp(min=1).log()
+
+
+class SsmaxTemperature(Temperature):
+    """s_h·ln n, s_h learned per head and layer: scalable softmax. Nakanishi 2025 (arXiv:2501.19399).
+
+    The first token of a document has ln 1 = 0 and attends to itself whatever its logit.
+    """
+
+    learned = True
+
+    name: Literal["ssmax"] = "ssmax"
+    init: float = Field(0.43, gt=0, description="initial s_h")
+
+    def factor(self, count, original_length, lengths):
+        return count.log()
+
+    @property
+    def initial(self) -> float:
+        return self.init
+
+
+class HeadTemperature(Temperature):
+    """A learned factor λ_h per head and layer: HeadScale. Wang et al. 2024 (arXiv:2404.12224)."""
+
+    learned = True
+
+    name: Literal["head"] = "head"
+
+
+if TYPE_CHECKING:
+    AnyTemperature = Temperature
+else:
+    AnyTemperature = Annotated[
+        NoTemperature
+        | FixedTemperature
+        | LogNTemperature
+        | Llama4Temperature
+        | Ministral3Temperature
+        | InklingTemperature
+        | PowerTemperature
+        | StretchTemperature
+        | SsmaxTemperature
+        | HeadTemperature,
+        Field(discriminator="name"),
+    ]
