@@ -109,7 +109,7 @@ class Learned(Position):
     (clip), or row r(n) of a table stretched over the declared length L > R (interpolate, as Dosovitskiy et
     al. 2020, arXiv:2010.11929, section 3.2): r(n) = n·(R − 1)/(L − 1), so that the first and the last token
     have the first and the last row ("align corners"), and between two rows they are mixed linearly. Up to R
-    tokens nothing is stretched; positions past L − 1 stay at the last row.
+    tokens nothing is stretched; positions past L − 1 stay at the last row, those below 0 at the first.
 
     Real-valued positions have a meaning under ``interpolate`` alone; every other choice refuses them, and the
     class fact `takes_fractions` speaks of the default.
@@ -157,7 +157,7 @@ class Learned(Position):
         last, device = self.weight.shape[0] - 1, places.position.device
         spans = [max(length - 1, last, 1) for length in places.lengths]  # r(n) = n·last/span
         span = spans[0] if len(set(spans)) == 1 else torch.tensor(spans, device=device)[:, None]
-        along = places.position * last  # (B or 1, T), as all here
+        along = (places.position * last).clamp(min=0)  # (B or 1, T), as all here
         low = along.div(span, rounding_mode="floor")
         share = (along - low * span).to(dtype) / span
         low = low.long().clamp(max=last)

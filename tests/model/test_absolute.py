@@ -130,7 +130,8 @@ def test_a_stretched_table_by_hand():
     # Rows of one batch have their own declared lengths.
     ragged = Places.left_padded([3, 2], 3, lengths=[7, 4])
     close(added(scheme, ragged, rows=2)[..., 0], doubles([[0, 5, 10], [0, 0, 10]]), atol=1e-14)
-    # Real positions lie between rows; those past the declared length stay at the last.
+    # Real positions lie between rows; those outside the declared length stay at its ends.
+    close(added(scheme, at([-3.5, -0.5, 0.0, 0.5], 7)).flatten(), doubles([0, 0, 0, 2.5]), atol=1e-14)
     close(added(scheme, at([0.25, 2.5, 9.0], 4)).flatten(), doubles([2.5, 25, 20]), atol=1e-14)
     close(added(scheme, at([0.5, 5.0, 70.0], 7)).flatten(), doubles([2.5, 25, 20]), atol=1e-14)
 
