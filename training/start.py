@@ -10,6 +10,7 @@ import torch
 
 from data import Batches, Prepared
 from model import SCHEMES, Transformer
+from model.position.rotary import Rope
 from training.config import describe
 from training.console import Console, duration
 from training.errors import TrainingError
@@ -146,6 +147,11 @@ def announce(
         f"model {model.parameter_count() / 1e6:.2f}M parameters, {s.layers} layers, width {s.dim}, "
         f"{s.heads} heads in {s.kv_heads} groups, vocabulary {model.vocab_size}, positions {scheme}"
     )
+    for kind, scheme in model.position.items():
+        if isinstance(scheme, Rope):
+            turned, pairs = scheme.whole_turns(settings.train_length)
+            of = f" ({kind})" if len(s.kinds) > 1 else ""
+            console.say(f"pairs that complete a turn within train_length: {turned} of {pairs}{of}")
     epochs = settings.steps / batches.steps_per_epoch
     console.say(
         f"training {settings.steps} steps of {t.batch_size} × {settings.train_length} tokens: "

@@ -15,6 +15,8 @@ from model.position.counting import (
     UnitInterval,
     UnitIntervalSettings,
 )
+from model.position.he_xu import HeXu, HeXuSettings
+from model.position.p_rope import PRope, PRopeSettings
 from model.position.rotary import Rope, RopeSettings
 
 SCHEMES: dict[str, tuple[type[PositionSettings], type[Position]]] = {
@@ -26,5 +28,7 @@ SCHEMES: dict[str, tuple[type[PositionSettings], type[Position]]] = {
     "sinusoidal": (SinusoidalSettings, Sinusoidal),
     "learned": (LearnedSettings, Learned),
     "rope": (RopeSettings, Rope),
+    "p_rope": (PRopeSettings, PRope),
+    "he_xu": (HeXuSettings, HeXu),
     "alibi": (AlibiSettings, Alibi),
 }

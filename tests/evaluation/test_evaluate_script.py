@@ -12,13 +12,16 @@ import torch
 import evaluate as script
 from data import prepare
 from evaluation import EvaluationError
-from model import Transformer
+from evaluation.rules import read_rules, resolve_rules
+from model import Transformer, check_override
 from training.checkpoint import save_weights_only
-from training.config import load_settings
+from training.config import apply_words, load_settings
 from training.run import create_run
 from training.settings import RunSettings
 
 ROOT = Path(__file__).resolve().parents[2]
+BUILT_IN = read_rules(script.RULES)
+RULES = resolve_rules(list(BUILT_IN), BUILT_IN, 24)
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +89,14 @@ def test_from_run_folder_to_results(home, monkeypatch, capsys):
     call(monkeypatch, home / "run", folder / "settings.yaml")
     assert "18 of 18 cells were measured before" in capsys.readouterr().err
     assert (folder / "results.csv").read_bytes() == before
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.label)
+def test_every_built_in_rule_is_legal_for_rotary_positions(rule):
+    trained = load_settings(RunSettings, ["train_length=24"])
+    asked = apply_words(trained, list(rule.words)).model
+    check_override(trained.model, asked)
+    assert (asked == trained.model) == (rule.label in ("trained", "truncate"))
 
 
 def test_what_cannot_work_is_one_clear_error(home, monkeypatch):

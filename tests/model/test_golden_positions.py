@@ -41,7 +41,9 @@ def spectrum(dim: int, length: int, stretch: float = 1.0, **scaling) -> torch.Te
     return rope(dim, length, scaling=scaling).frequencies(stretch)[0]
 
 
-def huggingface(dim: int, length: int, **parameters) -> tuple[torch.Tensor, float]:
+def huggingface(
+    dim: int, length: int, seq_len: int | None = None, **parameters
+) -> tuple[torch.Tensor, float]:
     config = LlamaConfig(
         hidden_size=3 * dim,
         num_attention_heads=3,
@@ -49,7 +51,7 @@ def huggingface(dim: int, length: int, **parameters) -> tuple[torch.Tensor, floa
         max_position_embeddings=length,
         rope_parameters={"rope_theta": THETA, "original_max_position_embeddings": length, **parameters},
     )
-    return ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config, "cpu")
+    return ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config, "cpu", seq_len)
 
 
 @pytest.mark.parametrize("dim", [10, 64, 128])

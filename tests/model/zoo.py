@@ -52,7 +52,17 @@ EXTRAS: dict[str, dict[str, dict]] = {
             }
         },
         "llama3": {"scaling": {"name": "llama3", "factor": 8.0}},
+        "dynamic": {"scaling": {"name": "dynamic", "factor": 1.5}},
+        "longrope": {
+            "scaling": {
+                "name": "longrope",
+                "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4],
+                "long_factor": [1.0, 1.5, 2.5, 4.0, 6.0],
+            }
+        },
     },
+    "p_rope": {"reversed": {"reversed": True, "share": 0.8, "theta": 50.0}},
+    "he_xu": {"resonance-yarn": {"resonance": True, "scaling": {"name": "yarn"}}},
 }
 
 # Schemes that touch pairs or queries and are still no function of distance alone, with the reason.

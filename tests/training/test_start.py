@@ -1,16 +1,20 @@
 """What is refused, and forecast, before anything is computed."""
 
 import os
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from training.config import load_settings
+from training.console import Console
 from training.errors import TrainingError
 from training.hardware import free_memory, peak_flops
 from training.settings import RunSettings
-from training.start import check_model
+from training.start import announce, check_model, make_model
 
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 LEARNED = ["model.position.name=learned", "train_length=64"]
 
 
@@ -42,3 +46,36 @@ def test_measuring_the_machine_leaves_the_random_generator_alone():
     before = torch.get_rng_state()
     assert peak_flops(torch.device("cpu")) > 1e6
     assert torch.get_rng_state().equal(before)
+
+
+@pytest.mark.parametrize("file", sorted((CONFIGS / "position").glob("*.yaml")), ids=lambda file: file.stem)
+def test_every_scheme_that_is_offered_fits_the_tiny_model(file):
+    check_model(load_settings(RunSettings, [str(CONFIGS / "tiny.yaml"), str(file)]))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        # λ_k = 2π·10000^(k/16) of 16 pairs: 5 are at most 64, 8 at most 512.
+        (["train_length=64"], ["5 of 16"]),
+        (["train_length=512"], ["8 of 16"]),
+        (["train_length=512", "model.position={name: p_rope, share: 0.25}"], ["4 of 16"]),
+        (["model.position.name=alibi"], []),
+        (
+            [
+                "train_length=512",
+                "model.position={name: pattern, layers: [a, b], kinds: {a: {name: rope, theta: 500000}, "
+                "b: {name: none}}}",
+            ],
+            ["6 of 16 (a)"],
+        ),
+    ],
+)
+def test_how_many_pairs_complete_a_turn_is_said_before_the_first_step(words, said, capsys, tmp_path):
+    settings = load_settings(RunSettings, ["model.dim=64", "model.heads=2", *words])
+    with torch.device("meta"):
+        model = make_model(settings, 10)
+    batches = SimpleNamespace(steps_per_epoch=10, cut_share=0.1)
+    announce(settings, model, batches, tmp_path, 0, Console())  # type: ignore[arg-type]
+    lines = [line for line in capsys.readouterr().err.splitlines() if "complete a turn" in line]
+    assert lines == [f"pairs that complete a turn within train_length: {pairs}" for pairs in said]

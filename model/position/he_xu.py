@@ -1,0 +1,34 @@
+"""Rotation within a quarter turn."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from pydantic import Field
+from torch import Tensor
+
+from model.position.rotary import Rope, RotarySettings
+
+
+class HeXuSettings(RotarySettings):
+    """Rotary positions so slow that no pair leaves the first quarter turn within max_length (He and Xu)."""
+
+    name: Literal["he_xu"] = "he_xu"
+    max_length: int | None = Field(
+        None, ge=1, description="N of the angle π/(2N), fixed after training; null: original_length"
+    )
+
+
+class HeXu(Rope):
+    """θ_k = π/(2N)·b^(−2k/r): "Easy Derivation Of Rotary Position Embeddings", He Cangping and Xu Tao.
+
+    Within N tokens every cos(d·θ_k) falls with the distance d. The same as RoPE with positions divided by
+    2N/π (1303.8 for N 2048). N stays that of training: another one would be interpolation unasked for.
+    """
+
+    settings: HeXuSettings
+
+    def spectrum(self) -> Tensor:
+        length = self.settings.max_length or self.geometry.original_length
+        return super().spectrum() * (math.pi / (2 * length))

@@ -1,0 +1,318 @@
+"""Frequency rules and spectra against Hugging Face, released code typed anew in float64, and closed forms."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from model import ModelError, Places, check_override
+from model.position import SCHEMES, Geometry
+from model.position.scaling import critical_dimension, plain_frequencies
+from tests.model.test_golden_positions import THETA, huggingface, rope
+from tests.model.zoo import TRAIN, T, build, cached, close, ids, settings_of
+
+
+def scheme(name: str, dim: int, length: int = 512, **keys):
+    """The scheme alone, in a model trained at `length`."""
+    settings, position = SCHEMES[name]
+    return position(settings.model_validate(keys), Geometry(dim * 3, 3, dim, length, length))
+
+
+def spectrum(name: str, dim: int, length: int = 512, at: int | None = None, **keys) -> torch.Tensor:
+    made = scheme(name, dim, length, **keys)
+    return made.frequencies(made.stretch(at or length))[0]
+
+
+@pytest.mark.parametrize("factor", [1.0, 2.5])
+@pytest.mark.parametrize(("dim", "length"), [(64, 512), (10, 256)])
+def test_dynamic_ntk_at_the_declared_length_is_theirs_at_the_running_one(dim, length, factor):
+    made = rope(dim, length, scaling={"name": "dynamic", "factor": factor})
+    for at in (3, length, length + 1, 4 * length):
+        found, amplitude = made.frequencies(made.stretch(at))
+        expected, one = huggingface(dim, length, seq_len=at, rope_type="dynamic", factor=factor)
+        torch.testing.assert_close(found.float(), expected, rtol=2e-6, atol=0)
+        assert amplitude == one == 1.0
+    assert made.follows_length
+
+
+def test_dynamic_ntk_with_factor_one_is_ntk_by_the_matched_factor():
+    for at in (100, 512, 700, 5000):
+        ntk = spectrum("rope", 64, at=at, scaling={"name": "ntk"})
+        close(spectrum("rope", 64, at=at, scaling={"name": "dynamic"}), ntk, atol=1e-15)
+
+
+@pytest.mark.parametrize("mscales", [(1.0, 1.0), (0.7, 1.0), (1.0, 0.4)])
+def test_yarns_mscales(mscales):
+    keys = {"name": "yarn", "factor": 8.0, "mscale": mscales[0], "mscale_all_dim": mscales[1]}
+    _, amplitude = rope(64, 512, scaling=keys).frequencies(8.0)
+    theirs = {key: value for key, value in keys.items() if key != "name"}
+    assert amplitude == pytest.approx(huggingface(64, 512, rope_type="yarn", **theirs)[1], rel=1e-12)
+
+
+def test_deepseeks_scale_of_the_logits_is_an_attention_factor():
+    """cos and sin times m(mscale)/m(mscale_all_dim), logits times m(mscale_all_dim)²: a² is m(mscale)²."""
+    s, mscale, mscale_all = 40.0, 0.8, 1.3
+    own = (0.1 * mscale * math.log(s) + 1) / (0.1 * mscale_all * math.log(s) + 1)
+    logits = own**2 * (0.1 * mscale_all * math.log(s) + 1) ** 2
+    keys = {"name": "yarn", "factor": s, "attention_factor": 0.1 * mscale * math.log(s) + 1}
+    cos, sin = rope(64, 512, scaling=keys).tables(Places.plain(4), torch.float64)
+    close(cos.square() + sin.square(), torch.full_like(cos, logits), atol=1e-12)
+
+
+@pytest.mark.parametrize("attention_factor", [None, 1.3])
+@pytest.mark.parametrize("at", [100, 512, 513, 4096])
+def test_longrope_by_declared_length(at, attention_factor):
+    short, long = [1 + 0.01 * k for k in range(32)], [1 + 0.4 * k for k in range(32)]
+    keys = {"factor": 4.0, "short_factor": short, "long_factor": long, "attention_factor": attention_factor}
+    made = rope(64, 512, scaling={"name": "longrope", **keys})
+    found, amplitude = made.frequencies(made.stretch(at))
+    keys = {key: value for key, value in keys.items() if value is not None}
+    expected, factor = huggingface(64, 512, seq_len=at, rope_type="longrope", **keys)
+    torch.testing.assert_close(found.float(), expected, rtol=2e-6, atol=0)
+    assert amplitude == pytest.approx(factor, rel=1e-12) and made.follows_length
+
+
+def test_longrope_with_a_factor_that_follows_the_length_and_no_short_list():
+    made = rope(8, 256, scaling={"name": "longrope", "long_factor": [1, 2, 3, 4]})
+    plain = torch.tensor([THETA ** (-k / 4) for k in range(4)], dtype=torch.float64)
+    for at, divisors, amplitude in (
+        (200, [1, 1, 1, 1], 1.0),
+        (2048, [1, 2, 3, 4], math.sqrt(1 + 3 / 8)),  # ln 8 / ln 256
+    ):
+        found, a = made.frequencies(made.stretch(at))
+        close(found, plain / torch.tensor(divisors), atol=1e-15)
+        assert a == pytest.approx(amplitude, rel=1e-13)
+
+
+FIRST = {"name": "longrope", "first": 3, "long_factor": [1.2, 2, 3, 4, 5]}
+
+
+def test_the_first_positions_of_longrope_turn_as_trained():
+    cos, sin = rope(10, 16, scaling=FIRST).tables(Places.plain(40), torch.float64)
+    amplitude = math.sqrt(1 + math.log(40 / 16) / math.log(16))
+    for n in (0, 1, 2, 3, 4, 39):
+        for k in range(5):
+            divisor, a = (1, 1) if n < 3 else (FIRST["long_factor"][k], amplitude)
+            angle = n * THETA ** (-k / 5) / divisor
+            assert float(cos[0, n, k]) == pytest.approx(a * math.cos(angle), abs=1e-13)
+            assert float(sin[0, n, k]) == pytest.approx(a * math.sin(angle), abs=1e-13)
+
+
+@torch.no_grad()
+def test_the_first_positions_of_longrope_through_a_cache():
+    model, tokens = build({"name": "rope", "scaling": FIRST}), ids(2, T)
+    whole = model(tokens, Places.plain(T))
+    close(cached(model, tokens, [2, 5, 1, 11]), whole)
+    without = build({"name": "rope", "scaling": {**FIRST, "first": 0}})
+    assert (without(tokens, Places.plain(T)) - whole).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("share", [0.75, 0.3, 0.5, 1.0])
+@pytest.mark.parametrize("dim", [64, 10, 28])
+def test_p_rope_is_their_proportional_rule(dim, share):
+    expected, _ = huggingface(dim, 512, rope_type="proportional", partial_rotary_factor=share)
+    found = spectrum("p_rope", dim, share=share)
+    torch.testing.assert_close(found.float(), expected, rtol=5e-7, atol=0)
+    if (dim, share) == (64, 0.75):
+        assert int((found > 0).sum()) == 24 and len(found) == 32
+
+
+def test_p_rope_reversed_and_cut_by_wavelength():
+    full = [THETA ** (-2 * k / 64) for k in range(32)]
+    last = [0.0] * 8 + full[8:]
+    close(spectrum("p_rope", 64, reversed=True), torch.tensor(last, dtype=torch.float64), atol=1e-16)
+    within = [t if 2 * math.pi / t <= 2 * 512 else 0.0 for t in full]
+    assert 0 < sum(t > 0 for t in within) < 24
+    found = spectrum("p_rope", 64, share=1.0, max_wavelength=2.0)
+    close(found, torch.tensor(within, dtype=torch.float64), atol=1e-16)
+
+
+@pytest.mark.parametrize("rule", ["linear", "ntk", "yarn", "by_parts", "llama3"])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_rules_treat_the_pairs_of_p_rope_that_turn_as_in_rope(rule, reverse):
+    keys = {"scaling": {"name": rule, "factor": 4.0}, "resonance": reverse}
+    whole = spectrum("rope", 64, **keys)
+    part = spectrum("p_rope", 64, share=0.5, reversed=reverse, **keys)
+    expected = torch.cat([0 * whole[:16], whole[16:]] if reverse else [whole[:16], 0 * whole[16:]])
+    close(part, expected, atol=0)
+
+
+@pytest.mark.parametrize(("dim", "length"), [(64, 2048), (128, 512), (10, 100)])
+def test_he_xu_is_rope_interpolated_by_two_n_over_pi(dim, length):
+    factor = 2 * length / math.pi
+    expected, _ = huggingface(dim, 512, rope_type="linear", factor=factor)
+    found = spectrum("he_xu", dim, 333, max_length=length)
+    assert float((found - expected.double()).abs().max()) <= 1.2e-7 / factor
+    close(spectrum("he_xu", dim, length), found, atol=0)  # N is the trained length
+    if length == 2048:
+        assert float((found - expected.double()).abs().max()) < 6e-11
+        assert float(1 / found[0]) == pytest.approx(1303.797, abs=5e-4)
+
+
+def test_he_xu_stays_within_a_quarter_turn_where_it_was_trained_and_nowhere_else():
+    made = scheme("he_xu", 64, 100)
+    cos, sin = made.tables(Places.plain(201), torch.float64)
+    assert (cos[0, :100] > 0).all() and (cos[0, :100].diff(dim=0) < 0).all()
+    assert float(cos[0, 100, 0]) == pytest.approx(0, abs=1e-12)
+    assert float(sin[0, 200, 0]) == pytest.approx(0, abs=1e-12) and not made.follows_length
+
+
+@pytest.mark.parametrize("rule", ["yarn", "by_parts", "llama3"])
+def test_rules_by_turns_interpolate_pairs_that_never_turn(rule):
+    """No pair of He and Xu's makes a turn within N tokens: all are among the slow ones."""
+    found = spectrum("he_xu", 64, scaling={"name": rule, "factor": 4.0})
+    close(found, spectrum("he_xu", 64) / 4, atol=1e-18)
+
+
+@pytest.mark.parametrize("rule", ["yarn", "by_parts", "llama3"])
+def test_rules_by_turns_keep_pairs_that_all_turn_often(rule):
+    found = spectrum("rope", 10, 100_000, theta=4.0, scaling={"name": rule, "factor": 4.0})
+    close(found, plain_frequencies(4.0, 10), atol=0)
+
+
+@pytest.mark.parametrize(("dim", "length", "s"), [(64, 512, 4.0), (128, 2048, 8.0), (16, 256, 3.0)])
+def test_ntk_by_parts_is_the_released_code(dim, length, s):
+    """LlamaPartNTKScaledRotaryEmbedding of jquesnelle/yarn, retyped for one pair with float64."""
+
+    def ramp(fast: float, slow: float, k: int) -> float:
+        def pair(turns: float) -> float:
+            return dim * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(THETA))
+
+        low, high = max(math.floor(pair(fast)), 0), min(math.ceil(pair(slow)), dim - 1)
+        return 1 - min(max((k - low) / (high - low), 0), 1)
+
+    found = spectrum("rope", dim, length, scaling={"name": "by_parts", "factor": s})
+    kinds = set()
+    for k in range(dim // 2):
+        base = THETA ** (-2 * k / dim)
+        ntk = (THETA * s ** (dim / (dim - 2))) ** (-2 * k / dim)
+        m, n = ramp(1.25, 0.75, k), ramp(16, 2, k)
+        expected = (base / s * (1 - m) + ntk * m) * (1 - n) + base * n
+        assert float(found[k]) == pytest.approx(expected, rel=1e-12)
+        kinds.add((m == 1, n == 1, n == 0))
+    assert len(kinds) >= 3  # some kept, some mixed, some divided
+
+
+def test_by_parts_at_stretch_one_is_plain():
+    close(spectrum("rope", 64, scaling={"name": "by_parts"}), plain_frequencies(THETA, 64), atol=1e-15)
+
+
+def test_resonance_rounds_wavelengths():
+    found = 2 * math.pi / spectrum("rope", 64, resonance=True)
+    assert [round(float(w), 9) for w in found[:6]] == [6, 8, 11, 15, 20, 26]  # Wang et al. 2024
+    close(found, found.round(), atol=1e-9)
+    plain = 2 * math.pi / plain_frequencies(THETA, 64)
+    assert (found - plain).abs().max() <= 0.5 + 1e-9
+
+
+@pytest.mark.parametrize("scaling", [{"name": "none"}, {"name": "yarn", "factor": 4.0}])
+def test_resonant_pairs_repeat_exactly(scaling):
+    """A pair of wavelength λ has λ different angles at any length; without resonance, as many as tokens."""
+    for resonance in (True, False):
+        made = rope(64, 512, scaling=scaling, resonance=resonance)
+        cos, sin = (x[0] for x in made.tables(Places.plain(2000), torch.float64))
+        for k in range(10):
+            period = round(2 * math.pi / float(made.frequencies(made.stretch(2000))[0][k]))
+            assert period < 200
+            apart = torch.hypot(cos[period:, k] - cos[:-period, k], sin[period:, k] - sin[:-period, k]).max()
+            assert apart < 1e-10 if resonance else apart > 1e-5
+
+
+def test_resonance_comes_after_scaling():
+    theirs, factor = huggingface(64, 512, rope_type="yarn", factor=4.0)
+    made = rope(64, 512, scaling={"name": "yarn", "factor": 4.0}, resonance=True)
+    found, amplitude = made.frequencies(4.0)
+    expected = 2 * math.pi / (2 * math.pi / theirs).round()
+    torch.testing.assert_close(found.float(), expected, rtol=2e-6, atol=0)
+    assert amplitude == pytest.approx(factor, rel=1e-12)
+
+
+@torch.no_grad()
+def test_dropped_positions_are_nope_with_the_same_weights():
+    tokens, places = ids(2, T), Places.plain(T)
+    nope, trained = build("none"), build("rope")
+    for name in ("rope", "p_rope", "he_xu"):
+        dropped = build({"name": name, "scaling": {"name": "drop"}, "resonance": name == "rope"})
+        dropped.load_state_dict(trained.state_dict())
+        close(dropped(tokens, places), nope(tokens, places), atol=0)
+    assert (trained(tokens, places) - nope(tokens, places)).abs().max() > 1e-2
+
+
+def test_the_critical_dimension():
+    assert critical_dimension(THETA, 128, 4096) == 92  # Liu et al. 2023
+    for theta, dims, length in ((THETA, 64, 512), (500_000.0, 64, 512), (THETA, 10, 11), (100.0, 128, 5000)):
+        made = scheme("rope", dims, length, theta=theta)
+        turned = sum(length * theta ** (-2 * k / dims) >= 2 * math.pi for k in range(dims // 2))
+        assert critical_dimension(theta, dims, length) == 2 * turned
+        assert made.whole_turns(length) == (turned, dims // 2)
+    assert critical_dimension(THETA, 64, 6) == 0 and critical_dimension(2.0, 64, 4096) == 64
+    assert scheme("p_rope", 64, 1 << 20, share=0.25).whole_turns(1 << 20) == (8, 32)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "words"),
+    [
+        ({"name": "dynamic", "factor": 2.0}, "dynamic s=7 (matched)"),
+        ({"name": "by_parts"}, "by_parts s=4 (matched)"),
+        ({"name": "yarn", "factor": 16}, "yarn s=16 (fixed)"),
+        ({"name": "longrope", "factor": 8, "long_factor": [1] * 5}, "longrope s=4 (matched)"),
+        ({"name": "drop"}, "drop"),
+    ],
+)
+def test_a_rule_says_how_it_treats_a_length(scaling, words):
+    assert rope(10, scaling=scaling).settings.scaling.describe(400, 100) == words
+
+
+@pytest.mark.parametrize("key", ["short_factor", "long_factor"])
+def test_divisors_of_a_wrong_number_are_refused(key):
+    scaling = {"name": "longrope", "long_factor": [1] * 5, key: [1] * 4}
+    with pytest.raises(ModelError, match=f"{key} holds 4 numbers, this model needs 5"):
+        build({"name": "rope", "scaling": scaling})
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"name": "yarn", "mscale": 1.0},
+        {"name": "yarn", "mscale_all_dim": 1.0},
+        {"name": "yarn", "mscale": 1.0, "mscale_all_dim": 1.0, "attention_factor": 1.2},
+        {"name": "longrope"},
+        {"name": "longrope", "long_factor": [1, 1, 0, 1, 1]},
+        {"name": "dynamic", "factor": "auto"},
+        {"name": "by_parts", "factor": 0.5},
+        {"name": "drop", "factor": 2.0},
+    ],
+)
+def test_rules_refuse_what_makes_no_sense(keys):
+    with pytest.raises(ValidationError):
+        settings_of({"name": "rope", "scaling": keys})
+
+
+@pytest.mark.parametrize("rule", ["ntk", "dynamic", "by_parts", "yarn"])
+def test_rules_between_pairs_need_two_of_them(rule):
+    with pytest.raises(ModelError, match="at least 4 rotated dimensions, this model has 2"):
+        build({"name": "rope", "fraction": 0.2, "scaling": {"name": rule}})
+
+
+@pytest.mark.parametrize("keys", [{"share": 0.1}, {"max_wavelength": 0.5}])
+def test_p_rope_without_a_pair_is_refused(keys):
+    with pytest.raises(ModelError, match=r"p_rope leaves no pair of 10 features.*share.*max_wavelength"):
+        build({"name": "p_rope", **keys})
+
+
+def test_what_may_change_after_training():
+    for name in ("rope", "p_rope", "he_xu"):
+        legal = {"name": name, "resonance": True, "scaling": {"name": "drop"}, "window": 4}
+        check_override(settings_of({"name": name}), settings_of(legal))
+    for name, key, value in (
+        ("p_rope", "share", 0.5),
+        ("p_rope", "theta", 5.0),
+        ("p_rope", "max_wavelength", 1.0),
+        ("he_xu", "max_length", 2 * TRAIN),
+        ("rope", "fraction", 0.5),
+    ):
+        with pytest.raises(ModelError, match=f"position.{key} cannot be changed after training"):
+            check_override(settings_of({"name": name}), settings_of({"name": name, key: value}))
