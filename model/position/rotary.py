@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from model.errors import ModelError
@@ -42,6 +42,15 @@ class RotarySettings(PositionSettings):
         discriminator="name",
         description="which distances are shown past the original length; frequencies stay what they are",
     )
+
+    @model_validator(mode="after")
+    def _distances_are_all_a_remap_needs(self):
+        if self.scaling.untouched and not isinstance(self.remap, NoRemap):
+            raise ValueError(
+                f"scaling.first {self.scaling.untouched} makes scores depend on more than the distance, "
+                f"all that remap '{self.remap.name}' knows: set the one to 0 or the other to none"
+            )
+        return self
 
 
 class RopeSettings(RotarySettings):

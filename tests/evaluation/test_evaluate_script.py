@@ -93,7 +93,7 @@ def test_from_run_folder_to_results(home, monkeypatch, capsys):
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.label)
 def test_every_built_in_rule_is_legal_for_rotary_positions(rule):
-    trained = load_settings(RunSettings, ["train_length=24"])
+    trained = load_settings(RunSettings, [])
     asked = apply_words(trained, list(rule.words)).model
     check_override(trained.model, asked)
     assert (asked == trained.model) == (rule.label in ("trained", "truncate"))

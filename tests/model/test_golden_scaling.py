@@ -291,6 +291,12 @@ def test_rules_refuse_what_makes_no_sense(keys):
         settings_of({"name": "rope", "scaling": keys})
 
 
+def test_longropes_first_positions_and_a_remap_are_refused_together():
+    with pytest.raises(ValidationError, match=r"scaling\.first 3 .* remap 'rerope'"):
+        settings_of({"name": "rope", "scaling": FIRST, "remap": {"name": "rerope"}})
+    settings_of({"name": "rope", "scaling": {**FIRST, "first": 0}, "remap": {"name": "rerope"}})
+
+
 @pytest.mark.parametrize("rule", ["ntk", "dynamic", "by_parts", "yarn"])
 def test_rules_between_pairs_need_two_of_them(rule):
     with pytest.raises(ModelError, match="at least 4 rotated dimensions, this model has 2"):
