@@ -115,7 +115,6 @@ class Learned(Position):
     class fact `takes_fractions` speaks of the default.
     """
 
-    takes_fractions: ClassVar[bool] = False
     settings: LearnedSettings
     takes_fractions: ClassVar[bool] = False
 

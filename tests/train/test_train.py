@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -177,6 +178,23 @@ def test_micro_batches_change_nothing(words, tmp_path, monkeypatch):
     for a, b, c in zip(whole, thirds, ones, strict=True):
         assert abs(a - b) < 1e-12 and abs(a - c) < 1e-12
     assert len(set(whole)) == 12
+
+
+def test_drawn_positions_reach_the_model_and_come_again_on_resume(words, tmp_path, monkeypatch):
+    words = [*words, "model.position.name=sinusoidal", "training.micro_batch=3"]
+    drawn, folder = [*words, "data.packing=documents", "data.positions.name=cape"], tmp_path / "drawn"
+    assert here(monkeypatch, *words, "data.packing=documents", "--folder", str(tmp_path / "plain")) == 0
+    assert here(monkeypatch, *drawn, "--folder", str(folder)) == 0
+    told, ours = lines(folder), weights(folder)
+    first, plain = (
+        read_metrics(tmp_path / name / "metrics.jsonl", "train")[0] for name in ("drawn", "plain")
+    )
+    assert first["data"] == plain["data"] and abs(first["loss"] - plain["loss"]) > 1e-6
+    shutil.rmtree(folder / "checkpoints" / "step-00000012")
+    assert here(monkeypatch, *drawn, "--folder", str(folder)) == 0
+    assert lines(folder) == told
+    again = weights(folder)
+    assert all(ours[name].equal(again[name]) for name in ours)
 
 
 def test_non_finite_loss_stops_before_the_update_and_names_the_step(words, tmp_path, monkeypatch):
