@@ -91,6 +91,8 @@ class Rope(Position):
     sequence.
     """
 
+    remembers = "rotated keys"
+
     settings: RotarySettings
 
     def __init__(self, settings: RotarySettings, geometry: Geometry):
