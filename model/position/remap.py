@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -49,7 +49,17 @@ class Remap(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    # Checks of the conformance suite that do not hold under this remap, each with its reason.
+    exempt: ClassVar[dict[str, str]] = {}
+    # Whether it is about sinks beside a window, and means nothing without them.
+    needs_sinks: ClassVar[bool] = False
+
     name: str
+
+    def describe(self) -> str:
+        """Its name and those settings that are not null or off: `leaky_rerope factor 16.0`."""
+        given = [f"{key} {value}" for key, value in self if key != "name" and value]
+        return " ".join([self.name, *given])
 
     @property
     def follows_length(self) -> bool:
@@ -152,6 +162,8 @@ class SelfExtend(Remap):
     groups the tokens otherwise.
     """
 
+    exempt = {"shift": "groups are counted from position 0, so that a shift groups tokens otherwise"}
+
     name: Literal["self_extend"] = "self_extend"
     neighbours: int | None = Field(
         None,
@@ -195,6 +207,8 @@ class DualChunk(Remap):
     exceeds `chunk`, those up to `local` are true ones (while local is at most S), and they do not rise evenly
     with d.
     """
+
+    exempt = {"shift": "chunks are counted from position 0, so that a shift moves their borders"}
 
     name: Literal["dual_chunk"] = "dual_chunk"
     chunk: int | None = Field(
@@ -258,3 +272,57 @@ class DualChunk(Remap):
             Lane(1, 0, lambda n, m, order: back(n, m) == 1),
             Lane(2, 0, lambda n, m, order: back(n, m) > 1),
         )
+
+
+class LambdaLimit(Remap):
+    """The distance limit of LM-Infinite: sinks are seen at min(d, limit). Han et al. 2023 (arXiv:2308.16137).
+
+    Its Λ-shaped mask is the scheme's `window` (2048 or 4096 there) and `sinks` (10 to 100). Queries at the
+    fixed position `limit` meet unrotated sinks; distances inside the window are true ones.
+    """
+
+    needs_sinks = True
+
+    name: Literal["lambda"] = "lambda"
+    limit: int | None = Field(None, ge=1, description="largest distance a sink is seen at; null: window")
+
+    def _limit(self, around: Around) -> int:
+        return self.limit or around.window or around.original_length
+
+    def maps(self, n, stretch, around):
+        return n, torch.full_like(n, self._limit(around)), torch.zeros_like(n)
+
+    def lanes(self, around):
+        limit, sinks = self._limit(around), around.sinks
+        return (
+            Lane(0, 0, lambda n, m, order: (order >= sinks) | (n - m < limit)),
+            Lane(1, 2, lambda n, m, order: (order < sinks) & (n - m >= limit)),
+        )
+
+
+class Streaming(Remap):
+    """StreamingLLM: positions are places among the tokens still kept. Xiao et al. 2023 (arXiv:2309.17453).
+
+    What is kept are the scheme's `sinks` (4 there) and its `window`. Once tokens between them are gone, every
+    query stands at sinks + window − 1: sinks are seen at min(n, sinks + window − 1) − m, and the window at
+    true distances. The authors' cache rotates all keys anew at each step; one more map of queries says the
+    same. Positions are taken to count the document's tokens from 0.
+    """
+
+    exempt = {"shift": "places among the kept tokens are counted from position 0"}
+    needs_sinks = True
+
+    name: Literal["streaming"] = "streaming"
+
+    def maps(self, n, stretch, around):
+        return n, n.clamp(max=around.sinks + (around.window or around.original_length) - 1)
+
+    def lanes(self, around):
+        sinks = around.sinks
+        return Lane(0, 0, lambda n, m, order: order >= sinks), Lane(1, 0, lambda n, m, order: order < sinks)
+
+
+AnyRemap = Annotated[
+    NoRemap | ReRope | LeakyReRope | SelfExtend | DualChunk | LambdaLimit | Streaming,
+    Field(discriminator="name"),
+]

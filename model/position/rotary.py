@@ -12,7 +12,7 @@ from model.errors import ModelError
 from model.pairs import Pairs, View
 from model.position.base import Geometry, Plan, Position, PositionSettings, Span
 from model.position.places import Places
-from model.position.remap import Around, DualChunk, Lane, LeakyReRope, NoRemap, ReRope, SelfExtend
+from model.position.remap import AnyRemap, Around, Lane, NoRemap
 from model.position.scaling import AnyScaling, NoScaling, plain_frequencies, resonant, turns_within
 from model.position.table import Rows, Table
 
@@ -37,9 +37,8 @@ class RotarySettings(PositionSettings):
     resonance: bool = Field(
         False, description="round every wavelength to whole tokens, after scaling (Resonance RoPE)"
     )
-    remap: NoRemap | ReRope | LeakyReRope | SelfExtend | DualChunk = Field(
+    remap: AnyRemap = Field(
         NoRemap(),
-        discriminator="name",
         description="which distances are shown past the original length; frequencies stay what they are",
     )
 
@@ -49,6 +48,14 @@ class RotarySettings(PositionSettings):
             raise ValueError(
                 f"scaling.first {self.scaling.untouched} makes scores depend on more than the distance, "
                 f"all that remap '{self.remap.name}' knows: set the one to 0 or the other to none"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _sinks_to_remap(self):
+        if self.remap.needs_sinks and (self.window is None or self.sinks == 0):
+            raise ValueError(
+                f"remap '{self.remap.name}' is about tokens kept beside a window: give window and sinks"
             )
         return self
 
@@ -91,7 +98,7 @@ class Rope(Position):
     sequence.
     """
 
-    remembers = "rotated keys"
+    remembers = "rotated keys, one form for each key map of the remap"
 
     settings: RotarySettings
 
@@ -108,7 +115,7 @@ class Rope(Position):
                 f"{settings.name}.fraction {settings.fraction} of {geometry.head_dim} features leaves no pair"
             )
         self.frequencies(self.stretch(geometry.train_length))  # refuses what cannot work before any compute
-        self._around = Around(geometry.original_length, settings.window, 0)
+        self._around = Around(geometry.original_length, settings.window, settings.sinks)
         self._lanes = settings.remap.lanes(self._around)
         self._forms = sorted({lane.key for lane in self._lanes})  # key maps; a key is remembered under each
         self._tables: dict[tuple[float, float], Table] = {}
@@ -120,6 +127,10 @@ class Rope(Position):
     def _stretches(self, length: int) -> tuple[float, float]:
         """What the declared length does to the frequencies, and to the remap."""
         return self.stretch(length), self.settings.remap.stretch(length, self._around)
+
+    @property
+    def exempt(self) -> dict[str, str]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.settings.remap.exempt
 
     @property
     def follows_length(self) -> bool:
@@ -210,7 +221,5 @@ class Rope(Position):
         serves = lane.serves
         if serves is None:
             return span.pairs()
-        q_position = span.queries.position.expand(span.batch, -1)
-        k_position = span.keys.position.expand(span.batch, -1)
-        k_order = span.keys.order.expand(span.batch, -1)
+        q_position, k_position, k_order = span.q_position, span.k_position, span.k_order
         return span.pairs(rule=lambda b, h, i, j: serves(q_position[b, i], k_position[b, j], k_order[b, j]))

@@ -13,7 +13,7 @@ from tests.model.zoo import build, cached, close, ids, packed, reach_of
 
 B = 2
 # One of each kind: every default, a window, a rule that follows the length, a pattern.
-KINDS = [*SCHEMES, "rope-window", "rope-yarn-auto", "pattern-none"]
+KINDS = [*SCHEMES, "rope-self-extend", "rope-streaming", "rope-window", "rope-yarn-auto", "pattern-none"]
 
 
 @pytest.fixture(autouse=True)

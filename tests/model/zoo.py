@@ -60,6 +60,12 @@ EXTRAS: dict[str, dict[str, dict]] = {
                 "long_factor": [1.0, 1.5, 2.5, 4.0, 6.0],
             }
         },
+        "rerope": {"remap": {"name": "rerope", "distance": 4}},
+        "leaky": {"remap": {"name": "leaky_rerope", "distance": 4, "factor": "auto"}},
+        "self-extend": {"remap": {"name": "self_extend", "neighbours": 3, "group": 3}},
+        "dual-chunk": {"remap": {"name": "dual_chunk", "chunk": 5, "local": 2, "mscale": True}},
+        "lambda": {"remap": {"name": "lambda", "limit": 4}, "window": 6, "sinks": 2},
+        "streaming": {"remap": {"name": "streaming"}, "window": 6, "sinks": 2},
     },
     "p_rope": {"reversed": {"reversed": True, "share": 0.8, "theta": 50.0}},
     "he_xu": {"resonance-yarn": {"resonance": True, "scaling": {"name": "yarn"}}},
@@ -136,7 +142,9 @@ def schemes_of(model: Transformer) -> list[Position]:
 def is_relative(model: Transformer) -> bool:
     """A scheme that leaves the embedded tokens alone claims to know distances only."""
     return all(
-        type(scheme).embed is Position.embed and scheme.settings.name not in NOT_RELATIVE
+        type(scheme).embed is Position.embed
+        and scheme.settings.name not in NOT_RELATIVE
+        and "shift" not in scheme.exempt
         for scheme in schemes_of(model)
     )
 

@@ -1,0 +1,106 @@
+"""What a remap means, dense and without lanes.
+
+P[n, m], the distance shown for a pair, is made for every pair in a double loop over a formula, and each score
+by itself from the angle P·θ, in float64. Nothing here asks the product for more than its settings and places.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from model import ModelError, ModelSettings, Places, Transformer
+from model.kernels import attend
+from model.position import Geometry, Position, Span
+from model.position.rotary import Rope, RopeSettings
+from tests.model.zoo import V
+
+B, H, G, D, L0, T = 2, 6, 3, 10, 16, 23
+
+
+def scheme_of(remap: dict, length: int = L0, features: int = D, **keys) -> Rope:
+    return Rope(RopeSettings(remap=remap, theta=50.0, **keys), Geometry(28, H, features, length, length))
+
+
+def drawn(tokens: int, features: int = D, batch: int = B) -> tuple[torch.Tensor, ...]:
+    """Queries, keys and values."""
+    generator = torch.Generator().manual_seed(tokens)
+    return tuple(
+        torch.randn(batch, heads, tokens, features, generator=generator, dtype=torch.float64)
+        for heads in (H, G, G)
+    )
+
+
+def span_of(scheme: Position, new: Places, keys: Places | None = None, queries: int | None = None) -> Span:
+    return Span(
+        new=new,
+        queries=new if queries is None else new.last(queries),
+        keys=keys or new,
+        batch=B,
+        heads=H,
+        device=torch.device("cpu"),
+        tables=scheme.tables(new, torch.float64),
+        window=scheme.settings.window,
+        sinks=scheme.settings.sinks,
+    )
+
+
+def dense_scores(q, k, shown, theta: float = 50.0, rotated: int = D, layout: str = "half") -> torch.Tensor:
+    """(B, H, T, T) of q·k with the first `rotated` features turned by P·θ; `shown` (B or 1, T, T) is P."""
+    k = torch.stack([k[:, h // (H // G)] for h in range(H)], dim=1)
+    total = torch.zeros(*q.shape[:3], k.shape[2], dtype=torch.float64)
+    for pair in range(rotated // 2):
+        first, second = (pair, pair + rotated // 2) if layout == "half" else (2 * pair, 2 * pair + 1)
+        angle = shown[:, None] * theta ** (-2 * pair / rotated)
+        qa, qb = q[..., first, None], q[..., second, None]
+        ka, kb = k[..., None, :, first], k[..., None, :, second]
+        total += (qa * ka + qb * kb) * angle.cos() + (qa * kb - qb * ka) * angle.sin()
+    for feature in range(rotated, q.shape[-1]):
+        total += q[..., feature, None] * k[..., None, :, feature]
+    return total
+
+
+def matrix_of(positions: list[float], distance) -> torch.Tensor:
+    """(1, T, T): P for every pair, the future included, where it is not seen."""
+    rows = [[float(distance(n, m)) if n >= m else 0.0 for m in positions] for n in positions]
+    return torch.tensor([rows], dtype=torch.float64)
+
+
+def dense(q, k, v, shown, seen=None, **keys) -> torch.Tensor:
+    scores = dense_scores(q, k, shown, **keys) * q.shape[-1] ** -0.5
+    seen = torch.ones(q.shape[2], q.shape[2]).tril().bool() if seen is None else seen
+    v = torch.stack([v[:, h // (H // G)] for h in range(H)], dim=1)
+    return scores.masked_fill(~seen, -math.inf).softmax(-1) @ v
+
+
+def through(scheme: Position, places: Places, q, k, v, kernel: str = "blocks") -> torch.Tensor:
+    plan = scheme.plan(span_of(scheme, places))
+    return attend(plan.read(q, plan.write(k)), v, q.shape[-1] ** -0.5, kernel)
+
+
+def shown_by(remap: dict, tokens: int, **keys) -> torch.Tensor:
+    """(T, T) the distance a rotation shows, read off the second of two pairs, which turns 0.01 a token."""
+    scheme = Rope(RopeSettings(remap=remap, **keys), Geometry(28, H, 4, L0, L0))
+    unit = torch.eye(4, dtype=torch.float64)
+    plan = scheme.plan(span_of(scheme, Places.plain(tokens)))
+    zero, n = torch.zeros((), dtype=torch.int64), torch.arange(tokens)
+    scores = []
+    for k in (unit[1], unit[3]):
+        q, k = unit[1].expand(B, H, tokens, 4), k.expand(B, G, tokens, 4)
+        total = torch.zeros(tokens, tokens, dtype=torch.float64)
+        for view in plan.read(q, plan.write(k)):
+            served = view.pairs.rule(zero, zero, n[:, None], n[None, :])
+            total += torch.where(served, view.q[0, 0] @ view.k[0, 0].T, 0.0)
+        scores.append(total)
+    return torch.atan2(scores[1], scores[0]) * 100
+
+
+def refused(remap: dict, length: int = L0, **keys) -> str:
+    with pytest.raises((ModelError, ValidationError)) as caught:
+        Transformer(
+            ModelSettings(dim=48, heads=4, position={"name": "rope", "remap": remap, **keys}), V, length
+        )
+    return str(caught.value)
