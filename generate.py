@@ -245,8 +245,11 @@ def _rule(kind: str, choice, loaded: Loaded, longest: int) -> str:
         original = loaded.settings.original_length or loaded.settings.train_length
         auto = " (auto)" if scaling.factor == "auto" else ""
         words.append(f"{scaling.name} scaling, factor {scaling.stretch(longest, original):.4g}{auto}")
+    remap = getattr(choice, "remap", None)
+    if remap is not None and remap.name != "none":
+        words.append(remap.describe())
     if choice.window:
-        words.append(f"window {choice.window}")
+        words.append(f"window {choice.window}" + (f" and {choice.sinks} sinks" if choice.sinks else ""))
     return " with ".join([words[0], ", ".join(words[1:])]) if words[1:] else words[0]
 
 

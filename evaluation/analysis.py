@@ -19,9 +19,11 @@ from evaluation.verdicts import (
     perplexity,
     pooled,
 )
+from model.position.remap import AnyRemap
 from model.position.scaling import AnyScaling
 
 _SCALING = TypeAdapter(AnyScaling)
+_REMAP = TypeAdapter(AnyRemap)
 
 
 @dataclass(frozen=True)
@@ -178,6 +180,11 @@ def _one_scheme(position: dict, length: int, original_length: int) -> str:
         words.append(_SCALING.validate_python(position["scaling"]).describe(length, original_length))
     if position.get("resonance"):
         words.append("resonance")
+    remap = position.get("remap", {"name": "none"})
+    if remap["name"] != "none":
+        words.append(_REMAP.validate_python(remap).describe())
     if position.get("window"):
         words.append(f"window {position['window']}")
+    if position.get("window") and position.get("sinks"):
+        words.append(f"{position['sinks']} sinks")
     return ", ".join(words)

@@ -1,5 +1,6 @@
 """Test-time rules: a label and the dotted words that make it from the model as trained."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from evaluation.errors import EvaluationError
 
 TRAINED = "trained"  # no override: the reference
 TRUNCATE = "truncate"  # as trained, context cut to the last L0 tokens; not an override of the model
+_LENGTH = re.compile(r"\{train_length(?:-(\d+))?\}")
 
 
 @dataclass(frozen=True)
@@ -39,8 +41,8 @@ def resolve_rules(
 ) -> list[Rule]:
     """The rules of an evaluation in order; `trained` is added where it is missing, for it is the reference.
 
-    `{train_length}` in a word stands for the run's trained length. Raises EvaluationError for an unknown
-    label, or for words under a label whose meaning is fixed.
+    `{train_length}` in a word stands for the run's trained length, `{train_length-4}` for four tokens less.
+    Raises EvaluationError for an unknown label, or for words under a label whose meaning is fixed.
     """
     table = {label: builtin.get(label) for label in asked} if isinstance(asked, list) else dict(asked)
     unknown = [label for label, words in table.items() if words is None]
@@ -53,6 +55,10 @@ def resolve_rules(
             )
     labels = list(table) if TRAINED in table else [TRAINED, *table]
     return [
-        Rule(label, tuple(w.replace("{train_length}", str(trained_length)) for w in table.get(label) or []))
+        Rule(label, tuple(_filled_in(word, trained_length) for word in table.get(label) or []))
         for label in labels
     ]
+
+
+def _filled_in(word: str, trained_length: int) -> str:
+    return _LENGTH.sub(lambda found: str(trained_length - int(found[1] or 0)), word)

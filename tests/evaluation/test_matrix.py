@@ -301,6 +301,8 @@ def test_rules_and_their_words():
     rules = resolve_rules(["yarn", "window"], BUILTIN, 48)
     assert [r.label for r in rules] == ["trained", "yarn", "window"]
     assert rules[2].words == ("window=48",)
+    less = resolve_rules({"mine": ["a={train_length-4}", "b={train_length} {train_length-10}"]}, BUILTIN, 48)
+    assert less[1].words == ("a=44", "b=48 38")
     own = resolve_rules({"truncate": [], "mine": ["a.b=1"]}, BUILTIN, 48)
     assert [(r.label, r.words) for r in own] == [("trained", ()), ("truncate", ()), ("mine", ("a.b=1",))]
     with pytest.raises(EvaluationError, match="unknown rule 'yarm'; there are alibi, trained"):
