@@ -16,7 +16,7 @@ def temperature_factors(
     """(B or 1, T or 1) factors on the queries of a pass; None where there are none. Called eagerly."""
     if type(settings.temperature).factor is Temperature.factor:
         return None
-    count = places.order.double() + 1
+    count = places.order.clamp(min=0).double() + 1  # padding stands before 0 and sees itself
     if settings.window is not None:
         count = count.clamp(max=settings.window + settings.sinks)
     lengths = torch.tensor(places.lengths, dtype=torch.float64, device=count.device)[:, None]

@@ -14,7 +14,6 @@ from tests.model.zoo import (
     CASES,
     EXTRAS,
     LAYERS,
-    NOT_RELATIVE,
     TRAIN,
     WINDOW,
     H,
@@ -36,7 +35,14 @@ def test_every_registered_scheme_has_a_default_case_and_no_variant_is_orphaned()
     for name in SCHEMES:
         assert CASES[name] == {"name": name}
         assert f"{name}-window" in CASES and f"pattern-{name}" in CASES
-    assert set(EXTRAS) <= set(SCHEMES) and set(NOT_RELATIVE) <= set(SCHEMES)
+    assert set(EXTRAS) <= set(SCHEMES)
+
+
+def test_exemptions_name_a_check_and_a_reason():
+    """`shift`: relative to a shift of positions; `graphs`: few graphs for many lengths."""
+    for name, (_, scheme) in SCHEMES.items():
+        assert set(scheme.exempt) <= {"shift", "graphs"}, name
+        assert all(len(reason) > 20 for reason in scheme.exempt.values()), name
 
 
 def test_the_cases_differ_past_the_trained_length():

@@ -20,6 +20,11 @@ TRAIN, T = 11, 19  # trained length, and a length beyond it
 WINDOW = 5
 
 EXTRAS: dict[str, dict[str, dict]] = {
+    "none": {
+        "sinks": {"window": 4, "sinks": 2, "temperature": {"name": "log_n", "length": 4}},
+        "ssmax": {"temperature": {"name": "ssmax"}, "sink_logit": "learned"},
+        "stretch": {"temperature": {"name": "stretch"}},
+    },
     "integer": {"learned": {"direction": "learned", "scale": 0.3}},
     "unit_interval": {"current": {"denominator": "current"}},
     "sine": {"base": {"base": 700.0}},
@@ -35,6 +40,7 @@ EXTRAS: dict[str, dict[str, dict]] = {
         "clip": {"max_length": 7, "extend": "clip"},
     },
     "rope": {
+        "sinks": {"window": 4, "sinks": 2, "sink_logit": "zero"},
         "interleaved": {"layout": "interleaved"},
         "partial": {"fraction": 0.5, "theta": 300.0},
         "partial-interleaved": {"fraction": 0.85, "layout": "interleaved"},
@@ -70,9 +76,6 @@ EXTRAS: dict[str, dict[str, dict]] = {
     "p_rope": {"reversed": {"reversed": True, "share": 0.8, "theta": 50.0}},
     "he_xu": {"resonance-yarn": {"resonance": True, "scaling": {"name": "yarn"}}},
 }
-
-# Schemes that touch pairs or queries and are still no function of distance alone, with the reason.
-NOT_RELATIVE: dict[str, str] = {}
 
 _NEAR = {"name": "rope", "window": 4, "theta": 100.0}
 _PATTERNS = {f"pattern-{name}": {"near": _NEAR, "far": {"name": name}} for name in SCHEMES}
@@ -140,11 +143,9 @@ def schemes_of(model: Transformer) -> list[Position]:
 
 
 def is_relative(model: Transformer) -> bool:
-    """A scheme that leaves the embedded tokens alone claims to know distances only."""
+    """A scheme that leaves the embedded tokens alone claims to know distances only, or says why not."""
     return all(
-        type(scheme).embed is Position.embed
-        and scheme.settings.name not in NOT_RELATIVE
-        and "shift" not in scheme.exempt
+        type(scheme).embed is Position.embed and "shift" not in scheme.exempt
         for scheme in schemes_of(model)
     )
 
