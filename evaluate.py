@@ -3,7 +3,19 @@
     python evaluate.py RUN                                     as trained, and cut to the trained length
     python evaluate.py RUN configs/evaluation/extension.yaml   a file of settings
     python evaluate.py RUN lengths=[256,512] rules=[trained,truncate,yarn] targets=128
+    python evaluate.py RUN --matrix                            every rule it can take, in one table
+    python evaluate.py RUN --matrix --verbose                  ... and why the other rules do not apply
     python evaluate.py --help                                  every setting
+
+--matrix lays every built-in rule over the checkpoint and keeps those that exist for its scheme, are legal for
+its weights, can be built at its sizes, and change something. A checkpoint with a pattern of layer kinds is
+given a rule kind by kind: each kind that can take the whole rule takes it, the others stay as trained, and a
+kind with a narrower window keeps it. Words of one's own are laid over patterns in the same way, unless they
+name a kind: model.position.kinds.KIND.window=64. A cell that cannot exist, such as a length past the end of a
+learned table, is shown as a dash with its reason.
+
+Rules follow the declared length of a window, chosen once for all its tokens: chunks through a cache give the
+numbers of a single pass. A rule that follows the running length, which no cache can hold, is not offered.
 
 Results go to RUN/evaluation/<folder>/: results.csv, results.json, summary.txt, targets.json and figures.
 Cells that were measured before are not measured again; an interrupted call goes on where it stopped.
@@ -23,45 +35,54 @@ from evaluation import (
     EvaluationSettings,
     Subject,
     analyse,
+    compatible_rules,
     draw_figures,
     evaluate,
     read_rules,
     resolve_rules,
 )
+from evaluation.grid import footnotes, grid
 from evaluation.report import table, words, write
 from evaluation.settings import settings_hash
-from model import Transformer, check_override
-from training.config import apply_words, describe, dump, load_settings
+from model import ModelError, Transformer, legal_overrides
+from training.config import describe, dump, load_settings
 from training.console import Console, run_main
+from training.errors import TrainingError
 from training.files import read_json
 from training.hardware import prepare_cpu
+from training.overrides import longest_input, override, why, widens
 from training.run import MANIFEST, load
+from training.settings import RunSettings
 
 RULES = Path(__file__).resolve().parent / "configs" / "evaluation" / "rules.yaml"
+FLAGS = {"--matrix", "--verbose"}
 
 
 def main() -> int:
-    arguments = sys.argv[1:]
+    arguments = [word for word in sys.argv[1:] if word not in FLAGS]
     if not arguments or "--help" in arguments or "-h" in arguments:
         print(__doc__)
         print(describe(EvaluationSettings))
         print(f"\nrules: {', '.join(read_rules(RULES))} (configs/evaluation/rules.yaml), or your own")
         return 0
-    run, console = Path(arguments[0]), Console()
+    run, console, verbose = Path(arguments[0]), Console(), "--verbose" in sys.argv
     prepare_cpu(None)
-    settings = load_settings(EvaluationSettings, arguments[1:])
+    wanted = ["matrix=true"] if "--matrix" in sys.argv else []
+    settings = load_settings(EvaluationSettings, [*arguments[1:], *wanted])
     device = settings.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
 
     trained = load(run, console=console)
     root, tokenizer = trained.settings, trained.tokenizer
-    rules = resolve_rules(settings.rules, read_rules(RULES), root.train_length)
+    builtin = read_rules(RULES)
+    rules, left_out = resolve_rules(settings.rules, builtin, root.train_length), {}
+    if settings.matrix:
+        found, left_out = compatible_rules(builtin, root.train_length, lambda words: offered(root, words))
+        rules += [rule for rule in found if rule.label not in {one.label for one in rules}]
 
     def resolve(rule_words) -> dict:
-        asked = apply_words(root, list(rule_words)).model
-        check_override(root.model, asked)
-        return asked.position.model_dump(mode="json")
+        return override(root, rule_words).model.position.model_dump(mode="json")
 
     def load_rule(rule_words, dtype: str) -> Transformer:
         return load(run, rule_words, device, getattr(torch, dtype), trained.step, console).model
@@ -74,6 +95,8 @@ def main() -> int:
         original_length=root.original_length or root.train_length,
         resolve=resolve,
         load=load_rule,
+        longest=lambda rule_words: longest_input(override(root, rule_words)),
+        legal=legal_overrides(root.model),
     )
     store, corpus, train = open_stores(settings, run, tokenizer)
     result = evaluate(
@@ -86,8 +109,9 @@ def main() -> int:
         cells=run / "evaluation" / "cells",
         console=console,
     )
+    result.left_out = left_out
     result.facts["corpus"] = corpus
-    result.facts["command"] = shlex.join(["python", "evaluate.py", *arguments])
+    result.facts["command"] = shlex.join(["python", "evaluate.py", *sys.argv[1:]])
     result.facts["finished"] = datetime.now(UTC).isoformat(timespec="seconds")
     analysis = analyse(result)
     folder = run / "evaluation" / (settings.folder or f"{settings.protocol}-{settings_hash(settings)}")
@@ -95,11 +119,25 @@ def main() -> int:
     write_text(folder / "settings.yaml", dump(settings))
     figures = draw_figures(result, analysis, folder)
 
-    for line in words(result, analysis):
+    as_grid = settings.matrix and not analysis.buckets
+    for line in words(result, analysis, brief=as_grid):
         print(line)
-    console.table(*table(result, analysis))
+    console.table(*(grid if as_grid else table)(result, analysis))
+    for line in footnotes(result, verbose) if settings.matrix else []:
+        print(line)
     print(f"figure: {figures[0]}\nnumbers: {folder / 'results.csv'}, {folder / 'results.json'}")
     return 0
+
+
+def offered(root: RunSettings, rule_words) -> dict:
+    """Position settings under a built-in rule; raises where --matrix leaves it out, saying why."""
+    try:
+        asked = override(root, rule_words)
+    except (ModelError, TrainingError) as error:
+        raise EvaluationError(why(error)) from error
+    if widens(root, asked):
+        raise EvaluationError("the window it was trained with is narrower")
+    return asked.model.position.model_dump(mode="json")
 
 
 def open_stores(settings: EvaluationSettings, run: Path, tokenizer) -> tuple[Store, str, Store | None]:

@@ -6,8 +6,11 @@
   python generate.py RUN --tokens 2000 model.position.scaling.name=yarn model.position.scaling.factor=auto
 
 RUN is a run folder. Prompts come from --prompt, --file, or standard input (all of it is one prompt); without
-any, the model begins a document. Words like model.position.window=256 change the positional scheme for this
-call, as far as the trained weights allow. Text is printed as it is made.
+any, the model begins a document. Text is printed as it is made.
+
+Words like model.position.window=256 change the positional scheme for this call, as far as the trained weights
+allow, in every kind of layer that can take them; standard error says what was chosen. A rule that follows the
+length takes the declared one, prompt and --tokens, once: cached keys stay right, --no-cache gives the same.
 
 The sample of seed s is the same whatever else is asked for at the same time: sample i of a prompt has seed
 --seed + i, and each is measured from its own length under factor=auto. In a shell, write a line break in a
@@ -27,6 +30,7 @@ import torch
 
 from data.tokenizer import Tokenizer
 from model import ModelError
+from model.position.describe import describe_choice
 from model.sampling import Generation, Sampling
 from training.console import Console, run_main
 from training.errors import TrainingError
@@ -225,32 +229,24 @@ def _text(raw: bytes, where: str) -> str:
         raise TrainingError(f"{where} is not UTF-8 text (byte {error.start})") from error
 
 
-def past_trained_length(loaded: Loaded, longest: int) -> str | None:
-    """One sentence where texts of `longest` tokens go past the trained length: how far, by which rule."""
+def positions(loaded: Loaded, longest: int) -> str:
+    """The positional rule of every kind of layer, as it treats texts declared to be `longest` tokens long."""
+    settings = loaded.settings
+    original = settings.original_length or settings.train_length
+    found = {k: describe_choice(choice, longest, original) for k, choice in settings.model.kinds.items()}
+    if not settings.model.is_pattern:
+        return found["all"]
+    return " | ".join(f"{kind} = {text}" for kind, text in found.items())
+
+
+def about_positions(loaded: Loaded, longest: int, words: Sequence[str]) -> str | None:
+    """One sentence where another rule was asked for or texts go past the trained length; else None."""
     trained = loaded.settings.train_length
-    if longest <= trained:
-        return None
-    rules = ", ".join(
-        _rule(kind, choice, loaded, longest) for kind, choice in loaded.settings.model.kinds.items()
-    )
-    return f"going past the trained length: up to {longest} tokens, trained at {trained}; positions: {rules}"
-
-
-def _rule(kind: str, choice, loaded: Loaded, longest: int) -> str:
-    words = [choice.name if kind == "all" else f"{kind} = {choice.name}"]
-    scaling = getattr(choice, "scaling", None)
-    if scaling is not None and scaling.name == "none":
-        words.append("no scaling")
-    elif scaling is not None:
-        original = loaded.settings.original_length or loaded.settings.train_length
-        auto = " (auto)" if scaling.factor == "auto" else ""
-        words.append(f"{scaling.name} scaling, factor {scaling.stretch(longest, original):.4g}{auto}")
-    remap = getattr(choice, "remap", None)
-    if remap is not None and remap.name != "none":
-        words.append(remap.describe())
-    if choice.window:
-        words.append(f"window {choice.window}" + (f" and {choice.sinks} sinks" if choice.sinks else ""))
-    return " with ".join([words[0], ", ".join(words[1:])]) if words[1:] else words[0]
+    rule = f"positions: {positions(loaded, longest)}"
+    declared = f"up to {longest} tokens declared, trained at {trained}"
+    if longest > trained:
+        return f"going past the trained length, {declared}; {rule}"
+    return f"{rule} ({declared})" if words else None
 
 
 class Parser(argparse.ArgumentParser):
@@ -326,13 +322,13 @@ def main() -> int | None:
     loaded = load(args.run, args.words, device, DTYPES.get(args.dtype), console=console)
     samples = prepare_samples(args, prompts, loaded)
     longest = max(len(sample.ids) for sample in samples) + args.tokens
-    if warning := past_trained_length(loaded, longest):
-        console.say(warning)
+    if about := about_positions(loaded, longest, args.words):
+        console.say(about)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", errors="replace")  # whatever the locale says
     settings = asdict(sampling)
     settings |= {"tokens": args.tokens, "stop": args.stop, "run": args.run, "step": loaded.step}
-    settings |= {"overrides": args.words}
+    settings |= {"overrides": args.words, "positions": positions(loaded, longest)}
     printer = JsonLines(samples, sys.stdout, settings) if args.jsonl else InOrder(samples, sys.stdout)
     try:
         for start in range(0, len(samples), args.batch):

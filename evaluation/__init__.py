@@ -9,7 +9,7 @@ from evaluation.figures import draw_figures
 from evaluation.matrix import Result, Subject, evaluate
 from evaluation.monitor import MonitorTargets, monitor_targets
 from evaluation.protocols import Windows
-from evaluation.rules import Rule, read_rules, resolve_rules
+from evaluation.rules import Rule, compatible_rules, read_rules, resolve_rules
 from evaluation.scoring import CellFailed, ModelScorer, gather, measure
 from evaluation.settings import EvaluationSettings
 from evaluation.targets import Targets, draw_targets, load_targets, longest_usable, shorten_lengths
@@ -29,6 +29,7 @@ __all__ = [
     "Text",
     "Windows",
     "analyse",
+    "compatible_rules",
     "draw_figures",
     "draw_targets",
     "evaluate",

@@ -1,6 +1,7 @@
 """From per-target NLL to the rows of a report: levels, differences, verdicts, net gains."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from pydantic import TypeAdapter
@@ -19,11 +20,10 @@ from evaluation.verdicts import (
     perplexity,
     pooled,
 )
-from model.position.remap import AnyRemap
-from model.position.scaling import AnyScaling
+from model import AnyPosition
+from model.position.describe import describe_choice
 
-_SCALING = TypeAdapter(AnyScaling)
-_REMAP = TypeAdapter(AnyRemap)
+_POSITION = TypeAdapter(AnyPosition)
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,7 @@ class Row:
     gain: Interval | None = None
     precision: float | None = None  # mean bfloat16 - float32 on a sample, nats
     failure: str = ""
+    exists: bool = True  # false: the scheme has no such positions, and `failure` says why
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,8 @@ def analyse(result: Result) -> Analysis:
     how = {"resamples": settings.resamples, "seed": settings.seed}
     judged, notes = _judged_rules(result)
     # The family: every rule that is judged at every length beyond L0, against one named reference.
-    family = max(1, len(judged) * sum(length > l0 for length in result.plan.lengths))
+    beyond = [length for length in result.plan.lengths if length > l0]
+    family = max(1, sum((label, n) not in result.absent for label in judged for n in beyond))
     verdicts = []
     if result.truncated is not None and result.plan.protocol != "by-position":
         for label in judged:
@@ -92,6 +94,9 @@ def analyse(result: Result) -> Analysis:
         for length in result.plan.lengths:
             where = (rule.label, length)
             scheme = describe_scheme(result, rule.label, length)
+            if where in result.absent:
+                rows.append(Row(rule.label, scheme, length, failure=result.absent[where], exists=False))
+                continue
             if where in result.failed:
                 rows.append(Row(rule.label, scheme, length, failure=result.failed[where]))
                 continue
@@ -167,24 +172,8 @@ def describe_scheme(result: Result, label: str, length: int) -> str:
     """The scheme as evaluated at this length: `rope, yarn s=4 (matched)`."""
     if label == TRUNCATE:
         length = result.subject.trained_length
-    position = result.schemes[label]
-    kinds = position.get("kinds") or {"": position}
-    parts = [_one_scheme(one, length, result.subject.original_length) for one in kinds.values()]
+    position: Any = _POSITION.validate_python(result.schemes[label])
+    kinds = getattr(position, "kinds", None) or {"": position}
+    parts = [describe_choice(one, length, result.subject.original_length) for one in kinds.values()]
     tail = f", context cut to {length}" if label == TRUNCATE else ""
     return " | ".join(parts) + tail
-
-
-def _one_scheme(position: dict, length: int, original_length: int) -> str:
-    words = [str(position["name"])]
-    if "scaling" in position and position["scaling"]["name"] != "none":
-        words.append(_SCALING.validate_python(position["scaling"]).describe(length, original_length))
-    if position.get("resonance"):
-        words.append("resonance")
-    remap = position.get("remap", {"name": "none"})
-    if remap["name"] != "none":
-        words.append(_REMAP.validate_python(remap).describe())
-    if position.get("window"):
-        words.append(f"window {position['window']}")
-    if position.get("window") and position.get("sinks"):
-        words.append(f"{position['sinks']} sinks")
-    return ", ".join(words)

@@ -21,8 +21,10 @@ from evaluation.rules import TRAINED, TRUNCATE
 # Okabe and Ito 2008, without its yellow, which is too light for a line on white. Markers differ too.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A5C00", "#5B5B5B")
 MARKERS = ("s", "^", "D", "v", "P", "X", "<", ">")
-INK, SOFT = "#222222", "#6E6E6E"
-SIZE = (6.4, 4.2)  # inches
+INK, SOFT, FAINT = "#222222", "#6E6E6E", "#767676"
+SIZE = (6.4, 4.2)  # inches; higher where many lines want a label each
+LABEL_GAP = 12.0  # points between the middles of two labels
+AXES = (0.098, 0.185, 0.64)  # left, bottom, height, as shares of a figure of that size
 STYLE: dict[Any, Any] = {
     "font.size": 9.5,
     "font.family": "DejaVu Sans",
@@ -181,17 +183,30 @@ def _canvas(
     names = [f"{line.label}  0.00" for line in lines]
     if baseline is not None:
         names.append(f"context cut to {trained_length}  0.00")
+    wanted = (len(names) + 1) * LABEL_GAP / 72  # inches
+    higher = max(0.0, wanted - AXES[2] * SIZE[1])
+    width, height = SIZE[0], SIZE[1] + higher
+    figure.set_size_inches(width, height)
+
+    def up(share: float) -> float:
+        """What stands so far below the upper edge of a figure of the usual size."""
+        return 1 - (1 - share) * SIZE[1] / height
+
     # Room on the right for the longest direct label at 9 points, about 0.072 inch a letter.
     right = 1 - (0.42 + 0.072 * max(map(len, names), default=0)) / SIZE[0]
-    axes = figure.add_axes((0.098, 0.185, max(0.4, right) - 0.098, 0.64))
-    figure.text(0.02, 0.965, title, fontsize=11.5, fontweight="bold", color=INK, va="top")
-    figure.text(0.02, 0.905, subtitle, fontsize=8.5, color=SOFT, va="top")
-    figure.text(0.02, 0.02, note, fontsize=8, color=SOFT, va="bottom")
+    left, bottom = AXES[0], AXES[1] * SIZE[1] / height
+    axes = figure.add_axes((left, bottom, max(0.4, right) - left, up(AXES[1] + AXES[2]) - bottom))
+    figure.text(0.02, up(0.965), title, fontsize=11.5, fontweight="bold", color=INK, va="top")
+    figure.text(0.02, up(0.905), subtitle, fontsize=8.5, color=SOFT, va="top")
+    figure.text(0.02, 0.02 * SIZE[1] / height, note, fontsize=8, color=SOFT, va="bottom")
     return figure, axes
 
 
 def _draw_lines(axes: Axes, lines: list[Line]) -> None:
     for line, colour, marker in zip(lines, _colours(lines), _markers(lines), strict=True):
+        if colour == FAINT:
+            axes.plot(line.x, line.y, color=colour, lw=0.8, marker=".", ms=3.5, zorder=2.5)
+            continue
         axes.plot(line.x, line.y, color=colour, lw=1.7, marker=marker, ms=4.6, mec="white", mew=0.6, zorder=4)
         bars = [(x, y, h) for x, y, h in zip(line.x, line.y, line.half, strict=False) if h == h and h > 0]
         if bars:
@@ -201,15 +216,27 @@ def _draw_lines(axes: Axes, lines: list[Line]) -> None:
             )
 
 
+def _prominent(lines: list[Line]) -> set[str]:
+    """Labels of the lines in colour: all, or the best ones at the longest length where colours run out."""
+    rest = [line for line in lines if line.label != "as trained"]
+    if len(rest) > len(COLOURS):
+        rest.sort(key=lambda line: (-line.x[-1], line.y[-1]))
+        rest = rest[: len(COLOURS) - 1]  # the last colour is a grey, as the others are then
+    return {line.label for line in rest}
+
+
 def _colours(lines: list[Line]) -> list[str]:
-    """Black for the checkpoint as trained, the palette in order for the others."""
-    rest = iter(COLOURS * (1 + len(lines) // len(COLOURS)))
-    return [INK if line.label == "as trained" else next(rest) for line in lines]
+    """Black for the checkpoint as trained, the palette in order for the prominent ones, grey for the rest."""
+    rest, prominent = iter(COLOURS), _prominent(lines)
+    return [
+        INK if line.label == "as trained" else next(rest) if line.label in prominent else FAINT
+        for line in lines
+    ]
 
 
 def _markers(lines: list[Line]) -> list[str]:
-    rest = iter(MARKERS * (1 + len(lines) // len(MARKERS)))
-    return ["o" if line.label == "as trained" else next(rest) for line in lines]
+    rest, prominent = iter(MARKERS), _prominent(lines)
+    return ["o" if line.label not in prominent else next(rest) for line in lines]
 
 
 def _ends(lines: list[Line]) -> list[tuple[str, float, float, str]]:
@@ -236,8 +263,15 @@ def _axes(axes: Axes, ticks: list[float], limits: tuple[float, float], x: str, y
 
 
 def _limits(axes: Axes, lines: list[Line], baseline: float | None) -> None:
-    """Room for every point and bar, and a tenth above for the words at the trained length."""
+    """Room for every point and bar, and a tenth above for the words at the trained length.
+
+    Grey lines far above all others leave the picture: their labels have their numbers.
+    """
     values = [] if baseline is None else [baseline]
+    shown = [line for line, colour in zip(lines, _colours(lines), strict=True) if colour != FAINT]
+    top = max((y for line in shown for y in line.y), default=math.inf)
+    least = min((y for line in lines for y in line.y), default=0.0)
+    lines = [line for line in lines if line in shown or max(line.y) <= top + 0.5 * (top - least)]
     for line in lines:
         half = line.half or [0.0] * len(line.y)
         values += [y + s * (h if h == h else 0.0) for y, h in zip(line.y, half, strict=True) for s in (-1, 1)]
@@ -248,15 +282,15 @@ def _limits(axes: Axes, lines: list[Line], baseline: float | None) -> None:
 
 def _label(figure: Figure, axes: Axes, labels: list[tuple[str, float, float, str]]) -> None:
     """Direct labels right of the axes at the height of their line, moved apart where they would overlap."""
-    height = axes.get_position().height * SIZE[1] * 72  # points
+    height = axes.get_position().height * figure.get_figheight() * 72  # points
     low, high = axes.get_ylim()
-    gap = 12.0 / height
+    gap = LABEL_GAP / height
     wanted = sorted(((y - low) / (high - low), text, x, y, colour) for text, x, y, colour in labels)
-    placed = spread([one[0] for one in wanted], gap)
+    placed = within(spread([one[0] for one in wanted], gap), gap)
     for at, (_, text, x, y, colour) in zip(placed, wanted, strict=True):
         axes.annotate(
-            f"{text}  {y:.2f}",
-            xy=(x, y),
+            f"{text}  {y:.2f}" + (" ↑" if y > high else ""),
+            xy=(x, min(y, high)),
             xycoords="data",
             xytext=(1.045, at),
             textcoords="axes fraction",
@@ -290,6 +324,15 @@ def spread(wanted: list[float], gap: float) -> list[float]:
             blocks[-1] = ((a * m + b * n) / (m + n), m + n)
     levels = [level for level, members in blocks for _ in range(members)]
     return [level + rank * gap for rank, level in enumerate(levels)]
+
+
+def within(placed: list[float], gap: float) -> list[float]:
+    """The same heights, moved into 0 to 1 where they were not and room allows, as far apart as they were."""
+    last = len(placed) - 1
+    if last * gap > 1:
+        return placed
+    lifted = [max(at, rank * gap) for rank, at in enumerate(placed)]
+    return [min(at, 1 - (last - rank) * gap) for rank, at in enumerate(lifted)]
 
 
 def _save(figure: Figure, folder: Path, name: str) -> Path:

@@ -17,7 +17,7 @@ from evaluation.rules import TRAINED, TRUNCATE, Rule
 from evaluation.scoring import CellFailed, ModelScorer, measure
 from evaluation.settings import EvaluationSettings
 from evaluation.text import Text
-from model import Transformer
+from model import ModelError, Transformer
 
 PRECISION_SAMPLE = 32  # windows scored again in float32 beside bfloat16
 
@@ -25,7 +25,8 @@ PRECISION_SAMPLE = 32  # windows scored again in float32 beside bfloat16
 @dataclass(frozen=True)
 class Subject:
     """The checkpoint under evaluation. `resolve(words)` -> position settings as evaluated (raises where
-    illegal); `load(words, dtype)` -> the model in eval mode on the evaluation's device."""
+    illegal); `load(words, dtype)` -> the model in eval mode on the evaluation's device; `longest(words)` ->
+    the longest input it can place (None: no end); `legal`: what may change after training, in words."""
 
     name: str
     checkpoint_hash: str
@@ -34,6 +35,8 @@ class Subject:
     original_length: int
     resolve: Callable[[Sequence[str]], dict]
     load: Callable[[Sequence[str], str], Transformer]
+    longest: Callable[[Sequence[str]], int | None] = lambda words: None
+    legal: str = ""
 
 
 @dataclass
@@ -54,6 +57,8 @@ class Result:
     nll: dict[tuple[str, int], np.ndarray] = field(default_factory=dict)
     truncated: np.ndarray | None = None  # context cut to L0: the baseline of every net gain
     failed: dict[tuple[str, int], str] = field(default_factory=dict)
+    absent: dict[tuple[str, int], str] = field(default_factory=dict)  # cells that cannot exist, and why
+    left_out: dict[str, str] = field(default_factory=dict)  # built-in rules that do not apply, and why
     precision: dict[tuple[str, int], float] = field(default_factory=dict)  # mean bfloat16 - float32, nats
     files: dict[str, str] = field(default_factory=dict)  # "rule@length" -> file of per-target NLL
 
@@ -99,6 +104,7 @@ def evaluate(
         unit_kind=unit_kind,
         n_bytes=targets_bytes(ids, tokenizer.token_bytes),
         unigram=None if train is None else unigram_nll(train, ids, tokenizer.vocab_size),
+        absent=_absent(rules, plan.lengths, subject),
     )
     _Session(result, text, Cells(cells), console).run()
     return result
@@ -115,6 +121,28 @@ def _resolve_all(rules: list[Rule], subject: Subject) -> dict[str, dict]:
     if refused:
         raise EvaluationError("\n       ".join(refused))
     return schemes
+
+
+def _absent(rules: list[Rule], lengths: list[int], subject: Subject) -> dict[tuple[str, int], str]:
+    """The cells that cannot exist because positions end, and why.
+
+    Raises EvaluationError where that leaves a length without any.
+    """
+    limits = {rule.label: subject.longest(rule.words) for rule in rules if not rule.truncates}
+    absent = {
+        (label, length): f"its positions end after {limit} tokens"
+        for label, limit in limits.items()
+        for length in lengths
+        if limit is not None and length > limit
+    }
+    for length in lengths:
+        if all((label, length) in absent for label in limits):
+            raise EvaluationError(
+                f"length {length} is beyond what {', '.join(limits)} can place: at most "
+                f"{max(limit or 0 for limit in limits.values())} tokens; shorten lengths, or add a rule that "
+                f"reaches further (--matrix tries all). {subject.legal}".rstrip()
+            )
+    return absent
 
 
 @dataclass(frozen=True)
@@ -173,10 +201,11 @@ class _Session:
     def _cells(self) -> list[_Cell]:
         out = []
         for rule in (rule for rule in self.result.rules if not rule.truncates):
-            for length in self.plan.lengths:
+            lengths = [n for n in self.plan.lengths if (rule.label, n) not in self.result.absent]
+            for length in lengths:
                 windows = self.plan.windows[length]
                 out.append(_Cell(rule, length, windows, self._key(rule, length, self.settings.dtype)))
-            for length in self.plan.lengths if self.settings.dtype == "bfloat16" else []:
+            for length in lengths if self.settings.dtype == "bfloat16" else []:
                 few = _every(self.plan.windows[length], PRECISION_SAMPLE)
                 key = self._key(rule, length, "float32") | {"sample": PRECISION_SAMPLE}
                 out.append(_Cell(rule, length, few, key, sample=True))
@@ -212,12 +241,6 @@ class _Session:
         model = self._model(missing[0])
         limit = self.settings.memory
         self.budget = int(limit * 2**30) if limit else int(0.8 * memory_free(self.device))
-        longest = max(missing, key=lambda cell: cell.length)
-        if model.limit is not None and longest.length > model.limit:
-            raise EvaluationError(
-                f"length {longest.length} is beyond what the trained positions can place: at most "
-                f"{model.limit}"
-            )
         # The longest first, so that a refusal names the length that decides.
         ordered = sorted(missing, key=lambda cell: -cell.length)
         peak = max(self._batch(model, cell)[0] for cell in ordered)
@@ -248,7 +271,7 @@ class _Session:
         except KeyboardInterrupt:
             self.cells.save_partial(cell.key, out, now=True)
             raise
-        except CellFailed as error:
+        except (CellFailed, ModelError) as error:
             self.result.failed[cell.rule.label, cell.length] = str(error)
             if self.console:
                 self.console.warn(f"{cell.rule.label} at {cell.length}: {error}; this cell is left out")

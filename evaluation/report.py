@@ -11,16 +11,22 @@ from pathlib import Path
 
 from data.files import write_text
 from evaluation.analysis import Analysis, Row
+from evaluation.grid import headline
 from evaluation.matrix import Result
 from evaluation.rules import TRAINED, TRUNCATE
 from evaluation.statistics import FEW_BELOW, POINTS_ONLY_BELOW, Interval
 from evaluation.verdicts import RuleVerdicts, Verdict, pooled
 
 
-def words(result: Result, analysis: Analysis) -> list[str]:
-    """What happened, in sentences: which rule held to which length, by how much, how sure."""
+def words(result: Result, analysis: Analysis, brief: bool = False) -> list[str]:
+    """What happened, in sentences: which rule held to which length, by how much, how sure.
+
+    `brief` puts one sentence in the place of one for each rule.
+    """
     l0, longest = result.subject.trained_length, result.plan.lengths[-1]
     lines = [_rule_sentence(v, analysis, l0) for v in analysis.verdicts if v.verdicts]
+    if brief and lines:
+        lines = [headline(result, analysis)]
     if result.plan.protocol == "by-position":
         lines += [_position_sentence(rule, buckets, longest) for rule, buckets in analysis.buckets.items()]
     if not lines:
@@ -34,11 +40,22 @@ def words(result: Result, analysis: Analysis) -> list[str]:
     flagged = [row for row in analysis.rows if row.verdict and row.verdict.delta.disagrees]
     if flagged:
         names = ", ".join(f"{row.rule} at {row.length}" for row in flagged)
+        if brief:
+            names = f"{len(flagged)} of {sum(row.verdict is not None for row in analysis.rows)} cells"
         lines.append(
             f"The bootstrap disagrees with the t interval by more than 20% of its half-width: {names}."
         )
-    failures = [f"{row.rule} at {row.length}: {row.failure}" for row in analysis.rows if row.failure]
-    return lines + [f"Not measured: {text}." for text in failures] + analysis.notes
+    for (rule, failure), lengths in _not_measured(analysis).items():
+        lines.append(f"Not measured: {rule} at {', '.join(map(str, lengths))}: {failure}.")
+    return lines + analysis.notes
+
+
+def _not_measured(analysis: Analysis) -> dict[tuple[str, str], list[int]]:
+    found: dict[tuple[str, str], list[int]] = {}
+    for row in analysis.rows:
+        if row.failure:
+            found.setdefault((row.rule, row.failure), []).append(row.length)
+    return found
 
 
 def _rule_sentence(rule: RuleVerdicts, analysis: Analysis, l0: int) -> str:
@@ -170,7 +187,7 @@ def table(result: Result, analysis: Analysis) -> tuple[str, list[str], list[list
 
 def _table_row(row: Row, l0: int) -> list[str]:
     if row.nll is None:
-        return [row.rule, str(row.length), "failed", "", "", row.failure, ""]
+        return [row.rule, str(row.length), "failed" if row.exists else "—", "", "", row.failure, ""]
     delta = f"{_signed(row.verdict.delta.estimate)} {_ends(row.verdict.delta)}" if row.verdict else ""
     word = row.verdict.word if row.verdict else ""
     if row.rule == TRUNCATE:
@@ -265,6 +282,7 @@ def write(result: Result, analysis: Analysis, folder: Path) -> None:
             rule.label: {"words": list(rule.words), "position": result.schemes[rule.label]}
             for rule in result.rules
         },
+        "left_out": result.left_out,
         "unigram_nll": analysis.unigram,
         "cells": [_flat(row) for row in analysis.rows],
         "derived": [

@@ -1,6 +1,8 @@
 """Test-time rules: a label and the dotted words that make it from the model as trained."""
 
+import json
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +12,7 @@ from evaluation.errors import EvaluationError
 
 TRAINED = "trained"  # no override: the reference
 TRUNCATE = "truncate"  # as trained, context cut to the last L0 tokens; not an override of the model
-_LENGTH = re.compile(r"\{train_length(?:-(\d+))?\}")
+_LENGTH = re.compile(r"\{train_length(?:([-*])(\d+))?\}")
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,8 @@ def resolve_rules(
 ) -> list[Rule]:
     """The rules of an evaluation in order; `trained` is added where it is missing, for it is the reference.
 
-    `{train_length}` in a word stands for the run's trained length, `{train_length-4}` for four tokens less.
+    `{train_length}` in a word stands for the run's trained length, `{train_length-4}` for four tokens less,
+    `{train_length*4}` for four times as many.
     Raises EvaluationError for an unknown label, or for words under a label whose meaning is fixed.
     """
     table = {label: builtin.get(label) for label in asked} if isinstance(asked, list) else dict(asked)
@@ -60,5 +63,33 @@ def resolve_rules(
     ]
 
 
+def compatible_rules(
+    builtin: dict[str, list[str]], trained_length: int, resolve: Callable[[Sequence[str]], dict]
+) -> tuple[list[Rule], dict[str, str]]:
+    """Every built-in rule that says something about this checkpoint, and why each of the others does not.
+
+    `resolve(words)` gives position settings as evaluated and raises ValueError where they are illegal. A rule
+    that leaves the checkpoint as it was trained, or that comes to the same as one before it, is left out too.
+    """
+    rules, left_out, seen = [], {}, {}
+    for rule in resolve_rules(list(builtin), builtin, trained_length):
+        try:
+            scheme = json.dumps(resolve(rule.words), sort_keys=True)
+        except ValueError as error:
+            left_out[rule.label] = str(error)
+            continue
+        if rule.words and scheme in seen:
+            same = seen[scheme]
+            left_out[rule.label] = "it was trained so" if same == TRAINED else f"the same as {same} here"
+            continue
+        seen.setdefault(scheme, rule.label)
+        rules.append(rule)
+    return rules, left_out
+
+
 def _filled_in(word: str, trained_length: int) -> str:
-    return _LENGTH.sub(lambda found: str(trained_length - int(found[1] or 0)), word)
+    def value(found: re.Match) -> str:
+        number = int(found[2] or 0)
+        return str(trained_length * number if found[1] == "*" else trained_length - number)
+
+    return _LENGTH.sub(value, word)

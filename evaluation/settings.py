@@ -36,6 +36,9 @@ class EvaluationSettings(BaseModel):
         ["trained", "truncate"],
         description="labels of configs/evaluation/rules.yaml, or label: [dotted words for the model]",
     )
+    matrix: bool = Field(
+        False, description="besides rules, every built-in rule that this checkpoint can take; as --matrix"
+    )
     store: str | None = Field(
         None, description="folder of another prepared corpus (same tokenizer); default: the run's own"
     )

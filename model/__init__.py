@@ -3,16 +3,18 @@
 from model.cache import Cache
 from model.errors import ModelError
 from model.position import SCHEMES, Places
-from model.settings import ModelSettings, check_override
+from model.settings import AnyPosition, ModelSettings, check_override, legal_overrides
 from model.transformer import IGNORED, Transformer
 
 __all__ = [
     "IGNORED",
     "SCHEMES",
+    "AnyPosition",
     "Cache",
     "ModelError",
     "ModelSettings",
     "Places",
     "Transformer",
     "check_override",
+    "legal_overrides",
 ]

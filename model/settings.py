@@ -97,6 +97,11 @@ class ModelSettings(BaseModel):
         return self.hidden or -(-8 * self.dim // 3 // 32) * 32
 
     @property
+    def is_pattern(self) -> bool:
+        """Whether layers are of several kinds."""
+        return isinstance(self.position, PatternSettings)
+
+    @property
     def kinds(self) -> dict[str, Any]:
         """The scheme of each layer kind; one kind named ``all`` without a pattern."""
         return self.position.kinds if isinstance(self.position, PatternSettings) else {"all": self.position}
@@ -108,23 +113,32 @@ class ModelSettings(BaseModel):
         return [names[i % len(names)] for i in range(self.layers)]
 
 
+def legal_overrides(trained: ModelSettings) -> str:
+    """What may differ from training when a checkpoint is evaluated, in words, for every kind of layer."""
+    whose = "layers of kind '{}'" if trained.is_pattern else "a checkpoint"
+    return "; ".join(
+        f"legal for {whose.format(kind)} trained with '{choice.name}': {', '.join(sorted(choice.test_time))}"
+        for kind, choice in trained.kinds.items()
+    )
+
+
 def check_override(trained: ModelSettings, asked: ModelSettings) -> None:
     """Refuse test-time settings a checkpoint trained as `trained` cannot honestly be evaluated under.
 
     Raises:
         ModelError: naming the first key that may not differ, and those that may.
     """
+    legal = legal_overrides(trained)
     for key in type(trained).model_fields:
         if key != "position" and getattr(trained, key) != getattr(asked, key):
             raise ModelError(
-                f"model.{key} is part of the trained weights and cannot be changed after training"
+                f"model.{key} is part of the trained weights and cannot be changed after training; {legal}"
             )
     if trained.layer_kinds != asked.layer_kinds or set(trained.kinds) != set(asked.kinds):
-        raise ModelError("model.position: the pattern of layers cannot be changed after training")
+        raise ModelError(f"model.position: the pattern of layers cannot be changed after training; {legal}")
     for kind, old in trained.kinds.items():
         new = asked.kinds[kind]
-        where = "model.position" if kind == "all" else f"model.position.kinds.{kind}"
-        legal = f"legal for a checkpoint trained with '{old.name}': {', '.join(sorted(old.test_time))}"
+        where = f"model.position.kinds.{kind}" if trained.is_pattern else "model.position"
         if old.name != new.name:
             raise ModelError(f"{where}.name: trained with '{old.name}', cannot become '{new.name}'; {legal}")
         for key in type(old).model_fields:
@@ -134,5 +148,5 @@ def check_override(trained: ModelSettings, asked: ModelSettings) -> None:
             if a.temperature.learned and a.temperature.name != b.temperature.name:
                 raise ModelError(
                     f"{where}.temperature: '{a.temperature.name}' is learned, so it can be neither added nor "
-                    "taken away after training"
+                    f"taken away after training; {legal}"
                 )

@@ -24,12 +24,13 @@ import torch
 from safetensors import safe_open
 
 from data.tokenizer import Tokenizer, load_tokenizer
-from model import Transformer, check_override
+from model import Transformer
 from training.checkpoint import STATE, WEIGHTS, Checkpoint, find_checkpoint, load_weights
-from training.config import apply_words, differences, dump, identity, load_settings, split_words
+from training.config import differences, dump, identity, load_settings, split_words
 from training.console import Console
 from training.errors import TrainingError
 from training.files import read_json, write_json, write_text
+from training.overrides import override
 from training.settings import RunSettings
 
 SETTINGS, MANIFEST = "settings.yaml", "manifest.json"
@@ -233,7 +234,7 @@ def load(
 
     Args:
         run: the run folder.
-        words: overrides of the positional scheme, e.g. `model.position.scaling.name=yarn`.
+        words: overrides of the positional scheme, e.g. `model.position.scaling.name=yarn`; see `override`.
         dtype: of the weights; None: float64 if they are stored so, else float32.
         checkpoint: step of the checkpoint; None: the newest good one.
         console: told where a damaged checkpoint is passed over; None: standard error.
@@ -248,13 +249,7 @@ def load(
         raise TrainingError(_not_a_run(folder))
     about = read_json(folder / MANIFEST)
     trained = read_settings(folder)
-    settings = apply_words(trained, list(words))
-    for key, _, _, _ in differences(trained, settings):
-        if not key.startswith("model."):
-            raise TrainingError(
-                f"{key} cannot be changed on a trained model; only keys of model.position can"
-            )
-    check_override(trained.model, settings.model)
+    settings = override(trained, words)
     tokenizer = load_tokenizer(folder / "tokenizer")
     if tokenizer.hash != about.get("tokenizer_hash"):
         raise TrainingError(

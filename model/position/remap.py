@@ -56,7 +56,7 @@ class Remap(BaseModel):
 
     name: str
 
-    def describe(self) -> str:
+    def describe(self, length: int, original_length: int) -> str:
         """Its name and those settings that are not null or off: `leaky_rerope factor 16.0`."""
         given = [f"{key} {value}" for key, value in self if key != "name" and value]
         return " ".join([self.name, *given])

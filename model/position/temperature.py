@@ -43,6 +43,12 @@ class Temperature(BaseModel):
         """Initial value of a learned temperature's parameter."""
         return 1.0
 
+    def describe(self, length: int, original_length: int) -> str:
+        """Its name and the settings that are no default: `temperature fixed value 1.2`."""
+        changed = self.model_dump(exclude_defaults=True, exclude={"name"})
+        given = [f"{key} {value}" for key, value in changed.items()]
+        return " ".join(["temperature", self.name, *given])
+
 
 class NoTemperature(Temperature):
     """Logits are q·k/√D."""

@@ -12,30 +12,40 @@ import torch
 import evaluate as script
 from data import prepare
 from evaluation import EvaluationError
-from evaluation.rules import read_rules, resolve_rules
-from model import Transformer, check_override
+from model import Transformer
 from training.checkpoint import save_weights_only
-from training.config import apply_words, load_settings
+from training.config import load_settings
 from training.run import create_run
 from training.settings import RunSettings
 
 ROOT = Path(__file__).resolve().parents[2]
-BUILT_IN = read_rules(script.RULES)
-RULES = resolve_rules(list(BUILT_IN), BUILT_IN, 24)
+
+POSITIONS = {
+    "run": "{name: rope}",
+    "learned": "{name: learned}",
+    "pattern": "{name: pattern, layers: [a, b], kinds: {a: {name: rope, window: 9}, b: {name: none}}}",
+}
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """A folder with a prepared corpus of 40 documents and a run with random weights."""
+    """A folder with a prepared corpus of 40 documents and runs with random weights."""
     home = tmp_path_factory.mktemp("home")
     (home / "text").mkdir()
     rng = random.Random(5)
     for i in range(40):
         letters = "".join(rng.choices("abcdefgh ", k=150 + 10 * i))
         (home / "text" / f"{i:02}.txt").write_text(letters, encoding="utf-8")
+    for name, position in POSITIONS.items():
+        make_run(home, name, f"model.position={position}")
+    return home
+
+
+def make_run(home, name, position):
     settings = load_settings(
         RunSettings,
         [
+            position,
             "train_length=24",
             "training.validation.targets=8",
             "model.dim=24",
@@ -52,9 +62,8 @@ def home(tmp_path_factory):
     prepared = prepare(settings.data, workers=1)
     model = Transformer(settings.model, prepared.tokenizer.vocab_size, 24).initialise(1)
     about = {"data": str(prepared.folder), "data_hash": prepared.train.hash}
-    run = create_run(home / "run", settings, prepared.tokenizer, ["test"], about)
+    run = create_run(home / name, settings, prepared.tokenizer, ["test"], about)
     save_weights_only(run, model)
-    return home
 
 
 def call(monkeypatch, *words):
@@ -91,14 +100,6 @@ def test_from_run_folder_to_results(home, monkeypatch, capsys):
     assert (folder / "results.csv").read_bytes() == before
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.label)
-def test_every_built_in_rule_is_legal_for_rotary_positions(rule):
-    trained = load_settings(RunSettings, [])
-    asked = apply_words(trained, list(rule.words)).model
-    check_override(trained.model, asked)
-    assert (asked == trained.model) == (rule.label in ("trained", "truncate"))
-
-
 def test_what_cannot_work_is_one_clear_error(home, monkeypatch):
     run = home / "run"
     with pytest.raises(EvaluationError, match=r"(?s)rule 'theta'.*rule 'other'") as caught:
@@ -125,6 +126,94 @@ def test_what_cannot_work_is_one_clear_error(home, monkeypatch):
             ],
         )
         call(monkeypatch, run, *SMALL, f"store={prepare(other.data, workers=1).folder}")
+
+
+def grid_of(out):
+    """Rows of the printed table by rule."""
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines() if "│" in line]
+    return {row[0]: row[1:] for row in rows}
+
+
+def test_the_matrix_is_every_rule_a_checkpoint_can_take(home, monkeypatch, capsys):
+    short = [*SMALL[1:], "lengths=[24,48]", "folder=matrix"]
+    assert call(monkeypatch, home / "run", "--matrix", "--verbose", *short) == 0
+    out, err = capsys.readouterr()
+    rows, folder = grid_of(out), home / "run" / "evaluation" / "matrix"
+    report = json.loads((folder / "results.json").read_text())
+    assert list(rows)[:2] == ["trained", "truncate"]
+    assert {"linear", "yarn", "rerope", "streaming", "window", "log_n", "theta_x50", "drop"} < set(rows)
+    assert set(report["left_out"]) == set(script.read_rules(script.RULES)) - set(rows)
+    assert f"{len(report['left_out'])} built-in rules do not apply here: " in out
+    assert "  extend_clip: model.position.extend belongs to learned, not to rope\n" in out
+    assert f"forecast: {2 * (len(rows) - 1)} cells" in err
+    # The numbers are those of the cells, the best first, and each rule of its own.
+    cells = {(cell["rule"], cell["length"]): cell["nll"] for cell in report["cells"]}
+    for rule, row in rows.items():
+        assert row[:2] == [f"{cells[rule, length]:.3f}" for length in (24, 48)]
+    last = [cells[rule, 48] for rule in rows][2:]
+    assert last == sorted(last)
+    # The settings beside the results are the same evaluation.
+    before = (folder / "results.csv").read_bytes()
+    call(monkeypatch, home / "run", folder / "settings.yaml")
+    again = capsys.readouterr()
+    assert "cells were measured before" in again.err and "--verbose: why" in again.out
+    assert (folder / "results.csv").read_bytes() == before
+
+
+def test_what_a_learned_table_cannot_place_is_a_dash_with_its_reason(home, monkeypatch, capsys):
+    short = [*SMALL[1:], "lengths=[24,48]"]
+    assert call(monkeypatch, home / "learned", "--matrix", *short, "folder=matrix") == 0
+    out = capsys.readouterr().out
+    rows = grid_of(out)
+    assert rows["trained"][1] == rows["log_n"][1] == rows["window"][1] == "—"
+    for rule in ("truncate", "extend_interpolate", "extend_repeat", "extend_clip"):
+        assert float(rows[rule][1]) > 0
+    assert "— does not exist, its positions end after 24 tokens: trained at 48; " in out
+    summary = (home / "learned" / "evaluation" / "matrix" / "summary.txt").read_text()
+    assert "Not measured: trained at 48: its positions end after 24 tokens." in summary
+    assert "simultaneous over 3 comparisons" in summary  # those that exist
+    # The same without the matrix; and refused where no rule is left.
+    rules = "rules=[trained,truncate,extend_clip]"
+    assert call(monkeypatch, home / "learned", *short, rules, "folder=some") == 0
+    assert "its positions end after 24 tokens" in capsys.readouterr().out
+    with pytest.raises(EvaluationError, match=r"length 48 is beyond .* at most 24 .* trained with 'learned'"):
+        call(monkeypatch, home / "learned", *short, "folder=none")
+    assert not (home / "learned" / "evaluation" / "none").exists()
+
+
+def test_the_matrix_of_a_pattern_lays_a_rule_over_each_kind(home, monkeypatch, capsys):
+    short = [*SMALL[1:], "lengths=[24,48]", "documents=6", "folder=matrix"]
+    assert call(monkeypatch, home / "pattern", "--matrix", "--verbose", *short) == 0
+    out = capsys.readouterr().out
+    report = json.loads((home / "pattern" / "evaluation" / "matrix" / "results.json").read_text())
+    schemes = {cell["rule"]: cell["scheme"] for cell in report["cells"] if cell["length"] == 48}
+    assert schemes["yarn"] == "rope, yarn s=2 (matched), window 9 | none"
+    assert schemes["window"] == "rope, window 9 | none, window 24"
+    assert schemes["log_n"] == "rope, temperature log_n, window 9 | none, temperature log_n"
+    assert "extend_clip: model.position.extend=clip: no kind of layer can take it; a: " in out
+    assert "lambda: " in out and "its window of 9 is narrower" in out
+
+
+@pytest.mark.parametrize(
+    ("run", "words", "message"),
+    [
+        ("run", "rules={mine: [model.position.name=alibi]}", "cannot become 'alibi'; legal for a checkpoint"),
+        ("learned", "rules=[trained]", "at most 24 tokens"),
+    ],
+)
+def test_illegal_overrides_leave_with_2_and_nothing_written(home, tmp_path, run, words, message):
+    before = sorted((home / run).rglob("*"))
+    done = subprocess.run(
+        [sys.executable, ROOT / "evaluate.py", home / run, words, "lengths=[24,48]", "targets=8"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith("error: ") and message in done.stderr
+    assert "legal for a checkpoint trained with" in done.stderr
+    assert sorted((home / run).rglob("*")) == before
 
 
 def test_help_names_every_setting_and_errors_leave_with_2():

@@ -36,7 +36,12 @@ def test_jsonl_from_a_pipe_and_past_the_trained_length(run):
     assert first["tokens"] != second["tokens"]
     assert first["settings"]["overrides"] == rule and first["settings"]["temperature"] == 0.8
     # begin-of-document and 5 bytes make 26 tokens of a trained 16
-    assert "up to 26 tokens, trained at 16" in err and "yarn scaling, factor 1.625 (auto)" in err
+    expected = (
+        "going past the trained length, up to 26 tokens declared, trained at 16; positions: rope, yarn "
+        "s=1.625 (matched)\n"
+    )
+    assert err == expected
+    assert first["settings"]["positions"] == "rope, yarn s=1.625 (matched)"
 
 
 def test_text_of_several_prompts_in_order_and_a_closed_pipe(run):
@@ -76,13 +81,29 @@ def test_ctrl_c_gives_what_there_is_and_130(run):
         (["position=3"], "unknown|position"),
         (["oops"], "'oops' is neither an option nor a word"),
         (["--file", "absent.txt"], "absent.txt"),
-        (["model.position.name=alibi"], "trained with 'rope'"),
+        (["model.position.name=alibi"], "trained with 'rope'.* legal for a checkpoint"),
+        (
+            ["model.position.extend=clip"],
+            r"extend belongs to learned, not to rope\n.* legal for a checkpoint",
+        ),
+        (
+            ["model.position.scaling={name: longrope, long_factor: [2]}"],
+            "holds 1 numbers, this model needs 4",
+        ),
     ],
 )
 def test_each_mistake_is_one_clear_error(run, words, message, monkeypatch, capsys):
     code, err = _inside([str(run), "--prompt", "a", *words], monkeypatch, capsys)
     assert code == 2 and err.startswith("error: ")
     assert re.search(message, err)
+
+
+def test_another_rule_is_named_within_the_trained_length_too(run, monkeypatch, capsys):
+    words = [str(run), "--prompt", "a", "--tokens", "5"]
+    code, err = _inside([*words, "model.position.window=6", "model.position.sinks=1"], monkeypatch, capsys)
+    expected = "positions: rope, window 6, 1 sinks (up to 7 tokens declared, trained at 16)\n"
+    assert (code, err) == (0, expected)
+    assert _inside(words, monkeypatch, capsys) == (0, "")
 
 
 def test_past_a_learned_table_is_refused(run, monkeypatch, capsys):

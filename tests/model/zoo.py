@@ -145,8 +145,7 @@ def schemes_of(model: Transformer) -> list[Position]:
 def is_relative(model: Transformer) -> bool:
     """A scheme that leaves the embedded tokens alone claims to know distances only, or says why not."""
     return all(
-        type(scheme).embed is Position.embed and "shift" not in scheme.exempt
-        for scheme in schemes_of(model)
+        type(scheme).embed is Position.embed and "shift" not in scheme.exempt for scheme in schemes_of(model)
     )
 
 

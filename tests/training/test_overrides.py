@@ -1,0 +1,206 @@
+"""What a trained checkpoint may be evaluated under: the specification's table, typed anew, row by row."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from model import SCHEMES, ModelError, Transformer
+from training.config import ConfigError, apply_words
+from training.errors import TrainingError
+from training.overrides import longest_input, override, why, widens
+from training.settings import RunSettings
+
+L0 = 32
+SHAPE = ["model.dim=24", "model.heads=2", "model.layers=3", f"train_length={L0}"]
+SHAPE += ["training.validation.targets=8"]
+PATTERN = (
+    "{name: pattern, layers: [near, near, far], kinds: {near: {name: rope, window: 8}, far: {name: none}}}"
+)
+
+ALL = [
+    ["window=16"],
+    ["window=12", "sinks=4"],
+    ["temperature={name: fixed, value: 1.2}"],
+    ["temperature={name: log_n}"],
+    ["temperature={name: stretch}"],
+]
+ROTARY = [
+    ["scaling={name: linear, factor: 4}"],
+    ["scaling={name: ntk, factor: auto}"],
+    ["scaling={name: dynamic}"],
+    ["scaling={name: by_parts, factor: auto}"],
+    ["scaling={name: yarn, factor: auto}"],
+    ["scaling={name: llama3, factor: 8}"],
+    ["scaling={name: longrope, long_factor: [1, 2, 3, 4, 5, 6]}"],
+    ["scaling={name: drop}"],
+    ["resonance=true"],
+    ["remap={name: rerope}"],
+    ["remap={name: leaky_rerope}"],
+    ["remap={name: self_extend}"],
+    ["remap={name: dual_chunk}"],
+    ["window=22", "sinks=10", "remap={name: lambda}"],
+    ["window=28", "sinks=4", "remap={name: streaming}"],
+]
+NO_ROTATION = ["scaling={name: yarn}", "remap={name: rerope}", "resonance=true"]
+# Scheme: (legal beside what is legal for all, illegal).
+ROWS: dict[str, tuple[list[list[str]], list[str]]] = {
+    "rope": ([*ROTARY, ["theta=500000"]], ["layout=interleaved", "fraction=0.5", "stretch=auto"]),
+    "p_rope": (ROTARY, ["share=0.5", "reversed=true", "max_wavelength=1", "theta=500000"]),
+    "he_xu": ([*ROTARY, ["theta=500000"]], ["max_length=64", "layout=interleaved"]),
+    "sinusoidal": (
+        [["stretch=auto"], ["stretch=4"], ["theta=500000"], ["offset=3"]],
+        ["layout=half", "scale_tokens=true", *NO_ROTATION],
+    ),
+    "learned": (
+        [["extend=interpolate"], ["extend=repeat"], ["extend=clip"]],
+        ["max_length=64", "stretch=auto", "theta=500000", *NO_ROTATION],
+    ),
+    "none": ([], ["stretch=auto", "theta=500000", *NO_ROTATION]),
+}
+
+
+def trained(*words: str) -> RunSettings:
+    return apply_words(RunSettings(), [*SHAPE, *words])
+
+
+def of(scheme: str, words: list[str]) -> list[str]:
+    return [f"model.position.{word}" for word in words]
+
+
+LEGAL = [(scheme, words) for scheme, (own, _) in ROWS.items() for words in [*ALL, *own]]
+ILLEGAL = [(scheme, word) for scheme, (_, words) in ROWS.items() for word in [*words, "sink_logit=zero"]]
+
+
+@pytest.mark.parametrize(("scheme", "words"), LEGAL)
+def test_legal_overrides_are_taken_and_keep_every_weight(scheme, words):
+    root = trained(f"model.position.name={scheme}")
+    asked = override(root, of(scheme, words))
+    assert asked != root and asked.model.position.name == scheme
+    with torch.device("meta"):
+        shapes = [
+            {key: value.shape for key, value in Transformer(one.model, 9, L0).state_dict().items()}
+            for one in (root, asked)
+        ]
+    assert shapes[0] == shapes[1]
+
+
+@pytest.mark.parametrize(("scheme", "word"), ILLEGAL)
+def test_illegal_overrides_are_refused_and_the_message_names_what_is_legal(scheme, word):
+    root = trained(f"model.position.name={scheme}")
+    with pytest.raises((ModelError, ConfigError)) as refused:
+        override(root, of(scheme, [word]))
+    message, key = str(refused.value), word.split("=")[0]
+    head, legal = message.split(f"legal for a checkpoint trained with '{scheme}': ")
+    assert f"model.position.{key}" in head and "first" not in head
+    expected = {w.split("=")[0] for words in [*ALL, *ROWS[scheme][0]] for w in words}
+    assert set(legal.split(", ")) == expected
+    assert "legal for" not in why(refused.value) and key in why(refused.value)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_no_scheme_becomes_another_and_what_is_legal_exists(scheme):
+    settings = SCHEMES[scheme][0]
+    assert settings.test_time <= set(settings.model_fields) - {"name", "sink_logit"}
+    assert {"window", "sinks", "temperature"} <= settings.test_time
+    other = "alibi" if scheme != "alibi" else "rope"
+    root = trained(f"model.position.name={scheme}")
+    for word in (f"model.position.name={other}", f"model.position={{name: {other}}}"):
+        with pytest.raises(ModelError, match=f"trained with '{scheme}', cannot become '{other}'; legal for"):
+            override(root, [word])
+
+
+@pytest.mark.parametrize("word", ["temperature={name: ssmax}", "temperature={name: head}"])
+def test_learned_temperatures_are_neither_added_nor_taken_away(word):
+    with pytest.raises(ModelError, match=r"is learned, so it can be neither .* legal for a checkpoint"):
+        override(trained(), of("rope", [word]))
+    with pytest.raises(ModelError, match="is learned"):
+        override(trained(*of("rope", [word])), ["model.position.temperature={name: none}"])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["scaling={name: longrope, long_factor: [1, 2, 3]}"], "holds 3 numbers, this model needs 6"),
+        (["remap={name: self_extend, neighbours: 12, group: 8}"], "12 must be a multiple of remap.group 8"),
+        (["remap={name: self_extend, group: 64}"], "holds no group of 64"),
+        (["remap={name: dual_chunk, chunk: 4}"], "must be smaller than remap.chunk 4"),
+        (["scaling={name: yarm}"], "yarn"),
+        (["window=0"], "at least 1"),
+    ],
+)
+def test_sizes_that_cannot_work_are_refused_before_weights_are_read(words, message):
+    with pytest.raises((ModelError, ConfigError), match=message):
+        override(trained(), of("rope", words))
+
+
+def test_only_positions_may_change():
+    with pytest.raises(ModelError, match=r"model.dim is part of the trained weights.*legal for"):
+        override(trained(), ["model.dim=48"])
+    with pytest.raises(TrainingError, match=r"training.optimizer.lr cannot be changed"):
+        override(trained(), ["training.optimizer.lr=1.0"])
+
+
+def test_a_word_may_multiply_what_was_trained():
+    root = trained("model.position.theta=300")
+    assert override(root, ["model.position.theta={theta*8}"]).model.position.theta == 2400
+    with pytest.raises(ModelError, match=r"model.position.window: offset does not exist for 'rope'"):
+        override(root, ["model.position.window={offset*2}"])
+    with pytest.raises(ModelError, match="window is no number in training for 'rope'"):
+        override(root, ["model.position.window={window*2}"])
+
+
+def test_where_positions_end():
+    root = trained("model.position.name=learned")
+    assert longest_input(root) == L0
+    assert longest_input(override(root, ["model.position.extend=clip"])) is None
+    assert longest_input(trained()) is None
+
+
+def test_a_pattern_takes_a_rule_in_every_kind_that_can():
+    root = trained(f"model.position={PATTERN}")
+    kinds = override(root, ["model.position.scaling.name=yarn"]).model.kinds
+    assert kinds["near"].scaling.name == "yarn" and kinds["far"] == root.model.kinds["far"]
+    kinds = override(root, ["model.position.temperature={name: log_n}"]).model.kinds
+    assert kinds["near"].temperature.name == kinds["far"].temperature.name == "log_n"
+    assert kinds["near"].window == 8
+    # All of a rule or none of it: no rotation, no window for a remap either.
+    lambda_rule = ["window=7", "sinks=3", "remap={name: lambda}"]
+    kinds = override(root, of("pattern", lambda_rule)).model.kinds
+    assert (kinds["near"].window, kinds["near"].remap.name) == (7, "lambda")
+    assert kinds["far"] == root.model.kinds["far"]
+    # One kind by its name, beside a rule for all.
+    kinds = override(root, ["model.position.window=4", "model.position.kinds.far.window=20"]).model.kinds
+    assert (kinds["near"].window, kinds["far"].window) == (4, 20)
+
+
+def test_a_pattern_keeps_narrower_windows_unless_their_kind_is_named():
+    root = trained(f"model.position={PATTERN}")
+    kinds = override(root, ["model.position.window=16"]).model.kinds
+    assert (kinds["near"].window, kinds["far"].window) == (8, 16)
+    wide = override(root, ["model.position.kinds.near.window=16"])
+    assert wide.model.kinds["near"].window == 16 and widens(root, wide)
+    assert widens(root, override(root, ["model.position.kinds.near.window=null"]))
+    assert not widens(root, override(root, ["model.position.window=16"]))
+    with pytest.raises(ModelError, match=r"(?s)no kind .*near: its window of 8 is narrower"):
+        override(apply_words(root, ["model.position.kinds.far.window=8"]), ["model.position.window=16"])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["model.position.kinds.far.scaling.name=yarn"], "model.position.kinds.far.scaling"),
+        (["model.position.kinds.near.layout=interleaved"], "model.position.kinds.near.layout cannot be"),
+        (["model.position.kinds.far.name=alibi"], "kinds.far.name: trained with 'none', cannot become"),
+        (["model.position.layers=[near, far]"], "pattern of layers cannot be changed"),
+        (["model.position.name=rope"], "pattern of layers cannot be changed"),
+        (["model.position.stretch=auto"], r"no kind of layer can take it\n +near: .*\n +far: .*"),
+        (["model.position.layout=interleaved"], r"near: .*layout cannot be changed after training\n"),
+    ],
+)
+def test_what_a_pattern_refuses_names_what_is_legal_for_each_kind(words, message):
+    with pytest.raises((ModelError, ConfigError), match=message) as refused:
+        override(trained(f"model.position={PATTERN}"), words)
+    text = str(refused.value)
+    assert text.count("legal for layers of kind 'near' trained with 'rope': remap, resonance, ") == 1
+    assert text.count("legal for layers of kind 'far' trained with 'none': sinks, temperature, window") == 1
