@@ -15,9 +15,12 @@ from model.position.counting import (
     UnitInterval,
     UnitIntervalSettings,
 )
+from model.position.fox import Fox, FoxSettings
 from model.position.he_xu import HeXu, HeXuSettings
 from model.position.p_rope import PRope, PRopeSettings
+from model.position.path import Path, PathSettings
 from model.position.rotary import Rope, RopeSettings
+from model.position.turning import Carope, CaropeSettings, SelectiveRope, SelectiveRopeSettings
 
 SCHEMES: dict[str, tuple[type[PositionSettings], type[Position]]] = {
     "none": (NoneSettings, Position),
@@ -31,4 +34,8 @@ SCHEMES: dict[str, tuple[type[PositionSettings], type[Position]]] = {
     "p_rope": (PRopeSettings, PRope),
     "he_xu": (HeXuSettings, HeXu),
     "alibi": (AlibiSettings, Alibi),
+    "fox": (FoxSettings, Fox),
+    "path": (PathSettings, Path),
+    "selective_rope": (SelectiveRopeSettings, SelectiveRope),
+    "carope": (CaropeSettings, Carope),
 }

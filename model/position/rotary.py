@@ -71,14 +71,16 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tensor:
 
     Args:
         x: (B, H, T, D); features past 2·R pass through.
-        cos, sin: (B or 1, T, R), float32 or float64; the turn is computed in their precision.
+        cos, sin: (B or 1, T, R), or (B or 1, H, T, R) where heads differ; float32 or float64, and the turn is
+            computed in their precision.
         layout: ``half`` pairs feature k with k + R, ``interleaved`` pairs 2k with 2k + 1.
 
     Returns:
         (B, H, T, D) in the dtype of x.
     """
     pairs = cos.shape[-1]
-    cos, sin = cos[:, None], sin[:, None]  # (B or 1, 1, T, R)
+    if cos.ndim == 3:
+        cos, sin = cos[:, None], sin[:, None]  # (B or 1, 1, T, R)
     turned, rest = x[..., : 2 * pairs].to(cos.dtype), x[..., 2 * pairs :]
     if layout == "half":
         a, b = turned[..., :pairs], turned[..., pairs:]

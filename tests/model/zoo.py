@@ -74,6 +74,7 @@ EXTRAS: dict[str, dict[str, dict]] = {
         "streaming": {"remap": {"name": "streaming"}, "window": 6, "sinks": 2},
     },
     "p_rope": {"reversed": {"reversed": True, "share": 0.8, "theta": 50.0}},
+    "fox": {"rotary": {"gate": "constant", "rotary": True, "theta": 300.0}},
     "he_xu": {"resonance-yarn": {"resonance": True, "scaling": {"name": "yarn"}}},
 }
 
@@ -111,7 +112,9 @@ def build(
     original: int | None = None,
     **keys,
 ) -> Transformer:
-    """A random model whose every weight matters: attention is far from uniform, gains are not one."""
+    """A random model whose every weight matters: attention is far from uniform, gains are not one.
+
+    A scheme's tables are N(0, 1); what it has in each layer are projections of that layer's input."""
     position = CASES[position] if isinstance(position, str) else position
     model = Transformer(settings_of(position, **keys), V, train, original).initialise(seed)
     generator = torch.Generator().manual_seed(seed + 1)
@@ -122,7 +125,7 @@ def build(
                 p.copy_(1 + 0.2 * drawn)
             elif name in ("embed.weight", "head.weight"):
                 p.copy_(drawn * (1 if name == "embed.weight" else p.shape[1] ** -0.5))
-            elif name.startswith("position."):
+            elif name.startswith("position.") and "-" not in name.split(".")[1]:
                 p.copy_(drawn)
             else:
                 p.copy_(drawn * 1.3 * p.shape[1] ** -0.5)

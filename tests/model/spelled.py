@@ -1,0 +1,104 @@
+"""A content scheme without a model around it, and attention spelled out document by document, in float64.
+
+The oracles share nothing with the schemes: the convolution is PyTorch's, rotations are products of complex
+numbers.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from model import SCHEMES, Places
+from model.kernels import attend
+from model.position import Geometry, Position, Span
+from tests.model.zoo import G, H, packed
+
+B, C, D, S = 2, 14, 8, 13
+LAYOUTS = {
+    "plain": Places.plain(S),
+    "ragged": Places.left_padded([S, S - 4], S),
+    "packed": packed([[5, S - 5], [7, 2, S - 9]]),
+}
+layouts = pytest.mark.parametrize("layout", LAYOUTS)
+
+
+def normal(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def scheme_of(name: str, seed: int = 0, **keys) -> Position:
+    """The scheme alone, every parameter drawn, in float64."""
+    settings, kind = SCHEMES[name]
+    scheme = kind(settings(**keys), Geometry(C, H, D, S, S, groups=G)).double()
+    with torch.no_grad():
+        for n, p in enumerate(scheme.parameters()):
+            p.copy_(normal(*p.shape, seed=seed + n) * (p.shape[-1] ** -0.5 if p.ndim == 2 else 1))
+    return scheme
+
+
+def span_of(scheme: Position, places: Places, rows: int = B, window: int | None = None) -> Span:
+    tables = scheme.tables(places, torch.float64)
+    return Span(places, places, places, rows, H, torch.device("cpu"), tables, window)
+
+
+def tensors() -> tuple[torch.Tensor, ...]:
+    """x (B, S, C); q (B, H, S, D), k and v (B, G, S, D)."""
+    x, q, k, v = (
+        normal(*s, seed=9 + n) for n, s in enumerate([(B, S, C), (B, H, S, D), (B, G, S, D), (B, G, S, D)])
+    )
+    return x, 2 * q, k, v
+
+
+def output_of(scheme: Position, places: Places, kernel: str, window: int | None = None) -> torch.Tensor:
+    x, q, k, v = tensors()
+    plan = scheme.plan(span_of(scheme, places, window=window)).bind(x, None)
+    return attend(plan.read(q, plan.write(k)), v, D**-0.5, kernel)
+
+
+def documents(places: Places) -> list[tuple[int, int, int]]:
+    """(row, start, stop) of every document."""
+    found = []
+    for b, row in enumerate(places.document.expand(B, -1).tolist()):
+        for value, group in itertools.groupby(range(S), key=lambda n: row[n]):
+            slots = list(group)
+            if value >= 0:
+                found.append((b, slots[0], slots[-1] + 1))
+    return found
+
+
+def by_documents(places: Places, logits_of, window: int | None = None) -> torch.Tensor:
+    """(B, H, S, D) attention of each document by itself; logits_of(x (t, C), q (H, t, D), k (H, t, D)) →
+    (H, t, t)."""
+    x, q, k, v = tensors()
+    k, v = (y.repeat_interleave(H // G, dim=1) for y in (k, v))
+    out = torch.zeros_like(q)
+    for b, start, stop in documents(places):
+        t = slice(start, stop)
+        logits = logits_of(x[b, t], q[b, :, t], k[b, :, t])
+        back = torch.arange(stop - start)[:, None] - torch.arange(stop - start)
+        hidden = (back < 0) | (back >= (window or S))
+        out[b, :, t] = logits.masked_fill(hidden, -math.inf).softmax(-1) @ v[b, :, t]
+    return out
+
+
+def real(places: Places, x: torch.Tensor) -> torch.Tensor:
+    """Padding has no output to speak of."""
+    return x.transpose(1, 2)[places.document.expand(B, -1) >= 0]
+
+
+def convolved(x: torch.Tensor, down: torch.Tensor, up: torch.Tensor, conv: torch.Tensor) -> torch.Tensor:
+    """(t, E) of one document, by PyTorch's convolution: its last tap is the token itself."""
+    series = F.pad((x @ down.mT @ up.mT).mT[None], (conv.shape[1] - 1, 0))
+    return F.conv1d(series, conv.flip(1)[:, None], groups=conv.shape[0])[0].mT
+
+
+def turned(q: torch.Tensor, k: torch.Tensor, angle: torch.Tensor) -> torch.Tensor:
+    """(H, t, t) logits of pairs (n, n + D/2) as complex numbers, turned by angle (H, t, D/2)."""
+    turn = torch.polar(torch.ones_like(angle), angle)
+    a, b = (torch.complex(y[..., : D // 2], y[..., D // 2 :]) * turn for y in (q, k))
+    return torch.einsum("htd,hsd->hts", a, b.conj()).real / math.sqrt(D)
