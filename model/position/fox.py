@@ -10,8 +10,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from model.pairs import Pairs, View, mask_dtype
+from model.position.alibi import alibi_slopes
 from model.position.base import ContentPlan, Geometry, Position, Span
-from model.position.bias import alibi_slopes
 from model.position.content import ContentSettings, drawn, latest, linear, precise, running_sum
 from model.position.places import Places
 from model.position.rotary import Rope, RopeSettings, rotate

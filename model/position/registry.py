@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from model.position.absolute import Learned, LearnedSettings, NoneSettings, Sinusoidal, SinusoidalSettings
+from model.position.alibi import Alibi, AlibiSettings
 from model.position.base import Position, PositionSettings
-from model.position.bias import Alibi, AlibiSettings
 from model.position.counting import (
     Binary,
     BinarySettings,
@@ -15,11 +15,15 @@ from model.position.counting import (
     UnitInterval,
     UnitIntervalSettings,
 )
+from model.position.fire import Fire, FireSettings
 from model.position.fox import Fox, FoxSettings
 from model.position.he_xu import HeXu, HeXuSettings
+from model.position.kerple import Kerple, KerpleSettings
 from model.position.p_rope import PRope, PRopeSettings
 from model.position.path import Path, PathSettings
 from model.position.rotary import Rope, RopeSettings
+from model.position.sandwich import Sandwich, SandwichSettings
+from model.position.t5 import T5, T5Settings
 from model.position.turning import Carope, CaropeSettings, SelectiveRope, SelectiveRopeSettings
 
 SCHEMES: dict[str, tuple[type[PositionSettings], type[Position]]] = {
@@ -38,4 +42,8 @@ SCHEMES: dict[str, tuple[type[PositionSettings], type[Position]]] = {
     "path": (PathSettings, Path),
     "selective_rope": (SelectiveRopeSettings, SelectiveRope),
     "carope": (CaropeSettings, Carope),
+    "t5": (T5Settings, T5),
+    "kerple": (KerpleSettings, Kerple),
+    "sandwich": (SandwichSettings, Sandwich),
+    "fire": (FireSettings, Fire),
 }

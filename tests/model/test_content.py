@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from model import SCHEMES, Cache, ModelError, ModelSettings, Places, Transformer, check_override
 from model.position import Geometry, Span
-from model.position.bias import alibi_slopes
+from model.position.alibi import alibi_slopes
 from model.position.content import causal_convolution, running_sum, series_of
 from tests.model.alone import doubles
 from tests.model.spelled import (

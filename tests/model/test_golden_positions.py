@@ -24,7 +24,7 @@ from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 from model import Places
 from model.position import Geometry
 from model.position.absolute import Learned, LearnedSettings, Sinusoidal, SinusoidalSettings
-from model.position.bias import alibi_slopes
+from model.position.alibi import alibi_slopes
 from model.position.rotary import Rope, RopeSettings, rotate
 from model.position.scaling import plain_frequencies
 from tests.model.zoo import close

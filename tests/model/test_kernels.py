@@ -15,7 +15,7 @@ from model import Places
 from model.kernels import attend, choose
 from model.pairs import QUERY_BLOCK, Band, Pairs, View
 from model.position import Span
-from model.position.bias import alibi_slopes
+from model.position.alibi import alibi_slopes
 from tests.model.zoo import CASES, build, close, ids, packed, reach_of
 
 B, H, G, D = 2, 6, 3, 8

@@ -11,7 +11,7 @@ import torch
 from model import Cache, Places, Transformer
 from model.kernels import attend
 from model.position import Geometry, Span
-from model.position.bias import Alibi, AlibiSettings
+from model.position.alibi import Alibi, AlibiSettings
 from tests.model.zoo import TRAIN, T, V, build, close, ids, schemes_of, settings_of
 
 RULES = ["linear", "ntk", "yarn", "llama3"]

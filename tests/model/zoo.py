@@ -75,6 +75,11 @@ EXTRAS: dict[str, dict[str, dict]] = {
     },
     "p_rope": {"reversed": {"reversed": True, "share": 0.8, "theta": 50.0}},
     "fox": {"rotary": {"gate": "constant", "rotary": True, "theta": 300.0}},
+    "alibi": {"auto": {"stretch": "auto"}, "learned": {"learned": True, "shared": False}},
+    "t5": {"unscaled": {"buckets": 8, "max_distance": 13, "unscaled": True}},
+    "kerple": {"power": {"form": "power", "stretch": "auto"}, "log3": {"form": "log3", "shared": False}},
+    "sandwich": {"stretch": {"dims": 6, "stretch": 1.5}},
+    "fire": {"shared": {"init_length": 6.0, "width": 7, "shared": True}},
     "he_xu": {"resonance-yarn": {"resonance": True, "scaling": {"name": "yarn"}}},
 }
 
@@ -121,7 +126,9 @@ def build(
     with torch.no_grad():
         for name, p in model.named_parameters():
             drawn = torch.randn(p.shape, generator=generator)
-            if p.ndim == 1:
+            if name.endswith(".bias"):
+                p.copy_(drawn)
+            elif p.ndim == 1:
                 p.copy_(1 + 0.2 * drawn)
             elif name in ("embed.weight", "head.weight"):
                 p.copy_(drawn * (1 if name == "embed.weight" else p.shape[1] ** -0.5))

@@ -1,0 +1,95 @@
+"""A penalty linear in distance."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from model.errors import ModelError
+from model.position.base import Geometry, Span
+from model.position.bias import DistanceBias, DistanceSettings, RowBias, wide
+from model.position.places import Places
+
+
+class AlibiSettings(DistanceSettings):
+    """A penalty linear in distance, with a fixed slope per head (Press et al. 2021)."""
+
+    test_time = DistanceSettings.test_time | {"slopes"}
+
+    name: Literal["alibi"] = "alibi"
+    slopes: list[Annotated[float, Field(ge=0, allow_inf_nan=False)]] | None = Field(
+        None, description="slope of each head in logits per token; null: geometric, 2^(−8/H) to 2^(−8)"
+    )
+    learned: bool = Field(
+        False, description="slopes start as the geometric ones and are learned; the paper found this worse"
+    )
+    shared: bool = Field(True, description="learned slopes are the same in all layers")
+
+    @model_validator(mode="after")
+    def _slopes_are_given_or_learned(self):
+        if self.learned and self.slopes is not None:
+            raise ValueError(
+                "slopes are learned, so they cannot be given: drop slopes or set learned to false"
+            )
+        return self
+
+    @property
+    def per_layer(self) -> bool:
+        return self.learned and not self.shared
+
+
+def alibi_slopes(heads: int) -> Tensor:
+    """(H,) float64 slopes: 2^(−8(h+1)/H) for H a power of two, else those of the power of two below it,
+    followed by every second slope of the power of two above. Press et al. 2021, released code."""
+
+    def geometric(count: int) -> Tensor:
+        return 2.0 ** (-8.0 * torch.arange(1, count + 1, dtype=torch.float64) / count)
+
+    power = 1 << (heads.bit_length() - 1)
+    if power == heads:
+        return geometric(heads)
+    return torch.cat([geometric(power), geometric(2 * power)[0::2][: heads - power]])
+
+
+class Alibi(DistanceBias):
+    """logit −= slope_h · d / s, after the 1/√D scale. Press, Smith, Lewis 2021 (arXiv:2108.12409), section 3.
+
+    The stretch s is 1 in training; at test time it interpolates (Al-Khateeb et al. 2023, arXiv:2310.13017).
+    """
+
+    settings: AlibiSettings
+
+    def __init__(self, settings: AlibiSettings, geometry: Geometry):
+        super().__init__(settings, geometry)
+        given, heads = settings.slopes, geometry.heads
+        if given is not None and len(given) != heads:
+            raise ModelError(
+                f"model.position.slopes: {heads} heads need {heads} slopes, one each, got {len(given)}"
+            )
+        self._fixed = alibi_slopes(heads) if given is None else torch.tensor(given, dtype=torch.float64)
+        self.slopes = nn.Parameter(torch.empty(heads)) if settings.learned else None
+        self._copies: dict[tuple[torch.device, torch.dtype], Tensor] = {}  # moving them waits for a GPU
+
+    def initialise(self, generator: torch.Generator, embedding_std: float) -> None:
+        if self.slopes is not None:
+            with torch.no_grad():
+                self.slopes.copy_(self._fixed)
+
+    def tables(self, places: Places, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        """The stretches (B or 1,), and the slopes (1, H) where they are fixed."""
+        stretches = super().tables(places, dtype)
+        if self.slopes is not None:
+            return stretches
+        # float32 slopes whatever the model's dtype: in bfloat16 distances would collapse past 256.
+        key = (places.position.device, dtype)
+        if key not in self._copies:
+            self._copies[key] = self._fixed.to(*key)[None]
+        return (*stretches, self._copies[key])
+
+    def bias(self, span: Span) -> RowBias:
+        stretch = span.tables[0]
+        slopes = span.tables[1][0] if self.slopes is None else wide(self.slopes)
+        return lambda row, h, d: -slopes[h] * d / stretch[row]

@@ -1,0 +1,124 @@
+"""A learned function of distance relative to the query's position."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from model.pairs import View
+from model.position.base import Geometry, Plan, Position, PositionSettings, Span
+from model.position.bias import wide
+
+
+class FireSettings(PositionSettings):
+    """A small network of distance over position, on a logarithmic scale (Li et al. 2023)."""
+
+    test_time = PositionSettings.test_time | {"threshold"}
+
+    name: Literal["fire"] = "fire"
+    width: int = Field(32, ge=1, description="hidden units of the network")
+    init_length: float = Field(
+        512.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="initial T: distances are measured against the query's position, and before T against T",
+    )
+    init_scale: float = Field(
+        0.1, gt=0, allow_inf_nan=False, description="initial c of ln(1 + |c·x|), which is learned"
+    )
+    threshold: float | None = Field(
+        None, gt=0, allow_inf_nan=False, description="T itself, in place of the learned one"
+    )
+    shared: bool = Field(False, description="one network for all layers (FIRE-S)")
+
+    @property
+    def per_layer(self) -> bool:
+        return not self.shared
+
+
+class Fire(Position):
+    """logit += f_h(ψ(d) / (ψ(max(n, T)) + ε)), after the 1/√D scale, n the query's position from 0.
+
+    ψ(x) = ln(1 + |c·x|); f = Linear(1, width) → ReLU → Linear(width, H); c starts at 0.1, T = |m·512| with m
+    from 1, both learned; ε = 1e-6. Li et al. 2023 (arXiv:2310.04418), section 3 and the listing of the
+    appendix, whose layers start as PyTorch's. The listing's output bias is left out: it is one number for all
+    logits of a head, and the softmax cancels it. Logarithms and network are in float32 or float64.
+
+    Past T the bias depends on n, not on distance alone, so that a position must be the true one.
+    """
+
+    exempt: ClassVar[dict[str, str]] = {"shift": "distances are divided by the query's position past T"}
+    epsilon: ClassVar[float] = 1e-6
+    settings: FireSettings
+
+    def __init__(self, settings: FireSettings, geometry: Geometry):
+        super().__init__(settings, geometry)
+        self.inner = nn.Linear(1, settings.width)
+        self.outer = nn.Linear(settings.width, geometry.heads, bias=False)
+        self.c, self.multiplier = nn.Parameter(torch.empty(1)), nn.Parameter(torch.empty(1))
+        if settings.threshold is not None:  # the learned one is kept with the weights, and unused
+            self.multiplier.requires_grad_(False)
+
+    def initialise(self, generator: torch.Generator, embedding_std: float) -> None:
+        """Linear layers U(±1/√fan_in), PyTorch's own."""
+        with torch.no_grad():
+            for layer in (self.inner, self.outer):
+                edge = layer.in_features**-0.5
+                for weight in layer.parameters():
+                    weight.copy_((2 * torch.rand(weight.shape, generator=generator) - 1) * edge)
+            self.c.fill_(self.settings.init_scale)
+            self.multiplier.fill_(1.0)
+
+    def _threshold(self) -> Tensor:
+        """(1,) T."""
+        if self.settings.threshold is not None:
+            return torch.full_like(wide(self.multiplier), self.settings.threshold)
+        return (wide(self.multiplier) * self.settings.init_length).abs()
+
+    def argument(self) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+        """(n, d, zero) -> what f is given, in [0, 1] for positions 0 ≤ d ≤ n; `zero` is a 0 to index by."""
+        c, threshold = wide(self.c), self._threshold()
+
+        def argument(n: Tensor, d: Tensor, zero: Tensor) -> Tensor:
+            scale, edge = c[zero], threshold[zero]
+            # Keys ahead are hidden; they only must have a finite gradient.
+            near = (scale * d.clamp(min=0).to(c.dtype)).abs().log1p()
+            far = (scale * torch.maximum(n.to(c.dtype), edge)).abs().log1p()
+            return near / (far + self.epsilon)
+
+        return argument
+
+    def network(self) -> Callable[[Tensor, Tensor], Tensor]:
+        """(h, x) -> f_h(x) (R, H, t, s), x (R, 1, t, s) and h (1, H, 1, 1); or both single numbers."""
+        w1, b1, w2 = (wide(p) for p in (self.inner.weight, self.inner.bias, self.outer.weight))
+        first, second, width = w1.flatten(), w2.flatten(), self.settings.width
+
+        def network(h: Tensor, x: Tensor) -> Tensor:
+            if h.ndim:  # the hidden layer is evaluated once for all heads
+                with torch.autocast(x.device.type, enabled=False):
+                    hidden = F.linear(x.squeeze(1)[..., None], w1, b1).relu_()  # (R, t, s, width)
+                    return F.linear(hidden, w2[h.flatten()]).movedim(-1, 1)
+            out = x * 0
+            for unit in range(width):  # in FlexAttention nothing but arithmetic on single numbers
+                k = h * 0 + unit
+                out = out + second[h * width + k] * (first[k] * x + b1[k]).relu()
+            return out
+
+        return network
+
+    def plan(self, span: Span) -> Plan:
+        q_position, k_position = span.q_position, span.k_position
+        argument, network = self.argument(), self.network()
+
+        def bias(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            n = q_position[b, i]
+            zero = b * 0
+            return network(h, argument(n, n - k_position[b, j], zero))
+
+        pairs = span.pairs(bias=bias)
+        return Plan(read=lambda q, k: [View(q, k, pairs)])

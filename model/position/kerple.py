@@ -1,0 +1,91 @@
+"""Learned biases that fall with distance as a logarithm or a power."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from model.position.base import Geometry, Span
+from model.position.bias import DistanceBias, DistanceSettings, RowBias, wide
+from model.position.places import Places
+
+SMALLEST = 1e-2  # of every learned number, as in the released code
+LARGEST_POWER = 2.0  # beyond it the kernel is no longer conditionally positive definite
+
+# For each form and number: what it is drawn from (low, high), and its largest value.
+RANGES: dict[str, dict[str, tuple[float, float, float | None]]] = {
+    "log": {"r1": (0.0, 2.0, None), "r2": (0.0, 1.0, None)},
+    "power": {"r1": (0.0, 1.0, None), "r2": (0.0, 2.0, LARGEST_POWER)},
+    "log3": {"r1": (0.0, 2.0, None), "r2": (0.0, 1.0, None), "r3": (1.0, 1.0, LARGEST_POWER)},
+}
+
+
+class KerpleSettings(DistanceSettings):
+    """A learned penalty per head that grows with the logarithm or a power of distance (Chi et al. 2022)."""
+
+    name: Literal["kerple"] = "kerple"
+    form: Literal["log", "power", "log3"] = Field(
+        "log", description="r1·ln(1 + r2·d), r1·d^r2 or r1·ln(1 + r2·d^r3)"
+    )
+    shared: bool = Field(True, description="the learned numbers are the same in all layers")
+
+    @property
+    def per_layer(self) -> bool:
+        return not self.shared
+
+
+def power_of(d: Tensor, exponent: Tensor) -> Tensor:
+    """d^exponent for d ≥ 0 and exponents above 0: exactly 0 at 0, with a finite gradient there."""
+    beyond = d > 0
+    return torch.where(beyond, torch.where(beyond, d, 1.0) ** exponent, 0.0)
+
+
+class Kerple(DistanceBias):
+    """log: −r1·ln(1 + r2·d); power: −r1·d^r2; log3: −r1·ln(1 + r2·d^r3), with d = |i − j| / s.
+
+    Chi et al. 2022 (arXiv:2205.09921): the logarithmic, power and 3-parameter-log kernels. Per head r1, r2,
+    r3 ≥ 1e-2, and the exponents (r2 of power, r3 of log3) are at most 2. As in the released code the
+    parameters themselves are put back into these ranges before each training pass, so that one that ran
+    against its edge can still leave it. Drawn as there: log r1 ~ U(0, 2), r2 ~ U(0, 1); power r1 ~ U(0, 1)
+    and the exponent ~ U(0, 2). log3, which has no released code, starts as log: r3 = 1.
+    """
+
+    settings: KerpleSettings
+
+    def __init__(self, settings: KerpleSettings, geometry: Geometry):
+        super().__init__(settings, geometry)
+        self._ranges = RANGES[settings.form]
+        for name in self._ranges:
+            self.register_parameter(name, nn.Parameter(torch.empty(geometry.heads)))
+
+    def initialise(self, generator: torch.Generator, embedding_std: float) -> None:
+        with torch.no_grad():
+            for name, (low, high, _) in self._ranges.items():
+                weight = self.get_parameter(name)
+                weight.copy_(low + (high - low) * torch.rand(weight.shape, generator=generator))
+
+    def tables(self, places: Places, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        if self.training and torch.is_grad_enabled():
+            with torch.no_grad():
+                for name, (_, _, largest) in self._ranges.items():
+                    self.get_parameter(name).clamp_(SMALLEST, largest)
+        return super().tables(places, dtype)
+
+    def _values(self) -> list[Tensor]:
+        # Clamped before they are widened: a parameter at its edge must count as inside, or it learns nothing.
+        return [
+            wide(self.get_parameter(name).clamp(SMALLEST, largest))
+            for name, (_, _, largest) in self._ranges.items()
+        ]
+
+    def bias(self, span: Span) -> RowBias:
+        stretch, (r1, r2, *more) = span.tables[0], self._values()
+        if self.settings.form == "power":
+            return lambda row, h, d: -r1[h] * power_of(d.abs() / stretch[row], r2[h])
+        if more:
+            (r3,) = more
+            return lambda row, h, d: -r1[h] * torch.log1p(r2[h] * power_of(d.abs() / stretch[row], r3[h]))
+        return lambda row, h, d: -r1[h] * torch.log1p(r2[h] * d.abs() / stretch[row])

@@ -1,0 +1,263 @@
+"""KERPLE, Sandwich and FIRE against formulas typed anew in float64, and cases worked by hand."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from model import Places
+from model.position import Span
+from tests.model.pairwise import bias_of, distances, pairs_of, put, scheme_of
+from tests.model.zoo import T, build, close, ids
+
+# KERPLE
+
+
+def test_kerple_by_hand():
+    """1 + 2·d is 9 at d = 4; 3² = 9; 1 + 4^1.5 / 4 = 3."""
+    one = {"heads": 1}
+    log = put(scheme_of("kerple", **one), r1=[0.5], r2=[2.0])
+    assert float(bias_of(log, 5)[0, 0, 4, 0]) == pytest.approx(-0.5 * math.log(9), abs=1e-14)
+    power = put(scheme_of("kerple", form="power", **one), r1=[0.5], r2=[2.0])
+    assert float(bias_of(power, 5)[0, 0, 3, 0]) == pytest.approx(-4.5, abs=1e-14)
+    log3 = put(scheme_of("kerple", form="log3", **one), r1=[3.0], r2=[0.25], r3=[1.5])
+    assert float(bias_of(log3, 5)[0, 0, 4, 0]) == pytest.approx(-3 * math.log(3), abs=1e-14)
+
+
+@given(
+    form=st.sampled_from(["log", "power", "log3"]),
+    heads=st.integers(1, 7),
+    offset=st.integers(0, 300),
+    stretch=st.floats(1, 9),
+    seed=st.integers(0, 99),
+)
+def test_kerple_is_its_formula(form, heads, offset, stretch, seed):
+    scheme = scheme_of("kerple", heads, form=form, stretch=stretch)
+    generator = torch.Generator().manual_seed(seed)
+    r = [0.02 + 1.9 * torch.rand(heads, generator=generator, dtype=torch.float64) for _ in range(3)]
+    put(scheme, **{name: r[int(name[1]) - 1] for name, _ in scheme.named_parameters()})
+    found = bias_of(scheme, Places.plain(6, offset=offset))[0]
+    for h in range(heads):
+        r1, r2, r3 = (float(x[h]) for x in r)
+        for i in range(6):
+            for j in range(i + 1):
+                d = (i - j) / stretch
+                expected = {
+                    "log": -r1 * math.log(1 + r2 * d),
+                    "power": -r1 * d**r2,
+                    "log3": -r1 * math.log(1 + r2 * d**r3),
+                }[form]
+                assert float(found[h, i, j]) == pytest.approx(expected, abs=1e-11)
+
+
+def test_kerple_becomes_alibi_where_r2_vanishes_with_r1_times_r2_fixed():
+    """−(slope·s)·ln(1 + d/s) → −slope·d as s grows."""
+    slopes = 2.0 ** -torch.arange(1, 7, dtype=torch.float64)
+    scheme = put(scheme_of("kerple", stretch=1e7), r1=slopes * 1e7, r2=torch.ones(6))
+    close(bias_of(scheme, 12)[0], -slopes[:, None, None] * distances(12), atol=1e-5)
+
+
+@pytest.mark.parametrize("form", ["log", "power", "log3"])
+def test_kerple_starts_in_its_ranges(form):
+    scheme = scheme_of("kerple", heads=4000, form=form)
+    tops = {"log": {"r1": 2, "r2": 1}, "power": {"r1": 1, "r2": 2}, "log3": {"r1": 2, "r2": 1}}[form]
+    for name, top in tops.items():
+        drawn = scheme.get_parameter(name).detach()
+        assert 0 <= drawn.min() < 0.01 * top and 0.99 * top < drawn.max() <= top
+        assert float(drawn.mean()) == pytest.approx(top / 2, abs=0.03 * top)
+    if form == "log3":
+        assert (scheme.get_parameter("r3") == 1).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_kerple_numbers_outside_their_range_are_put_back_in_training_and_can_leave_the_edge(dtype):
+    model = build("kerple-power", dtype=dtype, layers=1)
+    scheme = model.position["all"]
+    put(scheme, r1=[-3.0, 0.5, 0.5, 0.5, 0.5, 0.5], r2=[1.0, 5.0, -1.0, 1.0, 1.0, 1.0])
+    kept = {name: p.clone() for name, p in scheme.named_parameters()}
+    tokens = ids(2, T)
+    with torch.no_grad():
+        before = model(tokens, Places.plain(T))
+    for name, p in scheme.named_parameters():
+        assert torch.equal(p, kept[name])  # reading a model does not change it
+    model.train()(tokens, Places.plain(T), targets=tokens.flip(1)).mean().backward()
+    r1, r2 = scheme.get_parameter("r1"), scheme.get_parameter("r2")
+    assert float(r1[0].detach()) == pytest.approx(0.01, rel=1e-6) and float(r1[1].detach()) == 0.5
+    assert float(r2[1].detach()) == 2.0 and float(r2[2].detach()) == pytest.approx(0.01, rel=1e-6)
+    assert (r1.grad.abs() > 1e-9).all() and (r2.grad.abs() > 1e-9).all()
+    with torch.no_grad():
+        close(model.eval()(tokens, Places.plain(T)), before, atol=1e-12)  # as it was read
+
+
+# Sandwich
+
+
+@given(
+    heads=st.integers(1, 9),
+    dims=st.integers(1, 40).map(lambda n: 2 * n),
+    offset=st.integers(0, 3000),
+    stretch=st.sampled_from([1.0, 1.0, 3.5]),
+    halves=st.booleans(),
+)
+def test_sandwich_is_its_formula(heads, dims, offset, stretch, halves):
+    scheme = scheme_of("sandwich", heads, dims=dims, stretch=stretch)
+    places = Places.plain(4, offset=offset)
+    if halves:  # distances that are no row of the table
+        places = replace(places, position=places.position / 2, unit_steps=False)
+    found = bias_of(scheme, places)[0]
+    for h in range(heads):
+        for i in range(4):
+            for j in range(i + 1):
+                d = (i - j) / stretch / (2 if halves else 1)
+                total = math.fsum(math.cos(d * 10000 ** (-2 * k / dims)) for k in range(dims // 2))
+                assert float(found[h, i, j]) == pytest.approx(total * heads / (8 * (h + 1)), abs=1e-10)
+
+
+def test_sandwich_is_the_inner_product_of_sinusoids():
+    """p_n·p_m of sines and cosines typed out: Σ sin·sin + cos·cos."""
+    n = torch.arange(30, dtype=torch.float64)[:, None]
+    angles = n / 10000 ** (torch.arange(0, 128, 2, dtype=torch.float64) / 128)
+    rows = torch.cat([angles.sin(), angles.cos()], dim=1)
+    found = bias_of(scheme_of("sandwich", 8), 30)[0]
+    for h, factor in enumerate([1.0, 1 / 2, 1 / 3, 1 / 4, 1 / 5, 1 / 6, 1 / 7, 1 / 8]):
+        close(found[h], (factor * rows @ rows.T).tril(), atol=1e-12)
+
+
+def test_sandwich_far_out_is_exact_also_in_float32():
+    """Angles in float32 would be wrong by 1e-2 radians at 300,000."""
+    scheme, far = scheme_of("sandwich", 1, dims=4), 300_000
+    places = Places.plain(1, offset=far)
+    span = Span(places, places, Places.plain(far + 1), 1, 1, torch.device("cpu"))
+    span = replace(span, tables=scheme.tables(places, torch.float32))
+    h, d = torch.tensor([0]), torch.tensor([far])
+    found = scheme.bias(span)(h, h, d)
+    expected = (math.cos(far) + math.cos(far / 100)) / 8
+    assert float(found) == pytest.approx(expected, abs=1e-6)
+
+
+# FIRE
+
+
+class FireByTheListing(nn.Module):
+    """The appendix of Li et al. 2023, typed anew: the whole (H, T, T) at once."""
+
+    def __init__(self, heads: int, width: int, c: float, multiplier: float, length: float):
+        super().__init__()
+        self.mlp = nn.Sequential(nn.Linear(1, width), nn.ReLU(), nn.Linear(width, heads))
+        self.c, self.multiplier, self.length = c, multiplier, length
+
+    def forward(self, tokens: int) -> torch.Tensor:
+        positions = torch.arange(tokens, dtype=torch.float64)
+        rel = positions[:, None] - positions[None, :]
+        threshold = abs(self.multiplier * self.length)
+        normaliser = torch.maximum(positions, torch.tensor(threshold, dtype=torch.float64))[:, None]
+        rel = torch.log(torch.abs(self.c * rel) + 1)
+        normaliser = torch.log(torch.abs(self.c * normaliser) + 1) + 1e-6
+        return self.mlp((rel / normaliser)[..., None]).permute(2, 0, 1)
+
+
+@given(
+    heads=st.integers(1, 7),
+    width=st.integers(1, 9),
+    c=st.floats(-1, 1).filter(lambda c: abs(c) > 1e-2),
+    multiplier=st.floats(-2, 2),
+    tokens=st.integers(1, 30),
+    seed=st.integers(0, 99),
+)
+def test_fire_is_the_papers_listing(heads, width, c, multiplier, tokens, seed):
+    torch.manual_seed(seed)
+    listing = FireByTheListing(heads, width, c, multiplier, 11.0).double()
+    scheme = scheme_of("fire", heads, width=width, init_length=11.0)
+    put(scheme, c=[c], multiplier=[multiplier])
+    inner, last = listing.mlp[0], listing.mlp[2]
+    put(scheme, **{"inner.weight": inner.weight, "inner.bias": inner.bias, "outer.weight": last.weight})
+    expected = listing(tokens) - last.bias[:, None, None]  # one number for each head's logits: not learned
+    with torch.no_grad():
+        close(bias_of(scheme, tokens)[0], expected.tril(), atol=1e-11)
+
+
+def test_fire_starts_as_the_paper_says():
+    scheme = scheme_of("fire", heads=300)
+    values = dict(scheme.named_parameters())
+    assert (
+        float(values["c"].detach()) == pytest.approx(0.1, abs=1e-8)
+        and float(values["multiplier"].detach()) == 1
+    )
+    assert float(scheme._threshold().detach()) == 512
+    for name, edge in (("inner.weight", 1.0), ("inner.bias", 1.0), ("outer.weight", 32**-0.5)):
+        assert values[name].abs().max() <= edge
+        assert float(values[name].detach().std()) == pytest.approx(edge / 3**0.5, rel=0.25), name
+
+
+@given(
+    c=st.floats(1e-3, 5),
+    threshold=st.floats(0.5, 400),
+    offset=st.integers(0, 5000),
+    tokens=st.integers(1, 40),
+)
+def test_fires_argument_stays_within_zero_and_one(c, threshold, offset, tokens):
+    scheme = put(scheme_of("fire", threshold=threshold), c=[c])
+    n = torch.arange(offset, offset + tokens)[:, None]
+    d = n - torch.arange(offset + tokens)[None, :]
+    with torch.no_grad():
+        x = scheme.argument()(n, d, torch.tensor(0))
+    seen = x[d >= 0]
+    assert seen.min() == 0 and (seen <= 1).all()
+    if offset >= threshold:  # the farthest key of any query is at 1, but for ε
+        assert float(x[0, 0]) == pytest.approx(1.0 if offset else 0.0, abs=2e-3 / c)
+
+
+def test_fire_by_hand():
+    """One unit, weights 1: f_h(x) = w_h·x. c = 1, T = 7: d = 1, 3, 7 give 1/3, 2/3, 1 of ln 8; n = 15 gives
+    1/4, 1/2, 3/4 of ln 16. Before T the bias knows distance alone."""
+    scheme = scheme_of("fire", 2, width=1, threshold=7.0)
+    put(scheme, c=[1.0], **{"inner.weight": [[1.0]], "inner.bias": [0.0], "outer.weight": [[-3.0], [12.0]]})
+    found = bias_of(scheme, 16)[0]
+    for i, j, x in ((7, 6, 1 / 3), (3, 2, 1 / 3), (5, 2, 2 / 3), (7, 0, 1.0), (15, 14, 0.25), (15, 12, 0.5)):
+        close(found[:, i, j], torch.tensor([-3.0 * x, 12.0 * x], dtype=torch.float64), atol=1e-5)
+    close(found[:, 15, 8], torch.tensor([-2.25, 9.0], dtype=torch.float64), atol=1e-5)
+
+
+def test_fire_with_a_small_c_is_linear_in_distance():
+    """ψ(x) → c·x, so that f linear gives slope·d / max(n, T): ALiBi while n ≤ T."""
+    scheme = scheme_of("fire", 6, width=1, threshold=20.0)
+    slopes = 2.0 ** -torch.arange(1, 7, dtype=torch.float64)
+    outer = -20 * slopes[:, None]
+    put(scheme, c=[1e-4], **{"inner.weight": [[1.0]], "inner.bias": [0.0], "outer.weight": outer})
+    expected = -slopes[:, None, None] * distances(12)
+    close(bias_of(scheme, 12)[0] * (2e-3 + 1e-6) / 2e-3, expected, atol=3e-3 * float(expected.abs().max()))
+
+
+@torch.no_grad()
+def test_a_decoded_row_of_fire_is_the_row_of_the_full_pass():
+    scheme = scheme_of("fire", init_length=5.0)
+    whole = bias_of(scheme, 30)
+    for n in (0, 4, 29):
+        pairs = pairs_of(scheme, Places.plain(1, offset=n), Places.plain(n + 1))
+        row = pairs.bias(*pairs.indices(0, 1, slice(0, n + 1)))
+        close(row[:, :, 0], whole[:, :, n, : n + 1], atol=1e-14)
+
+
+def test_fire_one_pair_at_a_time_is_fire_all_heads_at_once():
+    """The form FlexAttention takes, single numbers, and its gradients."""
+    scheme = scheme_of("fire", 3, width=5)
+    x = torch.rand(1, 1, 4, 6, dtype=torch.float64)
+    h = torch.arange(3)[None, :, None, None]
+    network = scheme.network()
+    grid = network(h, x)
+    single = torch.stack([torch.stack([network(torch.tensor(m), e) for e in x.flatten()]) for m in range(3)])
+    close(single.view_as(grid), grid, atol=1e-14)
+    upstream = torch.randn(grid.shape, dtype=torch.float64)
+    weights = [scheme.get_parameter(n) for n in ("inner.weight", "inner.bias", "outer.weight")]
+    for a, b in zip(
+        torch.autograd.grad((grid * upstream).sum(), weights),
+        torch.autograd.grad((single.view_as(grid) * upstream).sum(), weights),
+        strict=True,
+    ):
+        close(a, b, atol=1e-12)
