@@ -16,15 +16,20 @@ from model.position.counting import (
     UnitIntervalSettings,
 )
 from model.position.fire import Fire, FireSettings
+from model.position.fope import Fope, FopeSettings
 from model.position.fox import Fox, FoxSettings
 from model.position.he_xu import HeXu, HeXuSettings
+from model.position.hyperbolic import Hyperbolic, HyperbolicSettings
 from model.position.kerple import Kerple, KerpleSettings
+from model.position.learned_rope import LearnedRope, LearnedRopeSettings
 from model.position.p_rope import PRope, PRopeSettings
 from model.position.path import Path, PathSettings
+from model.position.pope import Pope, PopeSettings
 from model.position.rotary import Rope, RopeSettings
 from model.position.sandwich import Sandwich, SandwichSettings
 from model.position.t5 import T5, T5Settings
 from model.position.turning import Carope, CaropeSettings, SelectiveRope, SelectiveRopeSettings
+from model.position.xpos import XPos, XPosSettings
 
 SCHEMES: dict[str, tuple[type[PositionSettings], type[Position]]] = {
     "none": (NoneSettings, Position),
@@ -37,6 +42,11 @@ SCHEMES: dict[str, tuple[type[PositionSettings], type[Position]]] = {
     "rope": (RopeSettings, Rope),
     "p_rope": (PRopeSettings, PRope),
     "he_xu": (HeXuSettings, HeXu),
+    "learned_rope": (LearnedRopeSettings, LearnedRope),
+    "xpos": (XPosSettings, XPos),
+    "fope": (FopeSettings, Fope),
+    "hyperbolic": (HyperbolicSettings, Hyperbolic),
+    "pope": (PopeSettings, Pope),
     "alibi": (AlibiSettings, Alibi),
     "fox": (FoxSettings, Fox),
     "path": (PathSettings, Path),

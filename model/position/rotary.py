@@ -92,6 +92,15 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tensor:
     return torch.cat([out, rest], dim=-1) if rest.shape[-1] else out
 
 
+def check_even(name: str, geometry: Geometry) -> None:
+    """Refuse a head dimension that cannot be turned in pairs."""
+    if geometry.head_dim % 2:
+        raise ModelError(
+            f"{name} turns features in pairs and needs an even head dimension, got "
+            f"{geometry.head_dim}: change model.dim, model.heads or model.head_dim"
+        )
+
+
 class Rope(Position):
     """RoPE, Su et al. 2021 (arXiv:2104.09864): q_n → R(nθ) q_n, k_m → R(mθ) k_m, scores know n − m alone.
 
@@ -106,11 +115,7 @@ class Rope(Position):
 
     def __init__(self, settings: RotarySettings, geometry: Geometry):
         super().__init__(settings, geometry)
-        if geometry.head_dim % 2:
-            raise ModelError(
-                f"{settings.name} turns features in pairs and needs an even head dimension, got "
-                f"{geometry.head_dim}: change model.dim, model.heads or model.head_dim"
-            )
+        check_even(settings.name, geometry)
         self.dims = int(geometry.head_dim * settings.fraction) // 2 * 2
         if self.dims < 2:
             raise ModelError(

@@ -15,6 +15,11 @@ STRETCHES_KEPT = 16  # tables held at once: documents of many lengths where the 
 Rows = Callable[[Tensor], tuple[Tensor, ...]]
 
 
+def wide(device: torch.device) -> torch.dtype:
+    """The widest float of a device, for what a table cannot hold because it is learned: angles, distances."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
 class Table:
     """Rows for positions 0, 1, 2, ..., grown by doubling when a longer reach is asked for.
 

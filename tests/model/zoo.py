@@ -80,6 +80,14 @@ EXTRAS: dict[str, dict[str, dict]] = {
     "kerple": {"power": {"form": "power", "stretch": "auto"}, "log3": {"form": "log3", "shared": False}},
     "sandwich": {"stretch": {"dims": 6, "stretch": 1.5}},
     "fire": {"shared": {"init_length": 6.0, "width": 7, "shared": True}},
+    "learned_rope": {
+        "layer": {"share": "layer", "layout": "interleaved"},
+        "head": {"share": "head", "theta": 100.0},
+    },
+    "xpos": {"half": {"layout": "half", "scale_base": 8.0, "theta": 300.0}},
+    "fope": {"ones": {"clipped": "ones", "theta": 3.0, "layout": "interleaved"}},
+    "hyperbolic": {"learned": {"damping": "learned", "fastest": 0.2, "theta": 50.0}},
+    "pope": {"head": {"share": "head", "theta": 30.0}, "model": {"share": "model", "theta": 100.0}},
     "he_xu": {"resonance-yarn": {"resonance": True, "scaling": {"name": "yarn"}}},
 }
 

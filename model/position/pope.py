@@ -1,0 +1,103 @@
+"""Positions as the phases of features whose magnitudes are content."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from model.pairs import View, mask_dtype
+from model.position.base import Geometry, Plan, Position, Span, Temper
+from model.position.places import Places
+from model.position.shares import Share, SharedSettings, parameter
+from model.position.table import Table
+
+
+class PopeSettings(SharedSettings):
+    """Polar positions: magnitudes are content, phases are position (Gopalakrishnan et al. 2025)."""
+
+    test_time = SharedSettings.test_time | {"theta"}
+
+    name: Literal["pope"] = "pope"
+    theta: float = Field(10_000.0, gt=1, description="base b of the D frequencies b^(−c/D)")
+    share: Share = Field(
+        "layer",
+        description="who has key phases of its own: the model, each layer, or each key/value head of each "
+        "layer",
+    )
+    phase: Literal["zero", "uniform"] = Field(
+        "zero", description="initial key phases: 0, or drawn from −2π to 0"
+    )
+
+
+@dataclass(frozen=True)
+class PolarPlan(Plan):
+    """A plan whose logits are not linear in q: a temperature scales the queries of the views instead."""
+
+    def modified(self, temper: Temper | None, sink: Tensor | None) -> Plan:
+        read = self.read
+        if temper is None:
+            return replace(self, sink=sink)
+        return replace(
+            self,
+            read=lambda q, k: [replace(view, q=temper(view.q)) for view in read(q, k)],
+            sink=sink,
+        )
+
+
+class Pope(Position):
+    """PoPE: score = Σ_c μ(q_c) μ(k_c) cos(dθ_c − δ_c), μ = softplus, θ_c = b^(−c/D), one for each of the D
+    features. Gopalakrishnan et al. 2025 (arXiv:2509.10534).
+
+    A feature becomes the point of magnitude μ and phase nθ_c (queries) or mθ_c + δ_c (keys), so that q and k
+    are 2D wide, [μ cos | μ sin], while values stay D wide; the scale stays 1/√D. Each layer has its own
+    phases δ by default, as the formula's single index c reads; x-transformers has them per head, the same in
+    all layers. There δ is clamped to [−2π, 0], where a phase that leaves the range at 0, its initial value,
+    would stop learning. δ is read through cos and sin alone, so that here it is any number and means the one
+    in that range.
+    """
+
+    remembers: ClassVar[str] = "polar keys, twice as wide"
+    settings: PopeSettings
+
+    def __init__(self, settings: PopeSettings, geometry: Geometry):
+        super().__init__(settings, geometry)
+        self.phase = parameter(settings.share, geometry, geometry.head_dim)  # δ (D,) or (G, D)
+        self._table = Table(self._rows)
+
+    def initialise(self, generator: torch.Generator, embedding_std: float) -> None:
+        drawn = torch.rand(self.phase.shape, generator=generator) * (-2 * math.pi)
+        with torch.no_grad():
+            self.phase.copy_(drawn if self.settings.phase == "uniform" else torch.zeros_like(drawn))
+
+    def _rows(self, positions: Tensor) -> tuple[Tensor, ...]:
+        features = torch.arange(self.geometry.head_dim, dtype=torch.float64, device="cpu")
+        angles = positions[..., None] * self.settings.theta ** -(features / self.geometry.head_dim)
+        return angles.cos(), angles.sin()
+
+    def tables(self, places: Places, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        """cos and sin (B or 1, T, D) of nθ."""
+        return self._table.look_up(places.position, places.reach, dtype)
+
+    def plan(self, span: Span) -> Plan:
+        cos, sin = (x[:, None] for x in span.tables)  # (B or 1, 1, T, D)
+        q_cos, q_sin = span.of_queries(cos, dim=2), span.of_queries(sin, dim=2)
+        phase = self.phase.to(mask_dtype(self.phase))
+        phase = phase[:, None] if phase.ndim == 2 else phase  # (D,) or (G, 1, D)
+        k_cos = cos * phase.cos() - sin * phase.sin()  # of mθ + δ
+        k_sin = sin * phase.cos() + cos * phase.sin()
+        pairs = span.pairs()
+
+        def polar(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+            size = F.softplus(x.to(cos.dtype))
+            return torch.cat([size * cos, size * sin], dim=-1).to(x.dtype)
+
+        return PolarPlan(
+            read=lambda q, k: [View(polar(q, q_cos, q_sin), k, pairs)],
+            write=lambda k: polar(k, k_cos, k_sin),
+        )
