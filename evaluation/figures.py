@@ -53,8 +53,8 @@ def draw_figures(result: Result, analysis: Analysis, folder: Path) -> list[Path]
     """Write the figures of one evaluation into `folder`; returns the PNG files."""
     folder.mkdir(parents=True, exist_ok=True)
     if analysis.buckets:
-        return [_save(_by_position(result, analysis), folder, "nll_by_position")]
-    return [_save(_by_length(result, analysis), folder, "nll_by_length")]
+        return [save(_by_position(result, analysis), folder, "nll_by_position")]
+    return [save(_by_length(result, analysis), folder, "nll_by_length")]
 
 
 def _by_length(result: Result, analysis: Analysis) -> Figure:
@@ -281,16 +281,28 @@ def _limits(axes: Axes, lines: list[Line], baseline: float | None) -> None:
 
 
 def _label(figure: Figure, axes: Axes, labels: list[tuple[str, float, float, str]]) -> None:
-    """Direct labels right of the axes at the height of their line, moved apart where they would overlap."""
+    ends = [
+        (f"{text}  {y:.2f}" + (" ↑" if y > axes.get_ylim()[1] else ""), x, y, colour)
+        for text, x, y, colour in labels
+    ]
+    label_ends(figure, axes, ends)
+
+
+def label_ends(figure: Figure, axes: Axes, labels: list[tuple[str, float, float, str]]) -> None:
+    """Direct labels (text, x, y, colour) right of the axes at the height of their line's end, moved apart
+    where they would overlap. The axes have their final limits and scales; a line that ends above them is led
+    to at their top."""
     height = axes.get_position().height * figure.get_figheight() * 72  # points
-    low, high = axes.get_ylim()
-    gap = LABEL_GAP / height
-    wanted = sorted(((y - low) / (high - low), text, x, y, colour) for text, x, y, colour in labels)
+    gap, top = LABEL_GAP / height, axes.get_ylim()[1]
+    to_axes = axes.transData - axes.transAxes
+    wanted = sorted(
+        (float(to_axes.transform((x, y))[1]), text, x, y, colour) for text, x, y, colour in labels
+    )
     placed = within(spread([one[0] for one in wanted], gap), gap)
     for at, (_, text, x, y, colour) in zip(placed, wanted, strict=True):
         axes.annotate(
-            f"{text}  {y:.2f}" + (" ↑" if y > high else ""),
-            xy=(x, min(y, high)),
+            text,
+            xy=(x, min(y, top)),
             xycoords="data",
             xytext=(1.045, at),
             textcoords="axes fraction",
@@ -335,10 +347,11 @@ def within(placed: list[float], gap: float) -> list[float]:
     return [min(at, 1 - (last - rank) * gap) for rank, at in enumerate(lifted)]
 
 
-def _save(figure: Figure, folder: Path, name: str) -> Path:
+def save(figure: Figure, folder: Path, name: str, dpi: int = 200) -> Path:
+    """Write `name`.png and `name`.svg, the same bytes each time; returns the first."""
     with rc_context(STYLE):
         with atomic(folder / f"{name}.png") as file:
-            figure.savefig(file, format="png", dpi=200, facecolor="white")
+            figure.savefig(file, format="png", dpi=dpi, facecolor="white")
         with atomic(folder / f"{name}.svg") as file:
             figure.savefig(file, format="svg", facecolor="white", metadata={"Date": None})
     return folder / f"{name}.png"

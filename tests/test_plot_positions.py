@@ -1,0 +1,293 @@
+"""The figures of the schemes: their numbers against closed forms typed here, their words, the script."""
+
+from __future__ import annotations
+
+import csv
+import math
+import sys
+from typing import Literal
+
+import pytest
+from matplotlib.text import Text
+
+from evaluation import EvaluationError, curves, drawings
+from evaluation.curves import Shape
+from evaluation.drawings import FIGURES, Asked
+from model import ModelSettings, Transformer
+from model.pairs import View
+from model.position import SCHEMES, Plan, Position, PositionSettings
+from scripts import plot_positions
+
+
+def column(drawing, value: str, **where) -> list:
+    """The values of a column in the rows where others have given values."""
+    at = drawing.columns.index
+    return [row[at(value)] for row in drawing.rows if all(row[at(k)] == v for k, v in where.items())]
+
+
+def test_encodings_are_those_printed_in_the_document_they_come_from():
+    """Four tokens of two ones each. The document prints additions without the token for the first five."""
+    drawing = drawings.encodings(Asked(tokens=4))
+    printed = {
+        "integer": [0, 0, 1, 1, 2, 2, 3, 3],
+        "unit_interval": [0, 0, 0.25, 0.25, 0.5, 0.5, 0.75, 0.75],
+        "binary": [0, 0, 0, 1, 1, 0, 1, 1],
+        "sine": [0, 0, 0.84147098, 0.47942554, 0.90929743, 0.84147098, 0.14112001, 0.99749499],
+        "sinusoidal": [0, 1, 0.84147098, 0.54030231, 0.90929743, -0.41614684, 0.14112001, -0.9899925],
+    }
+    for name, numbers in printed.items():
+        assert column(drawing, "value", scheme=name) == pytest.approx([1 + x for x in numbers], abs=1e-8)
+    turned = [1, 1, -0.30116868, 1.38177329, -1.32544426, 0.49315059, -1.1311125, -0.84887249]
+    assert column(drawing, "value", scheme="rope") == pytest.approx(turned, abs=1e-8)
+
+
+def test_eight_tokens_take_three_bits():
+    drawing = drawings.encodings(Asked(tokens=8))
+    bits = [1 + int(bit) for n in range(8) for bit in format(n, "03b")]
+    assert column(drawing, "value", scheme="binary") == bits
+
+
+def test_inner_products_are_sums_of_cosines():
+    drawing = drawings.inner_product(Asked(Shape(dim=10), thetas=[70.0], distance=9))
+    distances = column(drawing, "distance", features=10)
+    assert distances == list(range(-9, 10))
+    expected = [sum(math.cos(d * 70 ** (-2 * k / 10)) for k in range(5)) for d in distances]
+    assert column(drawing, "inner_product", features=10) == pytest.approx(expected, abs=1e-12)
+    assert column(drawing, "inner_product", features=2) == pytest.approx([math.cos(d) for d in range(-4, 5)])
+
+
+def test_decay_has_the_values_of_an_independent_sum():
+    """Computed for 128 features and base 10,000 outside of this project."""
+    known = {
+        0: 32.5,
+        1: 31.5382,
+        2: 28.956,
+        5: 20.8454,
+        10: 17.9541,
+        20: 15.2424,
+        50: 12.6295,
+        100: 10.2273,
+        128: 9.2729,
+        256: 6.5431,
+    }
+    values = column(drawings.decay(Asked()), "bound", scheme="rope, base 10,000")
+    assert len(values) == 257
+    for distance, value in known.items():
+        assert values[distance] == pytest.approx(value, abs=6e-5)
+
+
+def test_decay_under_a_rule_and_another_base():
+    """Dividing positions by 4 shows at distance 4d what was at d."""
+    ask = Asked(Shape(dim=12), thetas=[300.0], factor=4.0, distance=40)
+    found = drawings.decay(ask)
+    plain, linear = (column(found, "bound", scheme=name) for name in ("rope, base 300", "linear"))
+    assert linear[::4] == pytest.approx(plain[:11], abs=1e-12)
+    sums = [
+        sum(complex(math.cos(a), math.sin(a)) for a in (7 * 300 ** (-k / 6) for k in range(j)))
+        for j in range(1, 7)
+    ]
+    assert plain[7] == pytest.approx(sum(map(abs, sums)) / 6, abs=1e-12)
+
+
+def test_angles_are_those_of_he_and_xu():
+    drawing = drawings.angles(Asked())
+    before = column(drawing, "angle_radians", scheme="rope", pair=0)
+    assert before[5] == 6 and before[6] == pytest.approx(0.7168, abs=5e-5)  # their text, on distances 6 and 7
+    after = column(drawing, "angle_radians", scheme="he_xu", pair=0)
+    assert after == pytest.approx([d * math.pi / 4096 for d in range(1, 51)], rel=1e-12)
+    slow = column(drawing, "angle_radians", scheme="he_xu", pair=32)
+    assert slow == pytest.approx([d * math.pi / 4096 * 10_000**-0.5 for d in range(1, 51)], rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("theta", "dim", "length", "turning"),
+    [(10_000.0, 128, 4096, 46), (10_000.0, 128, 2048, None), (5e5, 64, 8192, None), (50.0, 8, 4096, 4)],
+)
+def test_pairs_that_never_turned_are_those_past_the_critical_dimension(theta, dim, length, turning):
+    """D_c = 2⌈D/2 · log_b(L0 / 2π)⌉ (Liu et al. 2023); 92 for the first case."""
+    pairs = min(dim // 2, math.ceil(dim / 2 * math.log(length / (2 * math.pi)) / math.log(theta)))
+    assert turning in (None, pairs)
+    drawing = drawings.wavelengths(Asked(Shape(dim=dim, train_length=length), thetas=[theta]))
+    whole = column(drawing, "whole_turn")
+    assert whole == [True] * pairs + [False] * (dim // 2 - pairs)
+    assert f": {dim // 2 - pairs} of {dim // 2}" in drawing.figure.axes[0].texts[-1].get_text()
+    expected = [2 * math.pi * theta ** (2 * k / dim) for k in range(dim // 2)]
+    assert column(drawing, "wavelength_tokens") == pytest.approx(expected, rel=1e-12)
+
+
+def test_biases_of_alibi_are_its_slopes():
+    drawing = drawings.biases(Asked(Shape(dim=8, heads=8, train_length=100), head=2))
+    found = dict(
+        zip(*(column(drawing, key, scheme="alibi") for key in ("distance", "bias_nats")), strict=True)
+    )
+    assert {0, 1, 2, 3, 31, 64, 100} <= found.keys() and max(found) == 100
+    assert all(value == pytest.approx(-d / 8, abs=1e-12) for d, value in found.items())
+
+
+class AddedSettings(PositionSettings):
+    name: Literal["added"] = "added"
+    form: Literal["root", "root_again", "square"] = "root"
+
+
+class Added(Position):
+    def plan(self, span):
+        power = 2.0 if self.settings.form == "square" else 0.5
+        pairs = span.pairs(distance=lambda h, d: 5 - (h + 1) * d.double() ** power)
+        return Plan(read=lambda q, k: [View(q, k, pairs)])
+
+
+def test_a_scheme_that_is_added_appears_in_each_of_its_forms(monkeypatch):
+    monkeypatch.setitem(SCHEMES, "added", (AddedSettings, Added))
+    drawing = drawings.biases(Asked(Shape(dim=8, heads=4, train_length=50), head=1))
+    assert "added root_again" not in column(drawing, "scheme")
+    for label, power in (("added root", 0.5), ("added square", 2)):
+        d = column(drawing, "distance", scheme=label)
+        assert column(drawing, "against_distance_0", scheme=label) == pytest.approx(
+            [-2 * x**power for x in d]
+        )
+        assert column(drawing, "bias_nats", scheme=label)[0] == 5
+
+
+def test_every_scheme_with_a_bias_is_found_and_no_other():
+    found = curves.biased(Shape(dim=8, heads=4, train_length=64), 64)
+    names = {label.split()[0] for label in found}
+    assert "alibi" in names and not names & {"none", "rope", "sinusoidal", "learned", "integer"}
+    for label, scheme in found.items():
+        values = curves.bias(scheme, 64)
+        assert values is not None and values.shape == (4, 65) and values.isfinite().all(), label
+
+
+def test_a_windowed_bias_ends_with_its_window():
+    scheme = curves.build({"name": "alibi", "window": 5}, Shape(dim=8, heads=2))
+    values = curves.bias(scheme, 9)
+    assert values is not None
+    assert values[0].tolist() == pytest.approx([0.0, -1 / 16, -2 / 16, -3 / 16, -4 / 16] + [-math.inf] * 5)
+    settings = {"name": "alibi", "window": 5}
+    axes = drawings.biases(Asked(Shape(dim=8, train_length=64), schemes=[settings])).figure.axes[0]
+    assert axes.texts[0].get_text() == "alibi, window 5"
+    assert axes.texts[0].xy == (4, pytest.approx(-4 / 16))
+
+
+def test_rules_have_the_ratios_of_their_formulas():
+    drawing = drawings.rules(Asked(Shape(dim=16, train_length=512), factor=4.0))
+    assert column(drawing, "frequency_ratio", rule="none") == [1.0] * 8
+    assert column(drawing, "frequency_ratio", rule="linear") == pytest.approx([0.25] * 8)
+    ntk = [4 ** (-2 * k / 14) for k in range(8)]
+    assert column(drawing, "frequency_ratio", rule="ntk = dynamic") == pytest.approx(ntk, rel=1e-12)
+    assert column(drawing, "frequency_ratio", rule="drop") == [0.0] * 8
+    llama3 = []
+    for k in range(8):
+        turns = 512 * 10_000 ** (-k / 8) / (2 * math.pi)
+        kept = min(max((turns - 1) / 3, 0), 1)
+        llama3.append(kept + (1 - kept) / 4)
+    assert 0.25 < llama3[4] < 1 or 0.25 < llama3[3] < 1
+    assert column(drawing, "frequency_ratio", rule="llama3") == pytest.approx(llama3, rel=1e-12)
+    both = [column(drawing, "frequency_ratio", rule=f"yarn {ramp}") for ramp in ("dim", "wavelength")]
+    assert both[0][0] == both[1][0] == 1 and both[0] != both[1]
+    assert any("longrope" in text.get_text() for text in drawing.figure.texts)
+
+
+@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize(
+    "ask",
+    [
+        Asked(),
+        Asked(Shape(8, 3, 300), thetas=[5e7], factor=32.0, distance=20, tokens=5, head=0),
+        Asked(Shape(64, 12, 5000), thetas=[100.0, 1e4, 5e5], factor=1.5, bare=True),
+    ],
+    ids=["usual", "small", "bare"],
+)
+def test_no_text_overlaps_another_or_leaves_the_figure(name, ask):
+    figure = FIGURES[name](ask).figure
+    figure.canvas.draw()
+    renderer = figure.canvas.get_renderer()
+    width, height = figure.bbox.size
+    texts = []
+    for text in figure.findobj(Text):
+        # Ticks beyond the limits are kept, invisible to the reader; so are empty strings.
+        if text.get_text() and text.get_visible() and not _beyond(figure, text):
+            texts.append((text.get_text(), Text.get_window_extent(text, renderer)))
+    for words, box in texts:
+        assert box.x0 >= -0.5 and box.x1 <= width + 0.5 and box.y0 >= -0.5 and box.y1 <= height + 0.5, words
+    for i, (words, a) in enumerate(texts):
+        for others, b in texts[:i]:
+            shared = min(a.x1, b.x1) - max(a.x0, b.x0), min(a.y1, b.y1) - max(a.y0, b.y0)
+            assert min(shared) <= 2.0, (words, others)
+
+
+def _beyond(figure, text) -> bool:
+    for axes in figure.axes:
+        for axis, limits in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
+            for tick in [*axis.get_major_ticks(), *axis.get_minor_ticks()]:
+                if text in (tick.label1, tick.label2):
+                    return not (axes.axison and min(limits) <= tick.get_loc() <= max(limits))
+    return False
+
+
+def run(monkeypatch, *words: str) -> None:
+    monkeypatch.setattr(sys, "argv", ["plot_positions.py", *words])
+    plot_positions.main()
+
+
+def test_the_script_writes_each_figure_thrice_and_the_same_again(tmp_path, monkeypatch, capsys):
+    words = ["--dim", "16", "--train-length", "128", "--distance", "16"]
+    run(monkeypatch, *words, "--out", str(tmp_path / "a"))
+    names = sorted(path.name for path in (tmp_path / "a").iterdir())
+    assert names == sorted(f"{name}.{kind}" for name in FIGURES for kind in ("csv", "png", "svg"))
+    run(monkeypatch, "decay", "biases", *words, "--out", str(tmp_path / "b"))
+    again = list((tmp_path / "b").iterdir())
+    assert len(again) == 6
+    for path in again:
+        assert (tmp_path / "a" / path.name).read_bytes() == path.read_bytes(), path.name
+    with open(tmp_path / "a" / "decay.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    zero = [float(row["bound"]) for row in rows if row["distance"] == "0"]
+    assert zero == pytest.approx([4.5] * len(zero))  # (1 + 2 + ... + 8) / 8 pairs, whatever turns them
+
+
+def test_schemes_of_ones_own_and_trained_runs_are_drawn(tmp_path, monkeypatch):
+    model = Transformer(ModelSettings(dim=16, layers=1, heads=4, position={"name": "alibi"}), 20, 32)
+    monkeypatch.setattr(plot_positions, "load", lambda folder: type("Loaded", (), {"model": model}))
+    words = ["biases", "--run", "runs/mine", "--heads", "4", "--head", "1", "--train-length", "32"]
+    run(monkeypatch, *words, "--out", str(tmp_path))
+    with open(tmp_path / "biases.csv", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["scheme"].startswith("mine")]
+    assert [float(row["bias_nats"]) for row in rows] == pytest.approx(
+        [-int(row["distance"]) / 16 for row in rows]
+    )
+    yaml = "{name: rope, theta: 100, scaling: {name: linear, factor: 2}}"
+    run(monkeypatch, "decay", "--dim", "8", "--scheme", yaml, "--scheme", "rope", "--out", str(tmp_path))
+    with open(tmp_path / "decay.csv", newline="") as file:
+        labels = {row["scheme"] for row in csv.DictReader(file)}
+    assert labels == {"rope, theta 100, scaling linear", "rope"}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["decay", "--scheme", "alibi"], "'alibi' turns no pairs at fixed frequencies; those that do: rope"),
+        (["biases", "--scheme", "rope"], "rope adds no bias by position"),
+        (["decay", "--scheme", "rop"], "no positional scheme is called 'rop'"),
+        (["decay", "--scheme", "{name: rope, theta: -1}"], "scheme 'rope': theta: "),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused(words, message, tmp_path, monkeypatch):
+    with pytest.raises(EvaluationError, match=message):
+        run(monkeypatch, *words, "--out", str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["waves"], "there is no figure 'waves'; there are encodings"),
+        (["--dim", "two"], "'two' is not a whole number of at least 4"),
+        (["--theta", "0.5"], "'0.5' is not a number of at least"),
+        (["--scheme", "{theta: 3}"], "is no scheme: give a name"),
+        (["--scheme", "{"], "is no scheme: give a name"),
+        (["--head", "8"], "--head 8 does not exist among --heads 8"),
+    ],
+)
+def test_words_that_mean_nothing_are_refused(words, message, monkeypatch, capsys):
+    with pytest.raises(SystemExit) as ended:
+        run(monkeypatch, *words)
+    assert ended.value.code == 2 and message in capsys.readouterr().err
