@@ -11,7 +11,7 @@ import torch
 from evaluation.errors import EvaluationError
 from evaluation.protocols import Windows
 from evaluation.scoring import ModelScorer
-from model import Transformer
+from model import LinearMixer, Transformer
 
 QUERY_BLOCK = 256  # queries whose scores exist at once
 HEAD_FLOATS = 1 << 23  # logits that exist at once; more are made in chunks
@@ -31,6 +31,12 @@ def memory_needed(model: Transformer, length: int, keep: int, batch: int, chunk:
     activations = batch * tokens * width * max(4, element)
     cache = 2 * s.layers * s.kv_heads * s.features * length * batch * element if length > chunk else 0
     scores = 2 * batch * s.heads * min(QUERY_BLOCK, tokens) * length * max(4, element)
+    if isinstance(s.mixer, LinearMixer):  # pairs and sums of all chunks at once; the sums alone are cached
+        pairs = min(s.mixer.chunk, tokens)
+        sums = batch * s.kv_heads * (s.features + 1) ** 2 * max(4, element)
+        cache = s.layers * sums if length > chunk else 0
+        scores = 2 * batch * s.heads * tokens * pairs * max(4, element)
+        scores += 2 * (tokens // pairs + 2) * sums
     logits = 3 * min(batch * min(keep, tokens) * model.vocab_size, HEAD_FLOATS) * max(4, element)
     return activations + cache + scores + logits
 

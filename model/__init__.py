@@ -3,7 +3,7 @@
 from model.cache import Cache
 from model.errors import ModelError
 from model.position import SCHEMES, Places
-from model.settings import AnyPosition, ModelSettings, check_override, legal_overrides
+from model.settings import AnyPosition, LinearMixer, ModelSettings, check_override, legal_overrides
 from model.transformer import IGNORED, Transformer
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "SCHEMES",
     "AnyPosition",
     "Cache",
+    "LinearMixer",
     "ModelError",
     "ModelSettings",
     "Places",

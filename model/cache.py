@@ -14,6 +14,7 @@ from torch import Tensor
 
 from model.errors import ModelError
 from model.position import Places
+from model.settings import LinearMixer
 
 if TYPE_CHECKING:
     from model.transformer import Transformer
@@ -185,29 +186,68 @@ class LayerMemory:
         return everything
 
 
+@dataclass(frozen=True)
+class Sums:
+    """Sums over tokens, one for each of M stretches; what a linear layer knows of its past has one.
+
+    Attributes:
+        values: (B, G, M, E, D) Σ k vᵀ in the form in which keys are compared.
+        keys: (B, G, M, ·) Σ k in the form that is counted in the denominator.
+        document: (B or 1, M) the document the tokens belong to; None where there is but one.
+    """
+
+    values: Tensor
+    keys: Tensor
+    document: Tensor | None
+
+    def of(self, start: int, stop: int | None) -> Sums:
+        """Some of the stretches."""
+        document = None if self.document is None else self.document[:, start:stop]
+        return Sums(self.values[:, :, start:stop], self.keys[:, :, start:stop], document)
+
+
+class LinearMemory:
+    """What a layer of linear attention remembers: of fixed size, whatever the number of tokens."""
+
+    def __init__(self):
+        self.sums: Sums | None = None
+
+    def keep(self, sums: Sums) -> None:
+        """Copied: what is given may be a view of the sums of every chunk of a pass."""
+        document = None if sums.document is None else sums.document.clone()
+        self.sums = Sums(sums.values.clone(), sums.keys.clone(), document)
+
+
 class Cache:
     """Key/value cache of one batch. Places are kept once for each layer kind, not per layer.
+
+    Layers of linear attention remember sums in place of keys, and no places.
 
     Args:
         model: whose layers are remembered.
         batch: rows.
         capacity: tokens per row; a pass that would exceed it is refused.
-        dtype: of keys and values; by default the weights' own.
+        dtype: of keys and values; by default the weights' own. Sums are float32 or float64.
     """
 
     def __init__(self, model: Transformer, batch: int, capacity: int, dtype: torch.dtype | None = None):
         self.capacity, self.batch, self.filled = capacity, batch, 0
-        self._shelves = {
-            kind: Shelf(capacity, choice.window, choice.sinks)
-            for kind, choice in model.settings.kinds.items()
-        }
-        dtype = dtype or model.embed.weight.dtype
-        self.layers = [LayerMemory(self._shelves[kind], dtype) for kind in model.settings.layer_kinds]
+        s = model.settings
+        self.layers: list[LayerMemory] | list[LinearMemory]
+        if isinstance(s.mixer, LinearMixer):
+            self._shelves: dict[str, Shelf | None] = dict.fromkeys(s.kinds)
+            self.layers = [LinearMemory() for _ in s.layer_kinds]
+        else:
+            shelves = {kind: Shelf(capacity, choice.window, choice.sinks) for kind, choice in s.kinds.items()}
+            self._shelves = {**shelves}
+            dtype = dtype or model.embed.weight.dtype
+            self.layers = [LayerMemory(shelves[kind], dtype) for kind in s.layer_kinds]
         self._follows_length = model.follows_length
         self._last: Places | None = None
 
     def advance(self, new: Places) -> dict[str, Places]:
-        """Remember where the tokens of the coming pass stand; returns the places of all keys, by layer kind.
+        """Remember where the tokens of the coming pass stand; returns the places of all keys, by layer kind:
+        under linear attention those of the coming pass.
 
         Raises:
             ModelError: no room; another layout or number of rows than before; another declared length than
@@ -219,7 +259,7 @@ class Cache:
         if self._last is not None:
             self._check(self._last, new)
         self._last, self.filled = new, count
-        return {kind: shelf.advance(new) for kind, shelf in self._shelves.items()}
+        return {kind: shelf.advance(new) if shelf else new for kind, shelf in self._shelves.items()}
 
     def _check(self, old: Places, new: Places) -> None:
         if old.layout != new.layout:

@@ -51,6 +51,27 @@ else:
     AnyPosition = _union(*_SCHEMES, PatternSettings)
 
 
+class AttentionMixer(BaseModel):
+    """Softmax attention over remembered keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: Literal["attention"] = "attention"
+
+
+class LinearMixer(BaseModel):
+    """Linear attention: sums in place of keys, at a cost and memory per token that do not grow (Su 2021)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: Literal["linear"] = "linear"
+    form: Literal["numerator", "cosine"] = Field(
+        "numerator",
+        description="weights φ(q)·φ(k) with φ = elu + 1, positions in the numerator only; or 1 + cos(q, k)",
+    )
+    chunk: int = Field(64, ge=1, description="tokens computed pair by pair at once; the result is the same")
+
+
 class ModelSettings(BaseModel):
     """A LLaMA-style decoder."""
 
@@ -69,6 +90,9 @@ class ModelSettings(BaseModel):
     norm_eps: float = Field(1e-5, gt=0, description="epsilon of every RMSNorm")
     logit_softcap: float | None = Field(
         None, gt=0, description="logits become c·tanh(logits / c); null: no cap"
+    )
+    mixer: AttentionMixer | LinearMixer = Field(
+        AttentionMixer(), discriminator="name", description="how tokens are mixed"
     )
     position: AnyPosition = Field(RopeSettings.model_validate({}), description="positional scheme")
 

@@ -15,14 +15,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from model.cache import Cache, LayerMemory
+from model.cache import Cache, LayerMemory, LinearMemory
 from model.errors import ModelError
 from model.kernels import attend
+from model.linear_attention import LinearAttention, check_scheme
 from model.position import (
     SCHEMES,
     ContentPlan,
     Geometry,
-    Modifiers,
     Places,
     Plan,
     Position,
@@ -30,6 +30,7 @@ from model.position import (
     Span,
     temperature_factors,
 )
+from model.projection import Projection
 from model.settings import ModelSettings
 
 IGNORED = -100  # a target that is not counted
@@ -37,47 +38,32 @@ IGNORED = -100  # a target that is not counted
 LOGITS_AT_ONCE = {"cpu": 1 << 22, "cuda": 1 << 27}
 
 
-class HeadNorm(nn.RMSNorm):
-    """RMSNorm over a head's features: autocast gives bfloat16, the fused kernel wants the weight's dtype."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x.to(self.weight.dtype)).to(x.dtype)
-
-
-class Attention(nn.Module):
+class Attention(Projection):
     """Projects, remembers, attends. What is compared with what is the plan's business."""
 
-    def __init__(self, s: ModelSettings, choice: PositionSettings):
-        super().__init__()
-        self.heads, self.groups, self.features = s.heads, s.kv_heads, s.features
-        self.wq = nn.Linear(s.dim, s.heads * s.features, bias=False)
-        self.wk = nn.Linear(s.dim, s.kv_heads * s.features, bias=False)
-        self.wv = nn.Linear(s.dim, s.kv_heads * s.features, bias=False)
-        self.wo = nn.Linear(s.heads * s.features, s.dim, bias=False)
-        self.q_norm = HeadNorm(s.features, eps=s.norm_eps) if s.qk_norm else nn.Identity()
-        self.k_norm = HeadNorm(s.features, eps=s.norm_eps) if s.qk_norm else nn.Identity()
-        self.position = Modifiers(choice, s.heads)
-
-    def forward(
-        self, asked: Tensor, x: Tensor, plan: Plan | ContentPlan, memory: LayerMemory | None
-    ) -> Tensor:
-        """asked (B, K, C) are the rows of x (B, T, C) whose outputs are wanted; returns (B, K, C)."""
+    def forward(self, x: Tensor, span: Span, plan: Plan | ContentPlan, memory: LayerMemory | None) -> Tensor:
+        """x (B, T, C) → (B, K, C) for the span's K queries."""
         bound = plan.bind(x, memory)
-        k, v = self.remember(x, bound, memory)  # (B, G, S, ·), (B, G, S, D)
+        k, v = bound.write(self.keys(x)), self.values(x)  # (B, G, T, ·), (B, G, T, D)
+        if memory is not None:
+            k, v = memory.append(k, v)  # (B, G, S, ·)
+        asked = span.of_queries(x)
         if asked.shape[1] == 0:  # only keys and values were wanted
             return asked
-        q = self.q_norm(self._split(self.wq(asked), self.heads))  # (B, H, K, D)
-        out = attend(bound.read(q, k), v, self.features**-0.5, sink=bound.sink)  # (B, H, K, D)
-        return self.wo(out.transpose(1, 2).flatten(2))
+        views = bound.read(self.queries(asked), k)
+        return self.joined(attend(views, v, self.features**-0.5, sink=bound.sink))
 
-    def remember(self, x: Tensor, plan: Plan, memory: LayerMemory | None) -> tuple[Tensor, Tensor]:
-        """Keys and values (B, G, S, ·) of all tokens up to and including x (B, T, C)."""
-        k = plan.write(self.k_norm(self._split(self.wk(x), self.groups)))  # (B, G, T, D)
-        v = self._split(self.wv(x), self.groups)  # (B, G, T, D)
-        return (k, v) if memory is None else memory.append(k, v)
+    def pair_flops(self, length: int) -> float:
+        """Training FLOPs per token beside the matrices: 12·H·D per key seen, averaged over a causal
+        (windowed) sequence."""
+        window = min(self.position.settings.window or length, length)
+        return 12 * self.heads * self.features * (window - window * (window - 1) / (2 * length))
 
-    def _split(self, x: Tensor, heads: int) -> Tensor:
-        return x.unflatten(-1, (heads, self.features)).transpose(1, 2)
+
+MIXERS: dict[str, type[Attention] | type[LinearAttention]] = {
+    "attention": Attention,
+    "linear": LinearAttention,
+}
 
 
 class SwiGLU(nn.Module):
@@ -99,14 +85,15 @@ class Block(nn.Module):
     def __init__(self, s: ModelSettings, choice: PositionSettings):
         super().__init__()
         self.attention_norm = nn.RMSNorm(s.dim, eps=s.norm_eps)
-        self.attention = Attention(s, choice)
+        self.attention = MIXERS[s.mixer.name](s, choice)
         self.mlp_norm = nn.RMSNorm(s.dim, eps=s.norm_eps)
         self.mlp = SwiGLU(s.dim, s.mlp_width)
 
-    def forward(self, x: Tensor, span: Span, plan: Plan | ContentPlan, memory: LayerMemory | None) -> Tensor:
+    def forward(
+        self, x: Tensor, span: Span, plan: Plan | ContentPlan, memory: LayerMemory | LinearMemory | None
+    ) -> Tensor:
         """x (B, T, C) → (B, K, C), K the span's queries; with K = 0 only keys and values are written."""
-        normed = self.attention_norm(x)
-        x = span.of_queries(x) + self.attention(span.of_queries(normed), normed, plan, memory)
+        x = span.of_queries(x) + self.attention(self.attention_norm(x), span, plan, memory)
         if x.shape[1] == 0:
             return x
         return x + self.mlp(self.mlp_norm(x))
@@ -133,6 +120,10 @@ class Transformer(nn.Module):
         geometry = Geometry(
             s.dim, s.heads, s.features, train_length, original_length or train_length, s.kv_heads
         )
+        if s.mixer.name == "linear":
+            for kind, choice in s.kinds.items():
+                where = "model.position" if kind == "all" else f"model.position.kinds.{kind}"
+                check_scheme(where, choice, geometry)
         self.embed = nn.Embedding(vocab_size, s.dim)
         # One instance for each kind of layer; or for each layer, where the scheme learns something in each.
         self.position, self._scheme_of_layer = nn.ModuleDict(), []
@@ -330,14 +321,10 @@ class Transformer(nn.Module):
         return sum(p.numel() for p in self.parameters())
 
     def flops_per_token(self, length: int) -> float:
-        """Training FLOPs per token: 6 per matmul weight (head included, embedding lookup not), and
-        12·H·D per key seen, averaged over a causal (windowed) sequence of `length` tokens."""
+        """Training FLOPs per token in sequences of `length` tokens: 6 per matmul weight (head included,
+        embedding lookup not), and what the mixers do with pairs of tokens."""
         s = self.settings
         weights = sum(p.numel() for p in self.layers.parameters() if p.ndim == 2)
         weights += self.vocab_size * s.dim
         flops = 6.0 * weights
-        for kind in s.layer_kinds:
-            window = min(s.kinds[kind].window or length, length)
-            keys_seen = window - window * (window - 1) / (2 * length)
-            flops += 12 * s.heads * s.features * keys_seen
-        return flops
+        return flops + sum(block.attention.pair_flops(length) for block in self._blocks())

@@ -1,7 +1,7 @@
 """The house rules that a syntax tree can show: who may import whom, and what may not be written at all.
 
 See the import order in CONTRIBUTING: kernels ← position.base ← schemes ← registry ← settings ← cache ←
-transformer ← sampling, and the packages side by side above it.
+linear_attention ← transformer ← sampling, and the packages side by side above it.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ RANKS = {
     "model.position": 6,
     "model.settings": 7,
     "model.cache": 8,
-    "model.transformer": 9,
+    "model.projection": 8,
     "model.linear_attention": 9,
-    "model.sampling": 10,
-    "model": 11,
+    "model.transformer": 10,
+    "model.sampling": 11,
+    "model": 12,
 }
 SCHEME = 4
 
@@ -101,7 +102,7 @@ def arrows(path: Path) -> list[tuple[int, str]]:
 
 
 def rank(module: str) -> int:
-    return RANKS.get(module, SCHEME if module.startswith("model.position.") else 10)
+    return RANKS.get(module, SCHEME if module.startswith("model.position.") else 11)
 
 
 every_source = pytest.mark.parametrize("path", sources(), ids=shown)

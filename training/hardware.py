@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from model import Transformer
+from model import LinearMixer, Transformer
 from model.transformer import LOGITS_AT_ONCE
 
 # Dense bfloat16 peaks from the vendors' data sheets, FLOP/s; the first name found in the device's counts.
@@ -120,6 +120,10 @@ def forecast(
     size = model.embed.weight.element_size()
     # What the backward pass keeps of a token in one block: inputs of norms and matrices, q, k, v, gates.
     kept = 4 * s.dim + (2 * s.heads + 2 * s.kv_heads) * s.features + 4 * s.mlp_width
+    if isinstance(s.mixer, LinearMixer):  # forms of q and k, weights within a chunk, sums between chunks
+        chunk = min(s.mixer.chunk, length)
+        kept += 4 * (s.heads + s.kv_heads) * s.features + s.heads * chunk
+        kept += 2 * s.kv_heads * s.features**2 // chunk
     activations = sequences * length * s.layers * kept * size
     rows = min(LOGITS_AT_ONCE.get(device, 1 << 25) // model.vocab_size + 1, sequences * length)
     states = parameters * 4 * size  # weights, gradients, two moments

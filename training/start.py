@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from data import Batches, Prepared
-from model import SCHEMES, Transformer
+from model import SCHEMES, LinearMixer, Transformer
 from model.position.rotary import Rope
 from training.config import describe
 from training.console import Console, duration
@@ -142,10 +142,12 @@ def announce(
     scheme = ", ".join(
         f"{kind}: {choice.name}" if len(s.kinds) > 1 else choice.name for kind, choice in s.kinds.items()
     )
+    linear = f", linear attention ({s.mixer.form})" if isinstance(s.mixer, LinearMixer) else ""
     console.say(f"run {folder}")
     console.say(
         f"model {model.parameter_count() / 1e6:.2f}M parameters, {s.layers} layers, width {s.dim}, "
         f"{s.heads} heads in {s.kv_heads} groups, vocabulary {model.vocab_size}, positions {scheme}"
+        f"{linear}"
     )
     for kind, scheme in model.position.items():
         if isinstance(scheme, Rope):

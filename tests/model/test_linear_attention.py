@@ -1,0 +1,271 @@
+"""Linear attention is its definition, gradients included, in every precision; the rest is refused."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch._dynamo
+from hypothesis import given
+from hypothesis import strategies as st
+from torch._dynamo.testing import CompileCounter
+
+from model import Cache, ModelError, ModelSettings, Places, check_override
+from model.linear_attention import positive
+from model.pairs import repeated
+from tests.model.linear import (
+    by_definition,
+    dot,
+    every_form,
+    inputs,
+    linear,
+    mean,
+    mixed,
+    phi,
+    projected,
+    recurrent,
+    turn,
+)
+from tests.model.zoo import C, D, G, H, T, build, close, ids, packed
+
+
+@every_form
+@pytest.mark.parametrize("chunk", [1, 3, 64])
+@torch.no_grad()
+def test_chunks_recurrence_and_the_sum_over_pairs_agree(form, chunk):
+    model, x, offset = linear("rope", form, chunk), inputs(2, 11), 37
+    out = mixed(model, x, Places.plain(11, offset=offset))
+    for b, h in ((0, 0), (0, 3), (1, 5)):
+        q, k, v = projected(model, x, b, h)
+        positions = [offset + n for n in range(11)]
+        expected = torch.tensor(by_definition(q, k, v, positions, form), dtype=torch.float64)
+        close(out[b, h], expected)
+        close(torch.tensor(recurrent(q, k, v, positions, form), dtype=torch.float64), expected)
+
+
+@every_form
+@torch.no_grad()
+def test_without_positions_the_rotation_falls_away(form):
+    model, x = linear("none", form, 4), inputs(1, 9)
+    q, k, v = projected(model, x, 0, 2)
+    expected = by_definition(q, k, v, range(9), form, turned=False)
+    close(mixed(model, x, Places.plain(9))[0, 2], torch.tensor(expected, dtype=torch.float64))
+
+
+@torch.no_grad()
+def test_the_denominator_is_not_rotated():
+    """With it rotated the result is another, and a weight would be negative: the guard on this test."""
+    model, x = linear("rope", "numerator"), inputs(1, 11)
+    q, k, v = projected(model, x, 0, 1)
+    rotated, least = [], math.inf
+    for n in range(11):
+        weights = [dot(turn(phi(q[n]), 9 * n), turn(phi(k[m]), 9 * m)) for m in range(n + 1)]
+        rotated.append(mean(weights, weights, v[: n + 1]))
+        least = min(least, *weights)
+    places = Places.plain(11)
+    places = Places(places.order, 9 * places.position, places.document, "plain", 100, (11,), False)
+    out = mixed(model, x, places)[0, 1]
+    assert (out - torch.tensor(rotated, dtype=torch.float64)).abs().max() > 1e-2 and least < -1e-2
+    expected = by_definition(q, k, v, [9 * n for n in range(11)], "numerator")
+    close(out, torch.tensor(expected, dtype=torch.float64))
+
+
+@given(st.integers(0, 10_000), st.integers(0, 50_000), st.integers(0, 50_000))
+@torch.no_grad()
+def test_weights_of_the_cosine_form_are_not_negative(seed, n, m):
+    """Outputs are means: of values in [2, 3] they stay there, whatever queries, keys and positions."""
+    model = linear("rope", "cosine", seed=seed % 7)
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(1, 2, C, dtype=torch.float64, generator=generator) * 30
+    attention = model.layers[0].attention
+    attention.values = lambda x: (
+        (2 + torch.tensor([0.0, 1.0])[None, None, :, None]).expand(1, G, 2, D).double()
+    )
+    order = torch.arange(2)[None]
+    places = Places(order, torch.tensor([[m, n]]), 0 * order, "plain", max(n, m) + 1, (2,), False)
+    out = mixed(model, x, places)
+    assert (out >= 2 - 1e-12).all() and (out <= 3 + 1e-12).all()
+
+
+@torch.no_grad()
+def test_yarns_amplitude_reaches_the_numerator_alone():
+    """cos and sin times a: products of rotated features times a², the denominator as it was."""
+    plain, scaled = (
+        linear(
+            {"name": "rope", "scaling": {"name": "yarn", "factor": 4.0, "attention_factor": a}}, "numerator"
+        )
+        for a in (1.0, 1.5)
+    )
+    x, places = inputs(2, 9), Places.plain(9)
+    close(mixed(scaled, x, places), 1.5**2 * mixed(plain, x, places))
+
+
+@every_form
+def test_gradients_are_those_of_the_sum_over_all_pairs(form):
+    """Against dense matrices of weights in the same layer, by automatic differentiation, packed and kept."""
+    x = inputs(2, 13)
+    places = packed([[6, 7], [3, 10]])
+    model = linear("rope", form, 4)
+    attention = model.layers[0].attention
+
+    def dense() -> torch.Tensor:
+        q, k, v = (
+            repeated(p.unflatten(-1, (-1, D)).transpose(1, 2), H)
+            for p in (x @ attention.wq.weight.T, x @ attention.wk.weight.T, x @ attention.wv.weight.T)
+        )
+        angle = places.position[..., None] * 10_000.0 ** (-torch.arange(0, D, 2).double() / D)
+        wave = torch.polar(torch.ones_like(angle), angle)[:, None]
+
+        def turned(y: torch.Tensor) -> torch.Tensor:
+            return torch.view_as_real(torch.complex(y[..., : D // 2], y[..., D // 2 :]) * wave).flatten(-2)
+
+        if form == "numerator":
+            q, k = (torch.where(y > 0, y + 1, y.clamp(max=0).exp()) for y in (q, k))
+            weights, counts = turned(q) @ turned(k).mT, q @ k.mT
+        else:
+            q, k = (y / y.norm(dim=-1, keepdim=True) for y in (q, k))
+            weights = counts = 1 + turned(q) @ turned(k).mT
+        same = places.document[:, None, :, None] == places.document[:, None, None, :]
+        seen = same & torch.ones(13, 13).tril().bool()
+        weights, counts = weights * seen, counts * seen
+        return (weights @ v / counts.sum(-1, keepdim=True))[:, :, -9:]
+
+    goal = torch.randn(2, H, 9, D, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    leaves = [attention.wq.weight, attention.wk.weight, attention.wv.weight]
+    ours = mixed(model, x, places, keep=9)
+    close(ours, dense())
+    for a, b in zip(
+        torch.autograd.grad((ours * goal).sum(), leaves),
+        torch.autograd.grad((dense() * goal).sum(), leaves),
+        strict=True,
+    ):
+        close(a, b, atol=1e-9)
+
+
+@every_form
+def test_a_gradient_reaches_every_weight_also_where_features_underflow(form):
+    model = linear("rope", form, dtype=torch.float32).train()
+    with torch.no_grad():
+        model.layers[0].attention.wk.weight.mul_(20)  # elu + 1 of −30 is 0 in float32, exp(−30) is not
+    tokens = ids(3, T)
+    model(tokens, Places.plain(T), targets=tokens.flip(1)).mean().backward()
+    for name, p in model.named_parameters():
+        assert p.grad is not None and torch.isfinite(p.grad).all() and p.grad.abs().max() > 1e-9, name
+
+
+@torch.no_grad()
+def test_the_positive_feature_is_elu_plus_one_and_keeps_its_small_values():
+    x = torch.linspace(-40, 9, 99, dtype=torch.float64)
+    expected = torch.tensor([a + 1 if a > 0 else math.exp(a) for a in x.tolist()], dtype=torch.float64)
+    ours = positive(x.float())
+    torch.testing.assert_close(ours.double(), expected, rtol=1e-5, atol=0)
+    torch.testing.assert_close(positive(x), torch.nn.functional.elu(x) + 1, rtol=0, atol=1e-12)
+
+
+@every_form
+@torch.no_grad()
+def test_under_autocast_the_sums_stay_float32(form):
+    """bfloat16 has 8 bits: a sum over 300 tokens in it would stop growing. Projections alone are rounded."""
+    model, tokens = linear("rope", form, dtype=torch.float32), ids(2, 300)
+    exact = model(tokens, Places.plain(300))
+    cache = Cache(model, 2, 300, dtype=torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16):
+        parts = [
+            model(tokens[:, s : s + 100], Places.plain(100, offset=s), cache=cache) for s in (0, 100, 200)
+        ]
+    assert all(m.sums.values.dtype == m.sums.keys.dtype == torch.float32 for m in cache.layers)
+    assert (torch.cat(parts, 1) - exact).abs().mean() < 0.05
+
+
+@pytest.fixture
+def _fresh_dynamo():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@every_form
+@pytest.mark.usefixtures("_fresh_dynamo")
+def test_training_steps_are_one_graph(form):
+    nets = [linear("rope", form, 4, layers=2).train() for _ in range(2)]
+    counter = CompileCounter()
+    nets[0].compile(fullgraph=True, backend=counter)
+    for n, cuts in enumerate(([[4, 7], [6, 5]], [[1, 10], [11]], [[5, 3, 3], [2, 9]])):
+        for places, graphs in ((Places.plain(11), 1), (packed(cuts, length=11), 3)):
+            tokens, losses = ids(2, 11, seed=n), []
+            for net in nets:
+                net.zero_grad()
+                loss = net(tokens, places, targets=tokens.roll(1, 1)).mean()
+                loss.backward()
+                losses.append(float(loss.detach()))
+            assert losses[0] == pytest.approx(losses[1], abs=1e-10)
+            for a, b in zip(nets[0].parameters(), nets[1].parameters(), strict=True):
+                close(a.grad, b.grad, atol=1e-9)
+            assert counter.frame_count <= graphs or n > 0
+    # One for plain, one for packed and at most one more, when the largest position becomes dynamic.
+    assert counter.frame_count <= 3
+
+
+@pytest.mark.usefixtures("_fresh_dynamo")
+def test_many_lengths_share_a_bounded_number_of_graphs():
+    net, plain, counter = (
+        *(linear("rope", "numerator", 4, layers=1).train() for _ in range(2)),
+        CompileCounter(),
+    )
+    net.compile(fullgraph=True, backend=counter, dynamic=True)
+    for length in (19, 18, 9, 8):
+        tokens = ids(2, length)
+        close(net(tokens, Places.plain(length)), plain(tokens, Places.plain(length)))
+    assert counter.frame_count <= 2
+
+
+@every_form
+def test_the_cost_per_token_does_not_grow_with_the_length(form):
+    model, softmax = linear("rope", form, 4), build("rope")
+    assert model.flops_per_token(100) == model.flops_per_token(10_000)
+    # Two tokens in one chunk: as attention to 1.5 keys, with the sums on top.
+    sums = 6 * 3 * (H + G) * D**2
+    assert model.flops_per_token(2) == softmax.flops_per_token(2) + sums
+    assert model.parameter_count() == softmax.parameter_count()
+
+
+@pytest.mark.parametrize(
+    ("position", "words"),
+    [
+        ({"name": "rope", "window": 5}, ["model.position.window", "null"]),
+        ({"name": "rope", "sinks": 2}, ["model.position.sinks", "0"]),
+        ({"name": "none", "sink_logit": "learned"}, ["model.position.sink_logit", "none"]),
+        ({"name": "none", "sink_logit": "zero"}, ["model.position.sink_logit", "none"]),
+        ({"name": "rope", "temperature": {"name": "log_n"}}, ["model.position.temperature", "{name: none}"]),
+        ({"name": "alibi"}, ["model.position", "'alibi' adds a bias"]),
+        ({"name": "rope", "remap": {"name": "rerope"}}, ["model.position", "'rope'", "different forms"]),
+        (
+            {
+                "name": "pattern",
+                "layers": ["a", "b"],
+                "kinds": {"a": {"name": "rope"}, "b": {"name": "alibi"}},
+            },
+            ["model.position.kinds.b", "'alibi' adds a bias"],
+        ),
+        (
+            {"name": "pattern", "layers": ["a"], "kinds": {"a": {"name": "none", "window": 3}}},
+            ["model.position.kinds.a.window"],
+        ),
+    ],
+)
+def test_what_needs_a_softmax_or_logits_is_refused_when_the_model_is_made(position, words):
+    with pytest.raises(ModelError) as caught:
+        linear(position, "numerator")
+    for word in [*words, "model.mixer.name = attention"]:
+        assert word in str(caught.value)
+    build(position)  # softmax attention takes it
+
+
+def test_a_checkpoint_keeps_its_mixer():
+    trained = linear("rope", "cosine").settings
+    for key, value in (("form", "numerator"), ("chunk", 8)):
+        asked = trained.model_copy(update={"mixer": trained.mixer.model_copy(update={key: value})})
+        with pytest.raises(ModelError, match=r"model\.mixer is part of the trained weights"):
+            check_override(trained, asked)
+    assert ModelSettings().mixer.name == "attention"
