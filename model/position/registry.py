@@ -5,6 +5,7 @@ from __future__ import annotations
 from model.position.absolute import Learned, LearnedSettings, NoneSettings, Sinusoidal, SinusoidalSettings
 from model.position.alibi import Alibi, AlibiSettings
 from model.position.base import Position, PositionSettings
+from model.position.cope import Cope, CopeSettings
 from model.position.counting import (
     Binary,
     BinarySettings,
@@ -15,6 +16,7 @@ from model.position.counting import (
     UnitInterval,
     UnitIntervalSettings,
 )
+from model.position.dape import Dape, DapeSettings
 from model.position.fire import Fire, FireSettings
 from model.position.fope import Fope, FopeSettings
 from model.position.fox import Fox, FoxSettings
@@ -27,7 +29,10 @@ from model.position.path import Path, PathSettings
 from model.position.pope import Pope, PopeSettings
 from model.position.rotary import Rope, RopeSettings
 from model.position.sandwich import Sandwich, SandwichSettings
+from model.position.shaw import Shaw, ShawSettings
+from model.position.stick_breaking import StickBreaking, StickBreakingSettings
 from model.position.t5 import T5, T5Settings
+from model.position.transformer_xl import TransformerXL, TransformerXLSettings
 from model.position.turning import Carope, CaropeSettings, SelectiveRope, SelectiveRopeSettings
 from model.position.xpos import XPos, XPosSettings
 
@@ -56,4 +61,9 @@ SCHEMES: dict[str, tuple[type[PositionSettings], type[Position]]] = {
     "kerple": (KerpleSettings, Kerple),
     "sandwich": (SandwichSettings, Sandwich),
     "fire": (FireSettings, Fire),
+    "cope": (CopeSettings, Cope),
+    "dape": (DapeSettings, Dape),
+    "shaw": (ShawSettings, Shaw),
+    "transformer_xl": (TransformerXLSettings, TransformerXL),
+    "stick_breaking": (StickBreakingSettings, StickBreaking),
 }

@@ -9,7 +9,7 @@ from torch._dynamo.testing import CompileCounter
 
 import model.kernels
 from model import SCHEMES, Places
-from tests.model.zoo import build, cached, close, ids, packed, reach_of
+from tests.model.zoo import build, cached, close, ids, packed, reach_of, schemes_of
 
 B = 2
 # One of each kind: every default, a window, a rule that follows the length, a pattern.
@@ -61,6 +61,9 @@ def test_many_lengths_share_a_bounded_number_of_graphs(case, monkeypatch):
     if "graphs" in SCHEMES[case][1].exempt:
         pytest.skip(SCHEMES[case][1].exempt["graphs"])
     net, plain, counter = build(case, layers=2).train(), build(case, layers=2), CompileCounter()
+    for scheme in schemes_of(net):
+        if "graphs" in scheme.exempt:
+            pytest.skip(scheme.exempt["graphs"])
     chosen = set()
 
     def spy(views, sink, device, choose=model.kernels.choose):

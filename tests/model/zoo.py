@@ -88,6 +88,11 @@ EXTRAS: dict[str, dict[str, dict]] = {
     "fope": {"ones": {"clipped": "ones", "theta": 3.0, "layout": "interleaved"}},
     "hyperbolic": {"learned": {"damping": "learned", "fastest": 0.2, "theta": 50.0}},
     "pope": {"head": {"share": "head", "theta": 30.0}, "model": {"share": "model", "theta": 100.0}},
+    # Few rows: counts and distances of the suite's 19 tokens reach the last one.
+    "cope": {"few": {"positions": 4, "gate": "unscaled"}},
+    "dape": {"alibi": {"base": "alibi", "width": 5, "shared": True}},
+    "shaw": {"values": {"clip": 4, "values": True}},
+    "stick_breaking": {"drop": {"remainder": "drop", "window": 6, "sinks": 2}},
     "he_xu": {"resonance-yarn": {"resonance": True, "scaling": {"name": "yarn"}}},
 }
 

@@ -1,0 +1,98 @@
+"""DAPE: a bias of distance, adapted to the attention logits by a small network over the heads."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from model.pairs import Block, View
+from model.position.alibi import alibi_slopes
+from model.position.base import Geometry, Plan, Position, PositionSettings, Span
+from model.position.places import Places
+from model.position.weighing import UNROLLED, pairs_by_position
+
+SMALLEST = 1e-2  # r1 and r2 of KERPLE are kept at or above this
+
+
+def kept_positive(r: Tensor) -> Tensor:
+    """max(r, 0.01), with the gradient of r itself: a parameter that has reached the floor can leave it."""
+    return r + (r.clamp(min=SMALLEST) - r).detach()
+
+
+class DapeSettings(PositionSettings):
+    """A bias of distance and a network over all heads' logits and biases (Zheng et al. 2024)."""
+
+    name: Literal["dape"] = "dape"
+    base: Literal["kerple", "alibi"] = Field("kerple", description="the bias B: KERPLE's logarithm, or ALiBi")
+    width: int = Field(32, ge=1, description="hidden features of the network")
+    shared: bool = Field(False, description="one network for all layers; false: each layer has its own")
+
+    @property
+    def per_layer(self) -> bool:
+        return not self.shared
+
+
+class Dape(Position):
+    """logits = A + B + W2·LeakyReLU(W1·[A; B] + c), for each pair over the H heads: 2H → 32 → H, A = q·k/√D.
+    Zheng et al. 2024 (arXiv:2405.14722) and their code.
+
+    B_h(d) = −r1·ln(1 + r2·d) with r1 ~ U(0, 2), r2 ~ U(0, 1), as in KERPLE (Chi et al. 2022,
+    arXiv:2205.09921), or ALiBi's −slope·d. The second layer has no constant, which the softmax would not see.
+    W1 ~ N(0, 1/2H) and, unlike in their code, W2 starts at 0: training begins with the bias alone.
+    """
+
+    exempt: ClassVar[dict[str, str]] = UNROLLED
+    settings: DapeSettings
+
+    def __init__(self, settings: DapeSettings, geometry: Geometry):
+        super().__init__(settings, geometry)
+        heads, width = geometry.heads, settings.width
+        self.weight1 = nn.Parameter(torch.empty(width, 2 * heads))
+        self.bias1 = nn.Parameter(torch.empty(width))
+        self.weight2 = nn.Parameter(torch.empty(heads, width))
+        learned = settings.base == "kerple"
+        self.r1 = nn.Parameter(torch.empty(heads)) if learned else None
+        self.r2 = nn.Parameter(torch.empty(heads)) if learned else None
+        self._slopes: dict[tuple[torch.device, torch.dtype], Tensor] = {}
+
+    def initialise(self, generator: torch.Generator, embedding_std: float) -> None:
+        drawn = torch.randn(self.weight1.shape, generator=generator) * self.weight1.shape[1] ** -0.5
+        with torch.no_grad():
+            self.weight1.copy_(drawn)
+            self.bias1.zero_()
+            self.weight2.zero_()
+            if self.r1 is not None and self.r2 is not None:
+                self.r1.copy_(2 * torch.rand(self.r1.shape, generator=generator))
+                self.r2.copy_(torch.rand(self.r2.shape, generator=generator))
+
+    def tables(self, places: Places, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        key = (places.position.device, dtype)
+        if key not in self._slopes:
+            self._slopes[key] = alibi_slopes(self.geometry.heads).to(*key)[None]
+        return (self._slopes[key],)
+
+    def plan(self, span: Span) -> Plan:
+        pairs, slopes = pairs_by_position(span), span.tables[0][0]
+
+        def weigh(block: Block) -> Tensor:
+            scores = block.scores
+            b = self._bias(block.distance.clamp(min=0).to(scores.dtype), slopes)  # (R, H, t, s)
+            w1, w2 = self.weight1.to(scores.dtype), self.weight2.to(scores.dtype)
+            of_a, of_b = w1.tensor_split(2, dim=1)
+            # Products over the heads; pairs are flattened behind them, so that nothing is transposed.
+            hidden = (of_a @ scores.flatten(2)) + (of_b @ b.flatten(2)) + self.bias1.to(scores.dtype)[:, None]
+            mixed = (w2 @ F.leaky_relu(hidden)).unflatten(2, scores.shape[2:])
+            return block.softmax(scores + b + mixed)
+
+        return Plan(read=lambda q, k: [View(q, k, pairs, weigh=weigh)])
+
+    def _bias(self, d: Tensor, slopes: Tensor) -> Tensor:
+        """B (R, H, t, s) of distances (R, 1, t, s)."""
+        if self.r1 is None or self.r2 is None:
+            return -slopes[:, None, None] * d
+        r1, r2 = (kept_positive(r.to(d.dtype))[:, None, None] for r in (self.r1, self.r2))
+        return -r1 * torch.log1p(r2 * d)

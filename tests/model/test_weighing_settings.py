@@ -1,0 +1,72 @@
+"""Settings of the schemes that weigh pairs themselves: layers, bad input, what may change after training."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from pydantic import ValidationError
+
+from model import SCHEMES, ModelError, ModelSettings, Places, Transformer, check_override
+from tests.model.zoo import LAYERS, V, build, ids, settings_of
+
+
+@pytest.mark.parametrize("name", ["cope", "shaw", "transformer_xl", "dape"])
+def test_parameters_are_of_each_layer_or_shared(name):
+    assert len(build({"name": name}).position) == LAYERS
+    assert len(build({"name": name, "shared": True}).position) == 1
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"name": "cope", "positions": 1},
+        {"name": "cope", "gate": "halved"},
+        {"name": "cope", "shared": "some"},
+        {"name": "shaw", "clip": -1},
+        {"name": "shaw", "values": "twice"},
+        {"name": "shaw", "theta": 3.0},
+        {"name": "transformer_xl", "shared": 2},
+        {"name": "dape", "base": "t5"},
+        {"name": "dape", "width": 0},
+        {"name": "stick_breaking", "remainder": "first"},
+    ],
+    ids=str,
+)
+def test_settings_out_of_range_are_refused_by_name(keys):
+    with pytest.raises(ValidationError) as caught:
+        ModelSettings(position=keys)
+    assert list(keys)[1] in str(caught.value)
+
+
+@pytest.mark.parametrize("sink", ["learned", "zero"])
+def test_stick_breaking_has_no_place_for_a_sink(sink):
+    settings = settings_of({"name": "stick_breaking", "sink_logit": sink})
+    with pytest.raises(ModelError, match=f"sink_logit '{sink}'.*remainder"):
+        Transformer(settings, V, 16)
+
+
+@pytest.mark.parametrize("name", ["shaw", "transformer_xl"])
+def test_vectors_of_whole_distances_refuse_real_positions(name):
+    model, plain = build(name), Places.plain(6)
+    halves = replace(plain, position=plain.position / 2, unit_steps=False)
+    assert not SCHEMES[name][1].takes_fractions
+    with pytest.raises(ModelError, match=f"'{name}'.*integer positions"):
+        model(ids(1, 6), halves)
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        ("cope", "positions", 128),
+        ("cope", "gate", "unscaled"),
+        ("shaw", "clip", 32),
+        ("dape", "base", "alibi"),
+        ("stick_breaking", "remainder", "drop"),
+    ],
+)
+def test_only_what_any_scheme_allows_may_change_after_training(name, key, value):
+    trained = settings_of({"name": name})
+    check_override(trained, settings_of({"name": name, "window": 4, "sinks": 1}))
+    with pytest.raises(ModelError, match=f"model.position.{key} cannot be changed.*sinks.*window"):
+        check_override(trained, settings_of({"name": name, key: value}))
