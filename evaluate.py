@@ -74,6 +74,8 @@ def main() -> int:
         device = "cuda" if torch.cuda.is_available() else "cpu"
 
     trained = load(run, console=console)
+    if trained.changed:
+        console.say(trained.changed)
     root, tokenizer = trained.settings, trained.tokenizer
     builtin = read_rules(RULES)
     rules, left_out = resolve_rules(settings.rules, builtin, root.train_length), {}
@@ -111,6 +113,7 @@ def main() -> int:
     )
     result.left_out = left_out
     result.facts["corpus"] = corpus
+    result.facts["changed"] = trained.changed
     result.facts["command"] = shlex.join(["python", "evaluate.py", *sys.argv[1:]])
     result.facts["finished"] = datetime.now(UTC).isoformat(timespec="seconds")
     analysis = analyse(result)

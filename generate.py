@@ -320,6 +320,8 @@ def main() -> int | None:
     console = Console()
     device = ("cuda" if torch.cuda.is_available() else "cpu") if args.device == "auto" else args.device
     loaded = load(args.run, args.words, device, DTYPES.get(args.dtype), console=console)
+    if loaded.changed:
+        console.say(loaded.changed)
     samples = prepare_samples(args, prompts, loaded)
     longest = max(len(sample.ids) for sample in samples) + args.tokens
     if about := about_positions(loaded, longest, args.words):

@@ -28,8 +28,8 @@ from training.monitor import validate, write_samples
 from training.optimizer import make_optimizer, set_learning_rate
 from training.record import Recorder
 from training.run import run_folder
-from training.schedule import learning_rate
 from training.settings import RunSettings
+from training.stages import learning_rates, stage_after, stage_of, stages_of
 from training.start import (
     announce,
     autocast_type,
@@ -38,6 +38,7 @@ from training.start import (
     make_model,
     opened_run,
     parse,
+    reach_of,
     show_forecast,
 )
 
@@ -73,7 +74,7 @@ def main() -> int:
         seed=settings.seed,
         positions=settings.data.positions,
     )
-    monitor = make_monitor(prepared, model, settings, console)
+    monitor = make_monitor(prepared, settings, console)
     folder = Path(options.folder) if options.folder else run_folder(settings, options.words)
     opened = opened_run(folder, settings, prepared, model, options.fresh, console)
     with opened if accelerator.is_main_process else nullcontext():
@@ -98,6 +99,8 @@ def train(
     optimizer = make_optimizer(model, t.optimizer)
     found = find_checkpoint(folder, console)
     start = restore(model, optimizer, found)["step"] if found else 0
+    stages = stages_of(settings)
+    model.reposition(stage_after(stages, start).model)
     announce(settings, model, batches, folder, start, console)
     if t.compile:
         model.compile(dynamic=True)
@@ -141,13 +144,17 @@ def train(
         model.train()
         recorder.resume_clock()
         for step, batch in prefetched(fetch, start, settings.steps):
-            rate = learning_rate(t.schedule, t.optimizer.lr, step, settings.steps)
-            set_learning_rate(optimizer, rate)
+            stage = stage_of(stages, step)
+            if stage.start == step > 0:
+                model.reposition(stage.model)
+                recorder.change(stage, model.flops_per_token(settings.train_length))
+            rate, of_positions = learning_rates(t, stage, step, settings.steps)
+            set_learning_rate(optimizer, rate, of_positions)
             parts = micro_batches(batch, t.micro_batch, settings.train_length, device)
             outcome = train_step(parts, batch.n_targets, stop=interrupts.requested)
             done = step + 1
-            about = {"lr": rate, "tokens": done * settings.tokens_per_step, "targets": batch.n_targets}
-            recorder.step(done, outcome, **about, epoch=batch.epoch, data=batch.hash)
+            about = {"tokens": done * settings.tokens_per_step, "targets": batch.n_targets}
+            recorder.step(done, outcome, rate, of_positions, **about, epoch=batch.epoch, data=batch.hash)
             due = [t.validation.every, t.samples.every, t.checkpoint.every]
             is_due = done == settings.steps or any(every and done % every == 0 for every in due)
             stop = recorder.read(leave=0 if is_due else leave)
@@ -163,24 +170,24 @@ def train(
                 )
                 return interrupts.exit_code
     console.say(f"done: {folder} (peak memory {peak_memory(device) / 2**20:,.0f} MiB)")
+    if len(stages) > 1:
+        console.say(f"evaluated and continued under the last change: {', '.join(stages[-1].words)}")
     console.say(f"next: python evaluate.py {folder}   or   python generate.py {folder} --prompt 'def '")
     return 0
 
 
-def make_monitor(
-    prepared: Prepared, model: Transformer, settings: RunSettings, console: Console
-) -> MonitorTargets:
+def make_monitor(prepared: Prepared, settings: RunSettings, console: Console) -> MonitorTargets:
     """Fixed targets of held-out text, at the multiples of the trained length that model and text allow."""
-    v = settings.training.validation
+    v, limit = settings.training.validation, reach_of(settings)
     if not prepared.valid.n_documents:
         raise TrainingError(
             f"{prepared.valid.folder} holds no documents to measure the held-out loss on: "
             "set data.valid_fraction above 0, or give data.valid_source"
         )
     asked = [multiple * settings.train_length for multiple in v.multiples]
-    lengths = [length for length in asked if model.limit is None or length <= model.limit]
+    lengths = [length for length in asked if limit is None or length <= limit]
     if lengths < asked:
-        console.say(f"positions end at {model.limit}: held-out loss is measured at {lengths} only")
+        console.say(f"positions end at {limit}: held-out loss is measured at {lengths} only")
     monitor = monitor_targets(prepared.valid, lengths, v.targets, v.spans, settings.seed)
     if monitor.note:
         console.say(monitor.note)

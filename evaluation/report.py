@@ -275,7 +275,7 @@ def write(result: Result, analysis: Analysis, folder: Path) -> None:
         "format": 1,
         "summary": summary,
         **basis(result, analysis),
-        **{key: result.facts[key] for key in ("command", "finished") if key in result.facts},
+        **{key: result.facts[key] for key in ("command", "changed", "finished") if key in result.facts},
         "settings": result.settings.model_dump(mode="json"),
         "lengths": result.plan.lengths,
         "rules": {

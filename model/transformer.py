@@ -23,6 +23,7 @@ from model.position import (
     SCHEMES,
     ContentPlan,
     Geometry,
+    Modifiers,
     Places,
     Plan,
     Position,
@@ -31,7 +32,7 @@ from model.position import (
     temperature_factors,
 )
 from model.projection import Projection
-from model.settings import ModelSettings
+from model.settings import ModelSettings, check_override
 
 IGNORED = -100  # a target that is not counted
 # Rows × V of one chunk of the head. Small enough for a CPU's cache, large enough to fill a GPU.
@@ -99,6 +100,20 @@ class Block(nn.Module):
         return x + self.mlp(self.mlp_norm(x))
 
 
+def hand_over(old: nn.Module, new: nn.Module) -> None:
+    """Give `new` the parameters of `old`, the very objects, and its mode. Raises ModelError where names or
+    shapes differ: then a setting that may change after training shapes what is learned.
+    """
+    given = dict(old.named_parameters(remove_duplicate=False))
+    shapes = {name: weight.shape for name, weight in given.items()}
+    if shapes != {name: weight.shape for name, weight in new.named_parameters(remove_duplicate=False)}:
+        raise ModelError("these settings of model.position change what is learned, so not after training")
+    for name, weight in given.items():
+        owner, _, leaf = name.rpartition(".")
+        setattr(new.get_submodule(owner), leaf, weight)
+    new.train(old.training)
+
+
 class Transformer(nn.Module):
     """A LLaMA-style decoder whose only knowledge of order comes through its positional schemes.
 
@@ -117,28 +132,30 @@ class Transformer(nn.Module):
         s = self.settings = settings
         self.vocab_size, self.train_length = vocab_size, train_length
         self._original_length = original_length or train_length
-        geometry = Geometry(
-            s.dim, s.heads, s.features, train_length, original_length or train_length, s.kv_heads
-        )
-        if s.mixer.name == "linear":
-            for kind, choice in s.kinds.items():
-                where = "model.position" if kind == "all" else f"model.position.kinds.{kind}"
-                check_scheme(where, choice, geometry)
         self.embed = nn.Embedding(vocab_size, s.dim)
         # One instance for each kind of layer; or for each layer, where the scheme learns something in each.
-        self.position, self._scheme_of_layer = nn.ModuleDict(), []
-        self._kind_of: dict[str, str] = {}
-        for i, kind in enumerate(s.layer_kinds):
-            choice = s.kinds[kind]
-            name = f"{kind}-{i}" if choice.per_layer else kind
-            if name not in self.position:
-                self.position[name] = SCHEMES[choice.name][1](choice, geometry)
-                self._kind_of[name] = kind
-            self._scheme_of_layer.append(name)
+        self._scheme_of_layer = [
+            f"{kind}-{i}" if s.kinds[kind].per_layer else kind for i, kind in enumerate(s.layer_kinds)
+        ]
+        self._kind_of = dict(zip(self._scheme_of_layer, s.layer_kinds, strict=True))
+        self.position = self._make_schemes(s)
         self.layers = nn.ModuleList(Block(s, s.kinds[kind]) for kind in s.layer_kinds)
         self.norm = nn.RMSNorm(s.dim, eps=s.norm_eps)
         self.head = None if s.tied else nn.Linear(s.dim, vocab_size, bias=False)
         self._compiled: Callable[..., Tensor] | None = None
+
+    def _make_schemes(self, s: ModelSettings) -> nn.ModuleDict:
+        """New instances of the schemes, by name."""
+        geometry = Geometry(s.dim, s.heads, s.features, self.train_length, self._original_length, s.kv_heads)
+        made = nn.ModuleDict()
+        for name, kind in self._kind_of.items():
+            choice = s.kinds[kind]
+            if s.mixer.name == "linear":
+                check_scheme(
+                    "model.position" if kind == "all" else f"model.position.kinds.{kind}", choice, geometry
+                )
+            made[name] = SCHEMES[choice.name][1](choice, geometry)
+        return made
 
     def initialise(self, seed: int) -> Transformer:
         """Draw all weights from `seed`; the same on every device and rank.
@@ -173,6 +190,27 @@ class Transformer(nn.Module):
         for scheme in self._schemes():
             scheme.initialise(generator, embedding_std)
         return self
+
+    def reposition(self, settings: ModelSettings) -> None:
+        """Go on under other settings of the positional schemes, with the same weights.
+
+        What the schemes learn stays the same Parameter objects, so that an optimizer, DDP and gradients go on
+        with them; a compiled pass is compiled once more. A cache filled before means nothing after.
+
+        Raises:
+            ModelError: `settings` differ in more than `check_override` allows.
+        """
+        if settings == self.settings:
+            return
+        check_override(self.settings, settings)
+        with torch.random.fork_rng(devices=[]):  # what new instances may draw is thrown away
+            schemes = self._make_schemes(settings)
+            modifiers = [Modifiers(settings.kinds[kind], settings.heads) for kind in settings.layer_kinds]
+        hand_over(self.position, schemes)
+        for block, modifier in zip(self._blocks(), modifiers, strict=True):
+            hand_over(block.attention.position, modifier)
+            block.attention.position = modifier
+        self.position, self.settings = schemes, settings
 
     def compile(self, **options) -> None:
         """Compile the training pass as a whole; in evaluation mode, where lengths vary, passes stay eager.

@@ -39,13 +39,13 @@ def _group(cls, prefix, indent, width, column, lines, above) -> None:
         if inner.group is None and not inner.choices:
             _setting(f"{prefix}{key}", field, indent, width, column, lines)
         else:
-            later.append((key, field, inner, kind.values is not None or kind.items is not None))
-    for key, field, kind, many in later:
+            later.append((key, field, inner, ".KEY" if kind.values else "[]" if kind.items else ""))
+    for key, field, kind, each in later:
         dotted = f"{prefix}{key}"
         if indent == 0:
             lines.append("")
         _setting(dotted, field, indent, width, column, lines)
-        inside = f"{dotted}.KEY." if many else f"{dotted}."
+        inside = f"{dotted}{each}."
         if kind.group is not None:
             _group(kind.group, inside, indent + 2, width, column, lines, above)
         classes = {choice for _, choice in kind.choices}

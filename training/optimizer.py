@@ -42,7 +42,7 @@ def make_optimizer(model: nn.Module, settings: AdamWSettings) -> torch.optim.Ada
     """AdamW with one group per role, fused where every weight's device and dtype allow it.
 
     Groups carry `name` (their role) and `names` (of their weights) and come in the order of ROLES; frozen
-    weights are left out.
+    weights are left out.  What positions learn may have a peak rate of its own.
     """
     weights = [(name, weight) for name, weight in named_weights(model) if weight.requires_grad]
     if not weights:
@@ -63,7 +63,13 @@ def make_optimizer(model: nn.Module, settings: AdamWSettings) -> torch.optim.Ada
     return torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=fused)
 
 
-def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Give every group the same learning rate (1/update)."""
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float, positions: float | None = None) -> None:
+    """Give every group its learning rate (1/update); `positions`, if given, to what positions learn."""
     for group in optimizer.param_groups:
-        group["lr"] = rate
+        group["lr"] = positions if positions is not None and group.get("name") == "positions" else rate
+
+
+def learnt_by_positions(model: nn.Module) -> int:
+    """How many numbers the positional schemes learn."""
+    weights = named_weights(model)
+    return sum(w.numel() for name, w in weights if w.requires_grad and role_of(name, w) == "positions")

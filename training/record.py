@@ -6,6 +6,7 @@ from training.console import Console, duration
 from training.log import MetricsLog, Mirror
 from training.loop import Meter, Outcome, refuse_broken
 from training.settings import RunSettings
+from training.stages import Stage
 
 
 class Recorder:
@@ -35,7 +36,7 @@ class Recorder:
         )
         self._meter = Meter(settings.tokens_per_step, settings.steps - step)
         self._flops_per_token, self._peak = flops_per_token, peak
-        self._unread: list[tuple[int, float, dict, Outcome]] = []
+        self._unread: list[tuple[int, dict, dict, Outcome]] = []
 
     @property
     def attempt(self) -> int:
@@ -50,9 +51,12 @@ class Recorder:
         if self._mirror:
             self._mirror.close()
 
-    def step(self, done: int, outcome: Outcome, *, lr: float, **values: object) -> None:
-        """Note a step whose outcome may still be on its way."""
-        self._unread.append((done, lr, values, outcome))
+    def step(
+        self, done: int, outcome: Outcome, lr: float, positions_lr: float | None = None, **values: object
+    ) -> None:
+        """Note a step whose outcome may still be on its way; `positions_lr` where it is another than `lr`."""
+        rates = {"lr": lr} if positions_lr is None else {"lr": lr, "positions_lr": positions_lr}
+        self._unread.append((done, rates, values, outcome))
 
     def read(self, leave: int = 0) -> int:
         """Read all outcomes but the latest `leave`; returns how many ranks were asked to stop.
@@ -62,7 +66,7 @@ class Recorder:
         """
         stop = 0
         while len(self._unread) > leave:
-            done, lr, values, outcome = self._unread.pop(0)
+            done, rates, values, outcome = self._unread.pop(0)
             loss, norm, requests = outcome.read()
             stop = max(stop, requests)
             self._meter.step()
@@ -71,8 +75,8 @@ class Recorder:
             if shown:
                 speed, left = self._meter.look()
                 timing = {"tokens_per_second": speed, "mfu": speed * self._flops_per_token / self._peak}
-                self._say(done, loss, lr, timing, left)
-            self.write(done, "train", loss=loss, grad_norm=norm, lr=lr, **values, **timing)
+                self._say(done, loss, rates["lr"], timing, left)
+            self.write(done, "train", loss=loss, grad_norm=norm, **rates, **values, **timing)
             refuse_broken(done, loss, norm, self.folder)
         return stop
 
@@ -80,6 +84,12 @@ class Recorder:
         """One line of metrics."""
         if self._log and self._mirror:
             self._mirror.write(self._log.write(done, kind, **values))
+
+    def change(self, stage: Stage, flops_per_token: float) -> None:
+        """Note that a stage begins, and what a token costs in it."""
+        self._flops_per_token = flops_per_token
+        self.write(stage.start, "change", words=list(stage.words))
+        self.console.say(stage.describe())
 
     def sync(self) -> None:
         """Force the metrics to the disk, before a checkpoint that counts on them."""

@@ -25,13 +25,14 @@ from safetensors import safe_open
 
 from data.tokenizer import Tokenizer, load_tokenizer
 from model import Transformer
-from training.checkpoint import STATE, WEIGHTS, Checkpoint, find_checkpoint, load_weights
+from training.checkpoint import STATE, WEIGHTS, find_checkpoint, load_weights
 from training.config import differences, dump, identity, load_settings, split_words
 from training.console import Console
 from training.errors import TrainingError
 from training.files import read_json, write_json, write_text
 from training.overrides import override
 from training.settings import RunSettings
+from training.stages import last_trained
 
 SETTINGS, MANIFEST = "settings.yaml", "manifest.json"
 _LIBRARIES = ("torch", "accelerate", "datasets", "numpy", "pydantic", "safetensors", "sentencepiece")
@@ -216,10 +217,11 @@ class Loaded:
 
     model: Transformer
     tokenizer: Tokenizer
-    settings: RunSettings  # with the overrides asked for
+    settings: RunSettings  # with the changes on the way up to `step`, and the overrides asked for
     step: int
     folder: Path
     checkpoint_hash: str
+    changed: str = ""  # those changes in one sentence
 
 
 def load(
@@ -234,7 +236,8 @@ def load(
 
     Args:
         run: the run folder.
-        words: overrides of the positional scheme, e.g. `model.position.scaling.name=yarn`; see `override`.
+        words: overrides of the positional scheme, e.g. `model.position.scaling.name=yarn`, laid over what the
+            checkpoint was last trained under (`training.changes`); see `override`.
         dtype: of the weights; None: float64 if they are stored so, else float32.
         checkpoint: step of the checkpoint; None: the newest good one.
         console: told where a damaged checkpoint is passed over; None: standard error.
@@ -248,30 +251,31 @@ def load(
     if not is_run(folder):
         raise TrainingError(_not_a_run(folder))
     about = read_json(folder / MANIFEST)
-    trained = read_settings(folder)
-    settings = override(trained, words)
     tokenizer = load_tokenizer(folder / "tokenizer")
     if tokenizer.hash != about.get("tokenizer_hash"):
         raise TrainingError(
             f"{folder / 'tokenizer'} is not the tokenizer of this run "
             f"(hash {tokenizer.hash[:12]}, the run's {str(about.get('tokenizer_hash'))[:12]}); restore it"
         )
-    model = Transformer(settings.model, about["vocab_size"], settings.train_length, settings.original_length)
+    trained, console = read_settings(folder), console or Console()
+
+    def read() -> Loaded:
+        found = find_checkpoint(folder, console, checkpoint, only=(WEIGHTS, STATE))
+        if found is None:
+            raise TrainingError(f"{folder} has no checkpoint yet; train it first")
+        last, changed = last_trained(trained, found.step)
+        settings = override(last, words)
+        length, original = settings.train_length, settings.original_length
+        model = Transformer(settings.model, about["vocab_size"], length, original)
+        model.to(dtype or _stored_dtype(found.folder / WEIGHTS))
+        load_weights(model, found)
+        model.to(device).eval()
+        return Loaded(model, tokenizer, settings, found.step, folder, found.hash, changed)
+
     try:
-        found = _fill(model, folder, dtype, checkpoint, console or Console())
+        return read()
     except FileNotFoundError:  # a training under way has just replaced the checkpoint that was being read
-        found = _fill(model, folder, dtype, checkpoint, console or Console())
-    model.to(device).eval()
-    return Loaded(model, tokenizer, settings, found.step, folder, found.hash)
-
-
-def _fill(model: Transformer, folder: Path, dtype, step: int | None, console) -> Checkpoint:
-    found = find_checkpoint(folder, console, step, only=(WEIGHTS, STATE))
-    if found is None:
-        raise TrainingError(f"{folder} has no checkpoint yet; train it first")
-    model.to(dtype or _stored_dtype(found.folder / WEIGHTS))
-    load_weights(model, found)
-    return found
+        return read()
 
 
 def _stored_dtype(file: Path) -> torch.dtype:

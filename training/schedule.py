@@ -6,9 +6,14 @@ from training.errors import TrainingError
 from training.settings import ConstantSchedule, CosineSchedule, LinearSchedule, ScheduleSettings, WsdSchedule
 
 
+def steps_of(share_or_steps: float, steps: int) -> int:
+    """Below 1 a share of the run's steps, rounded; else the number given."""
+    return round(share_or_steps * steps) if share_or_steps < 1 else int(share_or_steps)
+
+
 def warmup_steps(schedule: ScheduleSettings, steps: int) -> int:
-    """Steps of the rise: a share of the run, rounded, or the number given."""
-    return round(schedule.warmup * steps) if schedule.warmup < 1 else int(schedule.warmup)
+    """Steps of the rise."""
+    return steps_of(schedule.warmup, steps)
 
 
 def learning_rate(schedule: ScheduleSettings, peak: float, step: int, steps: int) -> float:

@@ -117,6 +117,13 @@ def may_change(field: FieldInfo) -> bool:
     return isinstance(extra, dict) and bool(extra.get("may_change"))
 
 
+_PLURALS = {
+    "whole number": "whole numbers",
+    "number": "numbers",
+    "a group of settings": "groups of settings",
+}
+
+
 def type_words(annotation: object) -> str:
     """`whole number`, `number or auto`, `list of whole numbers`: a field's type as a reader would say it."""
     kind = kind_of_annotation(annotation)
@@ -130,7 +137,7 @@ def type_words(annotation: object) -> str:
         words.append("a group of settings")
     if kind.items is not None:
         item = type_words(kind.items)
-        words.append("list of " + {"whole number": "whole numbers", "number": "numbers"}.get(item, item))
+        words.append("list of " + _PLURALS.get(item, item))
     if kind.values is not None:
         words.append("mapping to " + type_words(kind.values))
     if kind.null:

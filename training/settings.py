@@ -6,7 +6,7 @@ and do not count in its identity.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from data.settings import DataSettings
 from model.settings import ModelSettings
@@ -28,6 +28,11 @@ class AdamWSettings(Settings):
 
     name: Literal["adamw"] = "adamw"
     lr: float = Field(default=2e-3, gt=0, description="peak learning rate")
+    positions_lr: float | None = Field(
+        default=None,
+        gt=0,
+        description="peak learning rate of what positional schemes learn, on the same schedule; null: lr",
+    )
     betas: tuple[float, float] = Field(
         default=(0.9, 0.95), description="decay of the two moments, each in [0, 1)"
     )
@@ -44,19 +49,21 @@ class AdamWSettings(Settings):
         return betas
 
 
+def _share_or_steps(value: float) -> float:
+    if value >= 1 and value != int(value):
+        raise ValueError(f"{value:g} is neither a share (below 1) nor a whole number of steps")
+    return value
+
+
+ShareOrSteps = Annotated[float, AfterValidator(_share_or_steps)]
+
+
 class _Schedule(Settings):
-    warmup: float = Field(
+    warmup: ShareOrSteps = Field(
         default=0.02,
         ge=0,
         description="linear rise from 0: below 1 a share of the run, from 1 on a number of steps",
     )
-
-    @field_validator("warmup")
-    @classmethod
-    def _steps_are_whole(cls, warmup: float) -> float:
-        if warmup >= 1 and warmup != int(warmup):
-            raise ValueError(f"{warmup} is neither a share (below 1) nor a whole number of steps")
-        return warmup
 
 
 class CosineSchedule(_Schedule):
@@ -98,6 +105,25 @@ class ConstantSchedule(_Schedule):
 ScheduleSettings = Annotated[
     CosineSchedule | LinearSchedule | WsdSchedule | ConstantSchedule, Field(discriminator="name")
 ]
+
+
+class ChangeSettings(Settings):
+    """From a step on, the same weights under other settings of their positional scheme; DroPE
+    (arXiv:2512.12167) switches rotations off near the end of the run."""
+
+    at: ShareOrSteps = Field(
+        gt=0, description="steps before the change: below 1 a share of the run, from 1 on a number of steps"
+    )
+    words: list[str] = Field(
+        min_length=1,
+        description="the change: settings of model.position that may differ after training",
+    )
+    warmup: ShareOrSteps = Field(
+        default=0.0,
+        ge=0,
+        description="the learning rate rises from 0 again, to where the schedule is: a share of the run, or "
+        "steps",
+    )
 
 
 class CheckpointSettings(Settings):
@@ -156,6 +182,9 @@ class TrainingSettings(Settings):
     )
     schedule: ScheduleSettings = Field(
         default=CosineSchedule(), description="learning rate as a function of the step"
+    )
+    changes: list[ChangeSettings] = Field(
+        default=[], description="changes of the positional scheme on the way, in order"
     )
     clip: float | None = Field(
         default=1.0, gt=0, description="largest norm of the whole gradient; null: no clipping"

@@ -15,8 +15,10 @@ from training.config import describe
 from training.console import Console, duration
 from training.errors import TrainingError
 from training.hardware import forecast, free_memory, peak_flops
+from training.optimizer import learnt_by_positions
 from training.run import create_run, held, is_run, resume_run, set_aside
 from training.settings import RunSettings
+from training.stages import stages_of
 
 
 def parse(usage: str) -> argparse.Namespace:
@@ -44,10 +46,20 @@ def make_model(settings: RunSettings, vocab_size: int) -> Transformer:
     return Transformer(settings.model, vocab_size, settings.train_length, settings.original_length)
 
 
-def check_model(settings: RunSettings) -> None:
-    """Refuse a shape or a scheme that cannot work, before any data are read: nothing is allocated."""
+def reach_of(settings: RunSettings) -> int | None:
+    """The longest input that the model can place at every stage of the run; None where there is no end.
+
+    Raises ModelError or TrainingError for a stage that cannot work; nothing is allocated.
+    """
     with torch.device("meta"):
-        limit = make_model(settings, vocab_size=1).limit
+        stages = [settings.model_copy(update={"model": stage.model}) for stage in stages_of(settings)]
+        limits = [make_model(stage, vocab_size=1).limit for stage in stages]
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def check_model(settings: RunSettings) -> None:
+    """Refuse a shape, a scheme or a change of it that cannot work, before any data are read."""
+    limit = reach_of(settings)
     length, shortest = settings.train_length, min(settings.training.validation.multiples)
     if limit is not None and limit < length:
         raise TrainingError(
@@ -127,6 +139,9 @@ def _open(
         "data_hash": prepared.train.hash,
         "parameters": model.parameter_count(),
     }
+    if stages := stages_of(settings)[1:]:
+        extra["changes"] = [{"after_step": stage.start, "words": list(stage.words)} for stage in stages]
+        extra["evaluated_as"] = stages[-1].model.position.model_dump(mode="json")
     if not is_run(folder):
         create_run(folder, settings, prepared.tokenizer, sys.argv, extra)
         return
@@ -159,12 +174,23 @@ def announce(
         f"training {settings.steps} steps of {t.batch_size} × {settings.train_length} tokens: "
         f"{settings.steps * settings.tokens_per_step / 1e6:.2f}M tokens, {epochs:.2f} epochs"
     )
+    if t.optimizer.positions_lr is not None:
+        console.say(f"positions_lr {t.optimizer.positions_lr:g}: {_what_positions_learn(model)}")
+    for stage in stages_of(settings)[1:]:
+        console.say(stage.describe())
     if settings.data.positions.name != "plain":
         console.say(f"positions of training text: {sampled(settings)}; evaluated text counts from 0")
     if settings.data.packing == "running":
         console.say(f"{batches.cut_share:.0%} of the documents are cut by the edge of a window")
     if start:
         console.say(f"resuming after step {start} of {settings.steps}")
+
+
+def _what_positions_learn(model: Transformer) -> str:
+    count = learnt_by_positions(model)
+    return (
+        f"for the {count:,} numbers its positions learn" if count else "unused, its positions learn nothing"
+    )
 
 
 def show_forecast(settings: RunSettings, devices: int, device: torch.device, console: Console) -> int:
@@ -192,9 +218,12 @@ def show_forecast(settings: RunSettings, devices: int, device: torch.device, con
         ("steps", f"{f.steps:,} of {t.batch_size} × {settings.train_length} tokens"),
         ("tokens", f"{f.tokens:,}"),
         ("positions of training text", sampled(settings)),
+        *((f"after step {stage.start:,}", ", ".join(stage.words)) for stage in stages_of(settings)[1:]),
         ("memory on each device", f"about {f.memory / 2**30:.1f} GiB of {free / 2**30:.1f} GiB free"),
         ("time", f"about {duration(f.seconds)} on {devices} × {device.type}, at 45% of its peak rate"),
     ]
+    if t.optimizer.positions_lr is not None:
+        rows.append(("positions_lr", f"{t.optimizer.positions_lr:g}, {_what_positions_learn(model)}"))
     console.table("forecast", ["", ""], rows)
     if f.memory > free:
         console.warn(f"this will not fit: lower training.micro_batch (now {sequences}) or the model's size")

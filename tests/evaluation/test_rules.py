@@ -109,7 +109,7 @@ def test_rules_that_apply_are_told_from_those_that_do_not():
         ("window", "rope, window 32"),
         ("theta_x8", "rope, theta 80000"),
         ("resonance_yarn", "rope, yarn s=4 (matched), resonance"),
-        ("drop_stretch", "rope, drop, temperature stretch"),
+        ("drope", "rope, drop, temperature stretch"),
         ("window_sinks", "rope, window 28, 4 sinks"),
     ],
 )

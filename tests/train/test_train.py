@@ -24,6 +24,7 @@ from training import TrainingError
 from training.log import read_metrics
 from training.loop import MicroBatch, Stepper
 from training.optimizer import make_optimizer
+from training.run import load
 from training.settings import AdamWSettings
 
 TIMING = {"attempt", "tokens_per_second", "mfu"}
@@ -251,3 +252,70 @@ def test_gate_keeps_weights_and_moments_from_the_first_bad_step_on():
     assert all(weight.equal(before[name]) for name, weight in model.state_dict().items())
     now = [value for entry in optimizer.state.values() for value in entry.values()]
     assert all(a.equal(b) for a, b in zip(now, moments, strict=True))
+
+
+CHANGE = [  # after 12 of 24 steps; what positions learn goes on, at its own rate
+    "training.tokens=4608",
+    "model.position={name: rope, temperature: {name: ssmax}}",
+    "training.optimizer.positions_lr=0.02",
+    'training.changes=[{at: 12, warmup: 5, words: ["model.position.scaling={name: drop}"]}]',
+]
+
+
+def test_a_change_on_the_way_comes_at_its_step_whatever_happened_before(words, tmp_path, monkeypatch, capsys):
+    words = [*words, *CHANGE, "training.checkpoint.keep=40", "training.validation.every=12"]
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    assert here(monkeypatch, *words, "--folder", str(whole)) == 0
+    said = capsys.readouterr().err
+    assert said.count("after step 12 positions change: model.position.scaling={name: drop}") == 2
+    assert "positions_lr 0.02: for the 8 numbers its positions learn" in said
+    told = lines(whole)
+    assert [(line["step"], line["words"]) for line in told if line["kind"] == "change"] == [
+        (12, ["model.position.scaling={name: drop}"])
+    ]
+    # The twin that never changes is the same run up to there: 12 losses, 12 gradients, and one validation.
+    twin = [word for word in words if "changes" not in word]
+    assert here(monkeypatch, *twin, "--folder", str(tmp_path / "twin")) == 0
+    other = {(line["kind"], line["step"]): line for line in lines(tmp_path / "twin")}
+    same = [line == other.get((line["kind"], line["step"])) for line in told]
+    steps = [line["step"] for line, equal in zip(told, same, strict=True) if equal]
+    assert steps == [*range(1, 13), 12]
+    rates = {line["step"]: (line["lr"], line["positions_lr"]) for line in told if line["kind"] == "train"}
+    assert all(own == pytest.approx(10 * rate, rel=1e-12) for rate, own in rates.values())
+    assert rates[13][0] == pytest.approx(0.2 * other["train", 13]["lr"], rel=1e-12)
+    assert rates[17][0] == other["train", 17]["lr"]
+
+    # Cut just before the change, at it, and after it, then resumed: the same to the bit.
+    for step in (9, 12, 15):
+        shutil.copytree(whole, cut)
+        for folder in (cut / "checkpoints").glob("step-*"):
+            if int(folder.name[5:]) > step:
+                shutil.rmtree(folder)
+        assert here(monkeypatch, *words, "--folder", str(cut)) == 0
+        assert lines(cut) == told
+        ours, theirs = weights(cut), weights(whole)
+        assert all(ours[name].equal(theirs[name]) for name in theirs) and ours.keys() == theirs.keys()
+        shutil.rmtree(cut)
+
+    # A checkpoint is what it was last trained as; overrides start from there.
+    assert [load(whole, checkpoint=step).settings.model.position.scaling.name for step in (12, 15, 24)] == [
+        "none",
+        "drop",
+        "drop",
+    ]
+    loaded = load(whole, ["model.position.temperature={name: ssmax, init: 0.43}", "model.position.window=9"])
+    assert (
+        loaded.settings.model.position.scaling.name == "drop" and loaded.model.settings.position.window == 9
+    )
+    assert "changed after step 12: model.position.scaling={name: drop}" in loaded.changed
+    last = [line["nll"]["24"] for line in told if line["kind"] == "validation"][-1]
+    manifest = json.loads((whole / "manifest.json").read_text())
+    assert manifest["changes"] == [{"after_step": 12, "words": ["model.position.scaling={name: drop}"]}]
+    assert manifest["evaluated_as"]["scaling"]["name"] == "drop" and last > 0
+
+
+def test_a_rate_for_positions_that_learn_nothing_is_said_to_be_unused(words, tmp_path, monkeypatch, capsys):
+    assert (
+        here(monkeypatch, *words, "training.optimizer.positions_lr=1", "--folder", str(tmp_path / "a")) == 0
+    )
+    assert "positions_lr 1: unused, its positions learn nothing" in capsys.readouterr().err

@@ -1,0 +1,216 @@
+"""What holds at which step: changes of the positional scheme on the way, rates of what positions learn."""
+
+import pytest
+import torch
+import torch._dynamo
+from torch._dynamo.testing import CompileCounter
+
+from model import Cache, ModelError, ModelSettings, Places, Transformer
+from tests.model.zoo import build, close, ids
+from training.config import identity, load_settings
+from training.errors import TrainingError
+from training.optimizer import learnt_by_positions, make_optimizer, set_learning_rate
+from training.settings import RunSettings
+from training.stages import last_trained, learning_rates, stage_after, stage_of, stages_of
+from training.start import check_model
+
+# 20 steps of 2 × 24 tokens.
+SMALL = ["train_length=24", "training.batch_size=2", "training.tokens=960", "training.validation.targets=8"]
+DROP = "model.position.scaling={name: drop}"
+
+
+def change(at: float, word: str = DROP, warmup: float = 0) -> str:
+    return f'{{at: {at}, warmup: {warmup}, words: ["{word}"]}}'
+
+
+def settings(changes: list[str], *words: str) -> RunSettings:
+    return load_settings(RunSettings, [*SMALL, f"training.changes=[{', '.join(changes)}]", *words])
+
+
+def test_stages_by_share_and_by_step_and_each_keeps_what_came_before():
+    s = settings([change(0.5, "model.position.theta=5"), change(16)])
+    stages = stages_of(s)
+    assert [stage.start for stage in stages] == [0, 10, 16]
+    positions = [stage.model.position for stage in stages]
+    assert [p.theta for p in positions] == [10_000, 5, 5]
+    assert [p.scaling.name for p in positions] == ["none", "none", "drop"]
+    assert [stage_of(stages, step).start for step in (0, 9, 10, 15, 16, 19)] == [0, 0, 10, 10, 16, 16]
+    # Weights after 10 updates have seen updates 0 to 9 alone.
+    assert [stage_after(stages, done).start for done in (0, 1, 10, 11, 16, 17, 20)] == [
+        0,
+        0,
+        0,
+        10,
+        10,
+        16,
+        16,
+    ]
+    last, said = last_trained(s, 20)
+    assert last.model == stages[2].model and last.training == s.training
+    assert said == (
+        "positions as last trained, changed after step 10: model.position.theta=5; "
+        "after step 16: model.position.scaling={name: drop}"
+    )
+    assert last_trained(s, 10) == (s, "")
+
+
+ILLEGAL = {
+    "model.position.theta=1e4": "changes.0.words: .*=1e4 changes nothing",
+    "model.position.fraction=0.5": "changes.0.words: model.position.fraction cannot be changed",
+    "model.position={name: none}": "trained with 'rope', cannot become 'none'",
+    "model.position.temperature={name: ssmax}": "'ssmax' is learned",
+    "model.position.scaling={name: drob}": "changes.0.words: .*did you mean drop",
+    "model.position.scaling={name: longrope, long_factor: [2]}": "long_factor holds 1",
+    "model.dim=64": "changes.0.words: model.dim is part of the trained weights",
+    "seed=3": "changes.0.words: seed cannot be changed",
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ([change(20)], "changes.0.at = 20 is step 20: it must lie between 1 and 19"),
+        ([change(0.01)], "is step 0: it must lie"),
+        (
+            [change(9), change(0.4, "model.position.theta=5")],
+            "changes.1.at = 0.4 is step 8: it must come after the change before it, at step 9",
+        ),
+        ([change(15, warmup=6)], "changes.0.warmup takes 6 steps, but its stage has 5"),
+        *(([change(5, word)], said) for word, said in ILLEGAL.items()),
+    ],
+)
+def test_a_change_that_cannot_be_is_refused_before_any_data(changes, said):
+    with pytest.raises((TrainingError, ModelError), match=said):
+        check_model(settings(changes))
+
+
+def test_a_change_is_laid_over_every_kind_of_layer_that_can_take_it():
+    kinds = "{name: pattern, layers: [near, far], kinds: {near: {name: rope, window: 5}, far: {name: none}}}"
+    near, far = stages_of(settings([change(5)], f"model.position={kinds}"))[1].model.kinds.values()
+    assert near.scaling.name == "drop" and near.window == 5 and far.name == "none"
+
+
+def test_changes_make_another_run():
+    runs = [settings([]), settings([change(5)]), settings([change(6)])]
+    assert identity(runs[0]) == identity(load_settings(RunSettings, SMALL))
+    assert len({identity(run) for run in runs}) == 3
+
+
+def test_learning_rates_by_hand():
+    linear = ["training.optimizer.lr=1", "training.schedule={name: linear, warmup: 0}"]
+    s = settings([change(10, warmup=4)], *linear, "training.optimizer.positions_lr=0.1")
+    stages = stages_of(s)
+    found = [learning_rates(s.training, stage_of(stages, step), step, 20) for step in range(20)]
+    shares = [*(1 - step / 20 for step in range(10)), 0.25 * 0.5, 0.5 * 0.45, 0.75 * 0.4, 0.35, 0.3]
+    assert [rate for rate, _ in found[:15]] == pytest.approx(shares, rel=1e-12)
+    assert [own for _, own in found[:15]] == pytest.approx([share / 10 for share in shares], rel=1e-12)
+    plain = settings([], *linear).training
+    assert learning_rates(plain, stages[0], 4, 20) == (0.8, None)
+
+
+# What learns something in its positions: a number a head and layer, a table, both.
+LEARNERS = {
+    "ssmax": {"name": "rope", "temperature": {"name": "ssmax"}, "sink_logit": "learned"},
+    "table": {"name": "learned", "max_length": 9},
+    "both": {"name": "learned", "max_length": 9, "temperature": {"name": "head"}},
+}
+
+
+@pytest.mark.parametrize("case", LEARNERS)
+def test_what_positions_learn_has_its_own_rate_and_no_decay(case):
+    s = load_settings(
+        RunSettings, ["training.optimizer.weight_decay=0.5", "training.optimizer.positions_lr=0.03"]
+    )
+    net = Transformer(ModelSettings(dim=12, layers=2, heads=3, position=LEARNERS[case]), 31, 7).initialise(0)
+    optimizer = make_optimizer(net, s.training.optimizer)
+    own = [name for name, _ in net.named_parameters() if "position" in name.split(".")]
+    group = next(group for group in optimizer.param_groups if group["name"] == "positions")
+    assert own and group["names"] == own and group["weight_decay"] == 0
+    assert learnt_by_positions(net) == sum(dict(net.named_parameters())[name].numel() for name in own)
+    before = {name: weight.detach().clone() for name, weight in net.named_parameters()}
+    for weight in net.parameters():  # Adam's first step is lr · sign(g), whatever the size of g
+        weight.grad = torch.full_like(weight, 3.0)
+    set_learning_rate(optimizer, 0.01, 0.03)
+    optimizer.step()
+    for name, weight in net.named_parameters():
+        decayed = (
+            before[name] * (1 - 0.01 * 0.5) if weight.ndim == 2 and "embed" not in name else before[name]
+        )
+        if name in own:
+            torch.testing.assert_close(weight.detach(), before[name] - 0.03)
+        else:
+            torch.testing.assert_close(weight.detach(), decayed - 0.01)
+    set_learning_rate(optimizer, 0.02)
+    assert {group["lr"] for group in optimizer.param_groups} == {0.02}
+
+
+def test_nothing_learned_is_nothing_counted():
+    assert learnt_by_positions(build("rope")) == 0 and learnt_by_positions(build("none-ssmax")) > 0
+
+
+@pytest.mark.parametrize("case", ["rope", "rope-sinks", "none-ssmax", "learned"])
+def test_repositioned_is_what_it_would_have_been_from_the_start(case):
+    net = build(case)
+    words = {"rope": {"scaling": {"name": "drop"}, "window": 4}, "rope-sinks": {"theta": 70.0, "window": 3}}
+    position = net.settings.position.model_copy(update={"window": 6})
+    position = type(position).model_validate(position.model_dump() | words.get(case, {}))
+    asked = net.settings.model_copy(update={"position": position})
+    tokens, places, weights = ids(2, 11), Places.plain(11), dict(net.named_parameters())
+    before, state = net(tokens, places), torch.get_rng_state()
+    net.reposition(asked)
+    assert torch.get_rng_state().equal(state) and net.settings == asked
+    assert [*net.named_parameters()] == [*weights.items()]
+    assert all(weight is weights[name] for name, weight in net.named_parameters())
+    fresh = Transformer(asked, net.vocab_size, net.train_length).to(net.embed.weight.dtype).eval()
+    fresh.load_state_dict(net.state_dict())
+    assert torch.equal(net(tokens, places), fresh(tokens, places))
+    assert not torch.allclose(net(tokens, places), before)
+    assert not any(module.training for module in net.modules())
+    with torch.no_grad():
+        cache = Cache(net, 2, 11)
+        parts = [
+            net(tokens[:, a:b], Places.plain(b - a, offset=a), cache=cache) for a, b in ((0, 7), (7, 11))
+        ]
+    close(torch.cat(parts, 1), fresh(tokens, places))
+
+
+def test_dropped_rotations_are_no_positions_at_all():
+    rotated, bare = build("rope"), build("none")
+    bare.load_state_dict(rotated.state_dict())
+    position = rotated.settings.position.model_validate({"name": "rope", "scaling": {"name": "drop"}})
+    rotated.reposition(rotated.settings.model_copy(update={"position": position}))
+    tokens = ids(2, 19)
+    close(rotated(tokens, Places.plain(19)), bare(tokens, Places.plain(19)))
+
+
+def test_what_the_weights_do_not_allow_leaves_the_model_as_it_was():
+    net = build("rope")
+    before, position = net.settings, net.settings.position.model_copy(update={"fraction": 0.5})
+    with pytest.raises(ModelError, match="fraction cannot be changed"):
+        net.reposition(net.settings.model_copy(update={"position": position}))
+    assert net.settings == before
+
+
+def test_a_compiled_pass_follows_and_is_compiled_once_more_at_most():
+    torch._dynamo.reset()
+    net, plain, counter = (
+        build("rope-sinks", layers=1).train(),
+        build("rope-sinks", layers=1),
+        CompileCounter(),
+    )
+    net.compile(fullgraph=True, backend=counter)
+    tokens, places, graphs = ids(2, 11), Places.plain(11), [0]
+    for changed in ({}, {"scaling": {"name": "drop"}, "window": 7}):
+        position = type(net.settings.position).model_validate(net.settings.position.model_dump() | changed)
+        losses = []
+        for one in (net, plain):
+            one.reposition(net.settings.model_copy(update={"position": position}))
+            one.zero_grad()
+            losses.append(one(tokens, places, targets=tokens.roll(1, 1)))
+            losses[-1].sum().backward()
+        close(*losses)
+        for a, b in zip(net.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(a.grad, b.grad, rtol=0, atol=1e-9)
+        graphs.append(counter.frame_count)
+    torch._dynamo.reset()
+    assert graphs == [0, 1, 2]
