@@ -24,7 +24,7 @@ def describe_choice(choice: PositionSettings, length: int, original_length: int)
     if choice.window is not None:
         words.append(f"window {choice.window}")
         if choice.sinks:
-            words.append(f"{choice.sinks} sinks")
+            words.append(f"{choice.sinks} sink{'s' if choice.sinks > 1 else ''}")
     return ", ".join(words)
 
 

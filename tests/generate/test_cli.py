@@ -101,7 +101,7 @@ def test_each_mistake_is_one_clear_error(run, words, message, monkeypatch, capsy
 def test_another_rule_is_named_within_the_trained_length_too(run, monkeypatch, capsys):
     words = [str(run), "--prompt", "a", "--tokens", "5"]
     code, err = _inside([*words, "model.position.window=6", "model.position.sinks=1"], monkeypatch, capsys)
-    expected = "positions: rope, window 6, 1 sinks (up to 7 tokens declared, trained at 16)\n"
+    expected = "positions: rope, window 6, 1 sink (up to 7 tokens declared, trained at 16)\n"
     assert (code, err) == (0, expected)
     assert _inside(words, monkeypatch, capsys) == (0, "")
 

@@ -56,6 +56,11 @@ ROWS: dict[str, tuple[list[list[str]], list[str]]] = {
         [["extend=interpolate"], ["extend=repeat"], ["extend=clip"]],
         ["max_length=64", "stretch=auto", "theta=500000", *NO_ROTATION],
     ),
+    "alibi": ([["stretch=auto"], ["stretch=4"], ["slopes=[0.5, 0.125]"]], ["theta=500000", *NO_ROTATION]),
+    "kerple": ([["stretch=auto"]], ["form=power", *NO_ROTATION]),
+    "sandwich": ([["stretch=auto"]], ["dims=64", *NO_ROTATION]),
+    "t5": ([["max_distance=512"]], ["buckets=64", *NO_ROTATION]),
+    "fire": ([["threshold=64"]], ["width=16", *NO_ROTATION]),
     "none": ([], ["stretch=auto", "theta=500000", *NO_ROTATION]),
 }
 
