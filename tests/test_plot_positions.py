@@ -124,6 +124,32 @@ def test_biases_of_alibi_are_its_slopes():
     assert all(value == pytest.approx(-d / 8, abs=1e-12) for d, value in found.items())
 
 
+def test_biases_of_the_other_schemes_follow_their_formulas():
+    shape, head = Shape(dim=16, heads=4, train_length=200), 1
+    drawing = drawings.biases(Asked(shape, head=head))
+    start = curves.biased(shape, 200)
+
+    def drawn(label: str) -> dict[int, float]:
+        distances, values = (column(drawing, key, scheme=label) for key in ("distance", "bias_nats"))
+        return dict(zip(distances, values, strict=True))
+
+    for d, value in drawn("sandwich").items():
+        product = sum(math.cos(d * 10_000 ** (-k / 64)) for k in range(64))
+        assert value == pytest.approx(4 / (8 * (head + 1)) * product, abs=1e-9)
+    for form, formula in (
+        ("log", lambda r1, r2, d: -r1 * math.log(1 + r2 * d)),
+        ("power", lambda r1, r2, d: -r1 * d**r2),
+    ):
+        numbers = start[f"kerple {form}"].state_dict()
+        r1, r2 = (max(0.01, float(numbers[name][head])) for name in ("r1", "r2"))
+        for d, value in drawn(f"kerple {form}").items():
+            assert value == pytest.approx(formula(r1, r2, d), abs=1e-9)
+    (table,) = start["t5"].state_dict().values()
+    firsts = [*range(17), 19, 21, 24, 27, 31, 35, 40, 46, 52, 59, 67, 77, 87, 99, 113]  # of each bucket
+    for d, value in drawn("t5").items():
+        assert value == float(table[sum(d >= first for first in firsts) - 1, head])
+
+
 class AddedSettings(PositionSettings):
     name: Literal["added"] = "added"
     form: Literal["root", "root_again", "square"] = "root"
