@@ -99,6 +99,13 @@ def test_angles_are_those_of_he_and_xu():
     assert slow == pytest.approx([d * math.pi / 4096 * 10_000**-0.5 for d in range(1, 51)], rel=1e-12)
 
 
+def test_angles_follow_the_base_and_the_width():
+    drawing = drawings.angles(Asked(Shape(dim=12, train_length=300), thetas=[50.0]))
+    for name, first in (("rope", 1.0), ("he_xu", math.pi / 600)):
+        expected = [d * first * 50 ** (-2 * 3 / 12) % (2 * math.pi) for d in range(1, 51)]
+        assert column(drawing, "angle_radians", scheme=name, pair=3) == pytest.approx(expected, rel=1e-9)
+
+
 @pytest.mark.parametrize(
     ("theta", "dim", "length", "turning"),
     [(10_000.0, 128, 4096, 46), (10_000.0, 128, 2048, None), (5e5, 64, 8192, None), (50.0, 8, 4096, 4)],
@@ -172,6 +179,26 @@ def test_a_scheme_that_is_added_appears_in_each_of_its_forms(monkeypatch):
             [-2 * x**power for x in d]
         )
         assert column(drawing, "bias_nats", scheme=label)[0] == 5
+
+
+class Halves(Position):
+    """Near and far pairs in views of their own; only far ones have a bias."""
+
+    def plan(self, span):
+        q, k = span.q_position, span.k_position
+        near = span.pairs(rule=lambda b, h, i, j: q[b, i] - k[b, j] < 3)
+        far = span.pairs(
+            rule=lambda b, h, i, j: q[b, i] - k[b, j] >= 3,
+            bias=lambda b, h, i, j: -(h + 2.0) * (q[b, i] - k[b, j]),
+        )
+        return Plan(read=lambda q, k: [View(q, k, near), View(q, k, far)])
+
+
+def test_views_of_disjoint_pairs_are_read_together(monkeypatch):
+    monkeypatch.setitem(SCHEMES, "added", (AddedSettings, Halves))
+    values = curves.bias(curves.build({"name": "added"}, Shape(dim=8, heads=2)), 5)
+    assert values is not None
+    assert values.tolist() == [[0, 0, 0, -6, -8, -10], [0, 0, 0, -9, -12, -15]]
 
 
 def test_every_scheme_with_a_bias_is_found_and_no_other():
