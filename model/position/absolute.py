@@ -56,6 +56,16 @@ class LearnedSettings(PositionSettings):
     )
 
 
+class NoPE(Position):
+    """Nothing: the causal mask alone gives order, which two layers or more can read from it.
+
+    Haviv et al. 2022 (arXiv:2203.16634); Kazemnejad et al. 2023 (arXiv:2305.19466). RoPE with all frequencies
+    zero is the same function.
+    """
+
+    uses_position = False
+
+
 class Sinusoidal(Position):
     """p_n[2k] = sin(m·b^(−2k/C)), p_n[2k+1] = cos(same), m = n/s + offset. Vaswani et al. 2017
     (arXiv:1706.03762), section 3.5; odd widths end with a sine.

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from model.position.absolute import Learned, LearnedSettings, NoneSettings, Sinusoidal, SinusoidalSettings
+from model.position.absolute import (
+    Learned,
+    LearnedSettings,
+    NoneSettings,
+    NoPE,
+    Sinusoidal,
+    SinusoidalSettings,
+)
 from model.position.alibi import Alibi, AlibiSettings
 from model.position.base import Position, PositionSettings
 from model.position.cope import Cope, CopeSettings
@@ -37,7 +44,7 @@ from model.position.turning import Carope, CaropeSettings, SelectiveRope, Select
 from model.position.xpos import XPos, XPosSettings
 
 SCHEMES: dict[str, tuple[type[PositionSettings], type[Position]]] = {
-    "none": (NoneSettings, Position),
+    "none": (NoneSettings, NoPE),
     "integer": (IntegerSettings, Integer),
     "unit_interval": (UnitIntervalSettings, UnitInterval),
     "binary": (BinarySettings, Binary),

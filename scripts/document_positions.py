@@ -1,0 +1,208 @@
+"""Write docs/positions.md: every positional scheme, modifier and sampler, from the registry and docstrings.
+
+    python scripts/document_positions.py            write docs/positions.md
+    python scripts/document_positions.py --check    exit with 1 where the file is not what would be written
+
+Kernels are not written down anywhere: each scheme's plan for a small pass is made and the kernels are asked
+which lowering they would choose for it.
+"""
+
+import argparse
+import inspect
+import re
+import sys
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from data.files import write_text
+from data.settings import DataSettings
+from model import SCHEMES, ModelSettings, Places, Transformer
+from model.kernels import choose
+from model.position import Position, PositionSettings, Span
+from training.console import run_main
+
+ROOT = Path(__file__).resolve().parent.parent
+TARGET = ROOT / "docs" / "positions.md"
+COMMON = tuple(PositionSettings.model_fields)
+LOWERINGS = {
+    "sdpa": "fused causal",
+    "flex": "FlexAttention",
+    "blocks": "query blocks",
+    "strided": "query blocks, strided mask",
+    "explicit": "query blocks, scores spelled out",
+}
+
+
+INTRODUCTION = """\
+Every scheme of `model.position`, in the registry's order. *Remembered* is the form in which a cache
+keeps a key; logits with and without a cache are the same for every scheme. *CPU* and *GPU* are the
+kernels that one long pass over plain text takes. *At test time* lists what a trained checkpoint may
+be evaluated under, beside window, sinks and temperature, which may always change. *Exempt from*
+names checks of the conformance suite that do not hold for a scheme; the reason stands in its
+section."""
+
+LEFT_OUT = """## Not here, and why
+
+- BiPE (arXiv:2401.16421) and Abacus (arXiv:2405.17399): need segment or digit indices from the loader.
+- LieRE, ComRoPE, HARoPE: learned rotation generators, mostly for vision. CLEX (arXiv:2310.16450), TAPE
+  (arXiv:2501.00712), Giraffe's truncated basis (arXiv:2308.10882), GRAPE (arXiv:2512.07805), STRING
+  (arXiv:2410.18745), DoPE (arXiv:2511.09146): no source was at hand to check the formula against.
+- DAPE-V2 (arXiv:2410.04798) and query-dependent relative logits: not built yet.
+- Dynamic NTK that follows the running length: logits of a prefix would change when text is appended, and no
+  cache could be right. `dynamic` takes the declared length, once per sequence.
+"""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--check", action="store_true", help="compare only")
+    text = document()
+    if parser.parse_args().check:
+        same = TARGET.is_file() and TARGET.read_text(encoding="utf-8") == text
+        print("up to date" if same else f"{TARGET.name} is out of date: run {Path(__file__).name}")
+        return 0 if same else 1
+    write_text(TARGET, text)
+    print(f"{TARGET}: {len(SCHEMES)} schemes")
+    return 0
+
+
+def document() -> str:
+    """The whole page."""
+    lines = [
+        "# Positions",
+        "",
+        "<!-- Written by scripts/document_positions.py from the registry and docstrings; change those. -->",
+        "",
+        *INTRODUCTION.splitlines(),
+        "",
+        "| scheme | what it is | remembered | CPU | GPU | at test time | exempt from |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, (settings, scheme) in SCHEMES.items():
+        cpu, gpu = kernels(name)
+        legal = sorted(settings.test_time - PositionSettings.test_time)
+        own = scheme.__dict__.get("exempt", {})
+        exempt = ", ".join(own) if isinstance(own, dict) else ""
+        summary = first_sentence(settings.__doc__)
+        cells = [f"[{name}](#{name})", summary, remembers(scheme), cpu, gpu, ", ".join(legal), exempt]
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") or "–" for cell in cells) + " |")
+    for name, (settings, scheme) in SCHEMES.items():
+        lines += ["", f"## {name}", "", *scheme_section(settings, scheme)]
+    lines += ["", "## With every scheme", "", *field_table(PositionSettings, ("name",))]
+    lines += ["", *choices_section("temperature", PositionSettings.model_fields["temperature"])]
+    rope = SCHEMES["rope"][0]
+    for key in rope.model_fields:
+        found = choices(rope.model_fields[key].annotation, rope.model_fields[key])
+        if key not in COMMON and found:
+            lines += ["", *choices_section(key, rope.model_fields[key])]
+    lines += ["", *mixers(), *choices_section("data.positions", DataSettings.model_fields["positions"])]
+    lines += ["", LEFT_OUT]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def scheme_section(settings: type[PositionSettings], scheme: type[Position]) -> list[str]:
+    lines = [prose(scheme.__doc__), ""]
+    rows = field_table(settings, COMMON)
+    lines += rows if len(rows) > 2 else ["No settings of its own."]
+    facts = []
+    if not scheme.takes_fractions:
+        facts.append("Positions must be whole numbers.")
+    if not scheme.uses_position:
+        facts.append("Position numbers are not read; order comes from the causal mask and from content.")
+    own = scheme.__dict__.get("exempt", {})
+    if isinstance(own, dict):
+        facts += [f"Exempt from the check `{check}`: {reason}." for check, reason in own.items()]
+    return lines + (["", *facts] if facts else [])
+
+
+def kernels(name: str) -> tuple[str, str]:
+    """What the scheme's plan of a small plain pass is lowered to on a CPU and on a GPU."""
+    settings = ModelSettings.model_validate(
+        {"dim": 64, "layers": 2, "heads": 2, "head_dim": 32, "position": {"name": name}}
+    )
+    model = Transformer(settings, vocab_size=8, train_length=16).initialise(0)
+    scheme, places = next(iter(model.position.values())), Places.plain(8)
+    assert isinstance(scheme, Position)
+    tables = scheme.tables(places, torch.float32)
+    span = Span(places, places, places, 1, 2, torch.device("cpu"), tables)
+    with torch.no_grad():
+        plan = scheme.plan(span).bind(torch.zeros(1, 8, 64), None)
+        views = plan.read(torch.zeros(1, 2, 8, 32), plan.write(torch.zeros(1, 2, 8, 32)))
+    cpu, gpu = (choose(views, None, device) for device in ("cpu", "cuda"))
+    if cpu == "blocks" and views[0].pairs.is_by_distance:
+        cpu = "strided"
+    return LOWERINGS[cpu], LOWERINGS[gpu]
+
+
+def remembers(scheme: type[Position]) -> str:
+    return scheme.remembers
+
+
+def prose(doc: str | None) -> str:
+    """A docstring as Markdown: paragraphs joined, lists and formulas left on lines of their own."""
+    return inspect.cleandoc(doc or "").replace("``", "`")
+
+
+def first_sentence(doc: str | None) -> str:
+    text = " ".join(inspect.cleandoc(doc or "").split("\n\n")[0].split())
+    return re.split(r"(?<=[a-z0-9)\]])\. (?=[A-Z])", text)[0].rstrip(".")
+
+
+def field_table(cls: type[BaseModel], leave: tuple[str, ...]) -> list[str]:
+    """Settings of a class as a table, those named in `leave` left out."""
+    lines = ["| setting | default | meaning |", "|---|---|---|"]
+    for key, field in cls.model_fields.items():
+        if key not in leave and key != "name":
+            meaning = (field.description or "").replace("|", "\\|")
+            lines.append(f"| `{key}` | {default(field)} | {meaning} |")
+    return lines
+
+
+def default(field: FieldInfo) -> str:
+    value = field.get_default(call_default_factory=True)
+    if field.is_required():
+        return "required"
+    if isinstance(value, BaseModel):
+        value = getattr(value, "name", value)
+    if value is None or isinstance(value, bool):
+        value = {None: "null", True: "true", False: "false"}[value]
+    return f"`{value}`"
+
+
+def choices(annotation: Any, field: FieldInfo | None = None) -> list[type[BaseModel]]:
+    """The classes of a choice of a kind: a union told apart by `name`."""
+    if get_origin(annotation) is Annotated:
+        annotation = get_args(annotation)[0]
+    parts = get_args(annotation)
+    classes = [p for p in parts if inspect.isclass(p) and issubclass(p, BaseModel)]
+    return classes if len(classes) > 1 and "name" in classes[0].model_fields else []
+
+
+def choices_section(title: str, field: FieldInfo) -> list[str]:
+    """Each choice of a kind with its docstring and settings."""
+    lines = [f"## {title}", "", f"{field.description}.", ""]
+    for cls in choices(field.annotation):
+        keys = [
+            f"`{key}` ({default(f)}): {f.description}" for key, f in cls.model_fields.items() if key != "name"
+        ]
+        lines.append(f"### {title}: {cls.model_fields['name'].get_default()}")
+        lines += ["", prose(cls.__doc__), ""]
+        lines += [f"- {key}" for key in keys] + ([""] if keys else [])
+    return lines
+
+
+def mixers() -> list[str]:
+    field = ModelSettings.model_fields.get("mixer")
+    return choices_section("mixer", field) if field is not None else []
+
+
+if __name__ == "__main__":
+    run_main(main)
