@@ -7,7 +7,8 @@ value heads, D features of a head, V vocabulary.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import cast
 
 import torch
@@ -78,6 +79,16 @@ class SwiGLU(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+@contextmanager
+def _trainable() -> Iterator[None]:
+    """Tables outlive the pass: those made in inference mode could not be used in training after it."""
+    if not torch.is_inference_mode_enabled():
+        yield
+        return
+    with torch.inference_mode(False), torch.no_grad():
+        yield
 
 
 class Block(nn.Module):
@@ -245,7 +256,8 @@ class Transformer(nn.Module):
         for scheme in self._schemes():
             scheme.check_reach(places.reach)
         dtype = torch.float64 if self.embed.weight.dtype == torch.float64 else torch.float32
-        tables = {name: self._scheme(name).tables(places, dtype) for name in self.position}
+        with _trainable():
+            tables = {name: self._scheme(name).tables(places, dtype) for name in self.position}
         factors = {
             kind: temperature_factors(choice, self._original_length, places, dtype)
             for kind, choice in self.settings.kinds.items()

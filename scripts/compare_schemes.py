@@ -1,6 +1,6 @@
 """Train every positional scheme on the same text in the same order; measure each past its trained length.
 
-    python scripts/compare_schemes.py                          every file of configs/position/, one by one
+    python scripts/compare_schemes.py                          all of configs/position/ and configs/mixer/
     python scripts/compare_schemes.py --jobs 2                 two at a time, one thread each
     python scripts/compare_schemes.py configs/position/rope.yaml configs/position/t5.yaml
     python scripts/compare_schemes.py --words training.tokens=2M seed=1
@@ -63,7 +63,7 @@ class Row:
 
 def main() -> int:
     options = parse()
-    files = [Path(f) for f in options.files] or sorted((ROOT / "configs" / "position").glob("*.yaml"))
+    files = [Path(f) for f in options.files] or everything()
     console, folder = Console(), Path(options.runs)
     missing = set(SCHEMES) - {kind for f in files for kind in schemes_of(f)}
     if missing and not options.files:
@@ -92,11 +92,18 @@ def main() -> int:
     return 1 if failures else 0
 
 
+def everything() -> list[Path]:
+    configs = ROOT / "configs"
+    return sorted((configs / "position").glob("*.yaml")) + sorted((configs / "mixer").glob("*.yaml"))
+
+
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("files", nargs="*", metavar="FILE.yaml", help="default: all of configs/position/")
+    parser.add_argument(
+        "files", nargs="*", metavar="FILE.yaml", help="default: all of configs/position/ and configs/mixer/"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="schemes at once, one thread each")
     parser.add_argument("--runs", default="runs/schemes", help="folder of the runs")
     parser.add_argument("--out", default="docs/results/schemes", help="results, without the ending")

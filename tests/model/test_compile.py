@@ -58,8 +58,6 @@ def test_packed_steps_with_other_documents_are_one_graph(case):
 
 @pytest.mark.parametrize("case", SCHEMES)
 def test_many_lengths_share_a_bounded_number_of_graphs(case, monkeypatch):
-    if "graphs" in SCHEMES[case][1].exempt:
-        pytest.skip(SCHEMES[case][1].exempt["graphs"])
     net, plain, counter = build(case, layers=2).train(), build(case, layers=2), CompileCounter()
     for scheme in schemes_of(net):
         if "graphs" in scheme.exempt:

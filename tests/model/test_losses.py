@@ -124,7 +124,7 @@ def test_a_seed_gives_the_same_weights_and_another_seed_others(name):
     torch.set_rng_state(torch_state)
     for key, value in first.items():
         assert torch.equal(value, again[key]) and torch.isfinite(value).all()
-        if value.ndim == 2:
+        if value.ndim == 2 and (value != value.flatten()[0]).any():  # some of a scheme's start at a constant
             assert not torch.equal(value, other[key])
 
 
