@@ -29,7 +29,7 @@ def memory_needed(model: Transformer, length: int, keep: int, batch: int, chunk:
     tokens = min(length, chunk)
     width = 6 * s.dim + 3 * s.mlp_width + 3 * (s.heads + 2 * s.kv_heads) * s.features
     activations = batch * tokens * width * max(4, element)
-    cache = 2 * s.layers * s.kv_heads * s.features * length * batch * element if length > chunk else 0
+    cache = model.remembered_per_token * length * batch * element if length > chunk else 0
     scores = 2 * batch * s.heads * min(QUERY_BLOCK, tokens) * length * max(4, element)
     if isinstance(s.mixer, LinearMixer):  # pairs and sums of all chunks at once; the sums alone are cached
         pairs = min(s.mixer.chunk, tokens)

@@ -367,6 +367,13 @@ class Transformer(nn.Module):
             choice.temperature.follows_length for choice in self.settings.kinds.values()
         )
 
+    @property
+    def remembered_per_token(self) -> int:
+        """Numbers that a full cache keeps of each token, over all layers: keys and values."""
+        s = self.settings
+        keys = [self._scheme(name).key_features for name in self._scheme_of_layer]
+        return s.kv_heads * sum(width + s.features for width in keys)
+
     def parameter_count(self) -> int:
         return sum(p.numel() for p in self.parameters())
 

@@ -1,6 +1,6 @@
 """Train every positional scheme on the same text in the same order; measure each past its trained length.
 
-    python scripts/compare_schemes.py                          all files of configs/position/ and configs/mixer/
+    python scripts/compare_schemes.py                          all of configs/position/ and configs/mixer/
     python scripts/compare_schemes.py --jobs 2                 two at a time, one thread each
     python scripts/compare_schemes.py configs/position/rope.yaml configs/position/t5.yaml
     python scripts/compare_schemes.py --words training.tokens=2M seed=1

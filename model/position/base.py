@@ -272,6 +272,11 @@ class Position(nn.Module):
         return None
 
     @property
+    def key_features(self) -> int:
+        """Numbers that a remembered key takes in each key/value head."""
+        return self.geometry.head_dim
+
+    @property
     def follows_length(self) -> bool:
         """Whether the declared length of a sequence changes how its tokens are treated."""
         return False

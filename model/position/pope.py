@@ -70,6 +70,10 @@ class Pope(Position):
         self.phase = parameter(settings.share, geometry, geometry.head_dim)  # δ (D,) or (G, D)
         self._table = Table(self._rows)
 
+    @property
+    def key_features(self) -> int:
+        return 2 * self.geometry.head_dim
+
     def initialise(self, generator: torch.Generator, embedding_std: float) -> None:
         drawn = torch.rand(self.phase.shape, generator=generator) * (-2 * math.pi)
         with torch.no_grad():

@@ -140,6 +140,10 @@ class Rope(Position):
         return self.settings.remap.exempt
 
     @property
+    def key_features(self) -> int:
+        return self.geometry.head_dim * len(self._forms)
+
+    @property
     def follows_length(self) -> bool:
         return self.settings.scaling.follows_length or self.settings.remap.follows_length
 

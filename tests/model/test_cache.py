@@ -41,3 +41,15 @@ def test_rows_and_layout_stay_what_they_were():
     model(tokens, Places.left_padded([T, 3], T), cache=ragged)
     with pytest.raises(ModelError, match="begun with 2 rows cannot go on with 1"):
         model(tokens[:1], Places.left_padded([T], T, offset=T), cache=ragged)
+
+
+@pytest.mark.parametrize("case", ["rope", "rope-rerope", "rope-dual-chunk", "pope", "alibi", "xpos"])
+@torch.no_grad()
+def test_a_full_cache_is_as_wide_as_the_scheme_says(case):
+    model, tokens = build(case), ids(1, 5)
+    cache = Cache(model, 1, 5)
+    model(tokens, Places.plain(5), cache=cache)
+    held = sum(
+        x[0].numel() // 5 for memory in cache.layers for x in (memory._buffers["k"], memory._buffers["v"])
+    )
+    assert held == model.remembered_per_token
