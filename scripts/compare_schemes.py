@@ -20,7 +20,7 @@ import platform
 import shlex
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
@@ -81,7 +81,7 @@ def main() -> int:
         [sys.executable, "scripts/prepare.py", str(BASE), *options.words], cwd=ROOT, check=True
     )
     with console.bar("schemes", len(files), "schemes") as bar, ThreadPoolExecutor(options.jobs) as pool:
-        for _ in pool.map(one, files):
+        for _ in as_completed([pool.submit(one, file) for file in files]):
             bar.advance(1)
     ordered = [rows[f.stem] for f in files if f.stem in rows]
     text = report(ordered, failures, load_settings(RunSettings, [str(BASE), *options.words]))
@@ -133,7 +133,7 @@ def measure(file: Path, run: Path, words: list[str]) -> Row:
     loaded = load(run)
     l0 = loaded.settings.train_length
     lengths = [l0 * m for m in MULTIPLES if loaded.model.limit is None or l0 * m <= loaded.model.limit]
-    asked = ["folder=comparison", f"lengths={lengths}", "targets=64", "documents=40", "spans_per_document=4"]
+    asked = ["folder=comparison", f"lengths={lengths}", "targets=64", "documents=40", "spans_per_document=1"]
     call("evaluate.py", str(run), *asked, "rules=[trained]")
     results = read_json(run / "evaluation" / "comparison" / "results.json")
     nll = {str(c["length"] // l0): c["nll"] for c in results["cells"] if c["rule"] == "trained"}
