@@ -126,7 +126,7 @@ class OffsetPositions(PlainPositions):
     """
 
     name: Literal["random_offset"] = "random_offset"
-    max_offset: int = Field(500, ge=1, le=1_000_000_000, description="largest offset K")
+    max_offset: int = Field(500, ge=1, le=1_000_000, description="largest offset K")
 
     def reach(self, length: int) -> int:
         return length + self.max_offset
@@ -140,7 +140,7 @@ class SubsetPositions(PlainPositions):
 
     name: Literal["random_subset"] = "random_subset"
     max_length: int = Field(
-        2048, ge=2, le=1_000_000_000, description="end of the range; should exceed every length evaluated at"
+        2048, ge=2, le=1_000_000, description="end of the range; should exceed every length evaluated at"
     )
     per: Literal["row", "batch"] = Field(
         "row", description="a draw for every text, or one for all of a step, as in the authors' code"
@@ -189,7 +189,7 @@ class PosePositions(PlainPositions):
     """
 
     name: Literal["pose"] = "pose"
-    target: int = Field(2048, ge=2, le=1_000_000_000, description="length T whose positions are trained")
+    target: int = Field(2048, ge=2, le=1_000_000, description="length T whose positions are trained")
 
     def reach(self, length: int) -> int:
         return self.target

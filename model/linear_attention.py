@@ -38,8 +38,8 @@ class LinearAttention(Projection):
 
     ``numerator``: o_n = Σ_m (R_n φ(q_n))·(R_m φ(k_m)) v_m / Σ_m φ(q_n)·φ(k_m) with φ = elu + 1. Rotated
     weights may be negative, and their sum zero: the denominator stays unrotated and positive.
-    ``cosine``: weights 1 + (R_n q̂_n)·(R_m k̂_m) of unit vectors, over their own sum. They are not negative
-    where the scheme keeps norms, as rotations do; an amplitude (YaRN's) multiplies the cosine.
+    ``cosine``: weights 1 + (R_n q̂_n)·(R_m k̂_m) of unit vectors, over their own sum. They are not negative:
+    what the scheme returns is brought to norm 1 once more, and an amplitude (YaRN's) falls away.
 
     Computed in chunks: within one, all pairs; between them, sums. Any chunk gives the same result, chunk 1
     is the recurrence. In float32, or float64 where the model is.
@@ -61,7 +61,8 @@ class LinearAttention(Projection):
             if self.mixer.form == "numerator":
                 compared, counted = (view.q, view.k), (q, k)
             else:
-                compared, counted = (with_one(view.q), with_one(view.k)), None
+                # Unit once more: an amplitude or a mixture of frequencies would make weights negative.
+                compared, counted = (with_one(unit(view.q)), with_one(unit(view.k))), None
             document = None if span.new.layout == "plain" else span.new.document
             out, sums = weighted_means(
                 compared,

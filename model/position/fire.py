@@ -61,8 +61,6 @@ class Fire(Position):
         self.inner = nn.Linear(1, settings.width)
         self.outer = nn.Linear(settings.width, geometry.heads, bias=False)
         self.c, self.multiplier = nn.Parameter(torch.empty(1)), nn.Parameter(torch.empty(1))
-        if settings.threshold is not None:  # the learned one is kept with the weights, and unused
-            self.multiplier.requires_grad_(False)
 
     def initialise(self, generator: torch.Generator, embedding_std: float) -> None:
         """Linear layers U(±1/√fan_in), PyTorch's own."""
@@ -77,7 +75,8 @@ class Fire(Position):
     def _threshold(self) -> Tensor:
         """(1,) T."""
         if self.settings.threshold is not None:
-            return torch.full_like(wide(self.multiplier), self.settings.threshold)
+            # The learned one is kept with the weights; its gradient is 0, not missing.
+            return self.settings.threshold + 0 * wide(self.multiplier)
         return (wide(self.multiplier) * self.settings.init_length).abs()
 
     def argument(self) -> Callable[[Tensor, Tensor, Tensor], Tensor]:

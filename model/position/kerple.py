@@ -69,9 +69,9 @@ class Kerple(DistanceBias):
 
     def tables(self, places: Places, dtype: torch.dtype) -> tuple[Tensor, ...]:
         if self.training and torch.is_grad_enabled():
-            with torch.no_grad():
-                for name, (_, _, largest) in self._ranges.items():
-                    self.get_parameter(name).clamp_(SMALLEST, largest)
+            for name, (_, _, largest) in self._ranges.items():
+                # Past autograd's count of versions: another pass may still be waiting for its gradient.
+                self.get_parameter(name).data.clamp_(SMALLEST, largest)
         return super().tables(places, dtype)
 
     def _values(self) -> list[Tensor]:

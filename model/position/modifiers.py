@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from model.errors import ModelError
 from model.position.base import ContentPlan, Plan, PositionSettings, Span
 from model.position.places import Places
 from model.position.temperature import Temperature
@@ -34,6 +35,11 @@ class Modifiers(nn.Module):
         self.scale = nn.Parameter(torch.empty(heads)) if temperature.learned else None
         self.sink = nn.Parameter(torch.empty(heads)) if settings.sink_logit == "learned" else None
         self._heads = heads
+        given = temperature.by_head
+        if given is not None and len(given) != heads:
+            raise ModelError(
+                f"model.position.temperature.value: {heads} heads need {heads} factors, got {len(given)}"
+            )
 
     def initialise(self) -> None:
         with torch.no_grad():
@@ -47,13 +53,16 @@ class Modifiers(nn.Module):
         sink: Tensor | None = self.sink
         if self.settings.sink_logit == "zero":
             sink = torch.zeros(self._heads, device=span.device)
-        if factors is None and self.scale is None:
+        scale, given = self.scale, self.settings.temperature.by_head
+        if given is not None:
+            scale = torch.tensor(given, dtype=torch.float64, device=span.device)
+        if factors is None and scale is None:
             return plan if sink is None else plan.modified(None, sink)
         rows = factors if factors is None or factors.shape[1] == 1 else span.of_queries(factors)
 
         def temper(q: Tensor) -> Tensor:  # (B, H, K, D)
-            if self.scale is not None:
-                q = q * self.scale[:, None, None].to(q.dtype)
+            if scale is not None:
+                q = q * scale[:, None, None].to(q.dtype)
             return q if rows is None else (q * rows[:, None, :, None]).to(q.dtype)
 
         return plan.modified(temper, sink)

@@ -14,9 +14,7 @@ from model.position.base import Geometry, Plan, Position, PositionSettings, Span
 from model.position.places import Places
 from model.position.remap import AnyRemap, Around, Lane, NoRemap
 from model.position.scaling import AnyScaling, NoScaling, plain_frequencies, resonant, turns_within
-from model.position.table import Rows, Table
-
-TABLES_KEPT = 16  # stretches whose tables are held at once: documents of many lengths under `factor: auto`
+from model.position.table import Rows, Table, make_room
 
 
 class RotarySettings(PositionSettings):
@@ -170,10 +168,9 @@ class Rope(Position):
         turns = turns_within(self.frequencies(self.stretch(length))[0], length)
         return int((turns >= 1).sum()), len(turns)
 
-    def _table(self, stretches: tuple[float, float]) -> Table:
+    def _table(self, stretches: tuple[float, float], needed: set[tuple[float, float]]) -> Table:
         if stretches not in self._tables:
-            if len(self._tables) == TABLES_KEPT:
-                self._tables.pop(next(iter(self._tables)))  # the oldest
+            make_room(self._tables, needed)
             self._tables[stretches] = Table(self._rows(stretches))
         return self._tables[stretches]
 
@@ -201,11 +198,13 @@ class Rope(Position):
 
     def tables(self, places: Places, dtype: torch.dtype) -> tuple[Tensor, ...]:
         stretches = [self._stretches(length) for length in places.lengths]
-        if len(set(stretches)) == 1:
-            return self._table(stretches[0]).look_up(places.position, places.reach, dtype)
+        needed = set(stretches)
+        if len(needed) == 1:
+            return self._table(stretches[0], needed).look_up(places.position, places.reach, dtype)
         rows = places.position.expand(len(stretches), -1)
         found = [
-            self._table(s).look_up(rows[b : b + 1], places.reach, dtype) for b, s in enumerate(stretches)
+            self._table(s, needed).look_up(rows[b : b + 1], places.reach, dtype)
+            for b, s in enumerate(stretches)
         ]
         return tuple(torch.cat(parts) for parts in zip(*found, strict=True))
 

@@ -20,6 +20,15 @@ def wide(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
+def make_room(tables: dict, needed: set) -> None:
+    """Drop the oldest tables beyond STRETCHES_KEPT, but none that this pass needs: a batch of more lengths
+    would otherwise build every table anew at every step."""
+    for key in [key for key in tables if key not in needed]:
+        if len(tables) < STRETCHES_KEPT:
+            return
+        del tables[key]
+
+
 class Table:
     """Rows for positions 0, 1, 2, ..., grown by doubling when a longer reach is asked for.
 
@@ -65,19 +74,19 @@ class StretchedTables:
         self._rows = rows
         self._tables: dict[float, Table] = {}
 
-    def _table(self, stretch: float) -> Table:
+    def _table(self, stretch: float, needed: set[float]) -> Table:
         if stretch not in self._tables:
-            if len(self._tables) == STRETCHES_KEPT:
-                self._tables.pop(next(iter(self._tables)))  # the oldest
+            make_room(self._tables, needed)
             self._tables[stretch] = Table(self._rows(stretch))
         return self._tables[stretch]
 
     def look_up(self, places: Places, stretches: list[float], dtype: torch.dtype) -> tuple[Tensor, ...]:
         """Rows at the positions of `places`, each (B or 1, T, ...); one stretch a row, or one for all."""
         if len(set(stretches)) == 1:
-            return self._table(stretches[0]).look_up(places.position, places.reach, dtype)
+            return self._table(stretches[0], set(stretches)).look_up(places.position, places.reach, dtype)
         rows = places.position.expand(len(stretches), -1)
         found = [
-            self._table(s).look_up(rows[b : b + 1], places.reach, dtype) for b, s in enumerate(stretches)
+            self._table(s, set(stretches)).look_up(rows[b : b + 1], places.reach, dtype)
+            for b, s in enumerate(stretches)
         ]
         return tuple(torch.cat(parts) for parts in zip(*found, strict=True))

@@ -14,6 +14,8 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
+Scale = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
 
 class Temperature(BaseModel):
     """What the temperatures have in common."""
@@ -43,6 +45,11 @@ class Temperature(BaseModel):
         """Initial value of a learned temperature's parameter."""
         return 1.0
 
+    @property
+    def by_head(self) -> list[float] | None:
+        """Constant factors of the query heads, where they differ."""
+        return None
+
     def describe(self, length: int, original_length: int) -> str:
         """Its name and the settings that are no default: `temperature fixed value 1.2`."""
         changed = self.model_dump(exclude_defaults=True, exclude={"name"})
@@ -57,13 +64,18 @@ class NoTemperature(Temperature):
 
 
 class FixedTemperature(Temperature):
-    """A constant factor λ; UniformScale of Wang et al. 2024 (arXiv:2404.12224) for NoPE past its length."""
+    """A constant factor λ, or one for each head: UniformScale and HeadScale of Wang et al. 2024
+    (arXiv:2404.12224) for NoPE past its length, with λ found elsewhere."""
 
     name: Literal["fixed"] = "fixed"
-    value: float = Field(1.0, gt=0, description="λ")
+    value: Scale | list[Scale] = Field(1.0, description="λ, or a list of one for each query head")
+
+    @property
+    def by_head(self) -> list[float] | None:
+        return self.value if isinstance(self.value, list) else None
 
     def factor(self, count, original_length, lengths):
-        return torch.full_like(count, self.value)
+        return None if isinstance(self.value, list) else torch.full_like(count, self.value)
 
 
 class LogNTemperature(Temperature):

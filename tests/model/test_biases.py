@@ -281,11 +281,3 @@ def test_legal_overrides_take_the_same_weights_and_do_something(name, keys, more
 def test_what_was_trained_cannot_be_overridden(name, key, value):
     old, new = settings_of({"name": name}), settings_of({"name": name, key: value})
     assert f"model.position.{key} cannot" in message_of(ModelError, lambda: check_override(old, new))
-
-
-def test_a_threshold_in_training_freezes_the_learned_one():
-    model = build({"name": "fire", "threshold": 5.0}).train()
-    tokens = ids(1, T)
-    model(tokens, Places.plain(T), targets=tokens.flip(1)).mean().backward()
-    for name, p in model.named_parameters():
-        assert (p.grad is None) == name.endswith("multiplier") == (not p.requires_grad), name

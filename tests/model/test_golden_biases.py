@@ -261,3 +261,20 @@ def test_fire_one_pair_at_a_time_is_fire_all_heads_at_once():
         strict=True,
     ):
         close(a, b, atol=1e-12)
+
+
+def test_a_second_training_pass_may_come_before_the_first_ones_gradient():
+    for name in ("kerple", "fire", "t5"):
+        model, tokens = build({"name": name}).train(), ids(2, T)
+        losses = [model(tokens, Places.plain(T), targets=tokens.flip(1)).mean() for _ in range(2)]
+        sum(losses).backward()
+        assert all(p.grad is not None for p in model.parameters()), name
+
+
+def test_a_threshold_given_to_fire_leaves_the_learned_one_a_gradient_of_zero():
+    model = build({"name": "fire", "threshold": 5.0}).train()
+    model(ids(2, T), Places.plain(T), targets=ids(2, T).flip(1)).mean().backward()
+    for name, p in model.named_parameters():
+        assert p.requires_grad and p.grad is not None, name
+        if name.endswith("multiplier"):
+            assert (p.grad == 0).all()

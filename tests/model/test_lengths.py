@@ -126,3 +126,16 @@ def test_the_bias_is_added_after_the_scale():
     plan = scheme.plan(span)
     for kernel in ("blocks", "dense", "flex"):
         close(attend(plan.read(2 * q, k), v, 0.25, kernel), attend(plan.read(q, k), v, 0.5, kernel), 1e-12)
+
+
+@torch.no_grad()
+def test_a_batch_of_more_lengths_than_tables_are_kept_builds_each_once(monkeypatch):
+    built = []
+    for case in (scaled("yarn", "auto"), {"name": "sinusoidal", "stretch": "auto"}):
+        model, counts = build(case), list(range(TRAIN + 1, TRAIN + 21))
+        tokens, places = ids(len(counts), max(counts)), Places.left_padded(counts, max(counts))
+        model(tokens, places)
+        monkeypatch.setattr("model.position.table.Table.__init__", lambda *_: built.append(1))
+        model(tokens, places)
+        assert not built
+        monkeypatch.undo()

@@ -89,6 +89,14 @@ def test_weights_of_the_cosine_form_are_not_negative(seed, n, m):
 
 
 @torch.no_grad()
+def test_an_amplitude_falls_away_from_the_cosine_form():
+    yarn = {"name": "rope", "scaling": {"name": "yarn", "factor": 4.0, "attention_factor": 1.5}}
+    x, places = inputs(2, 9), Places.plain(9)
+    same = {**yarn, "scaling": {**yarn["scaling"], "attention_factor": 1.0}}
+    close(mixed(linear(yarn, "cosine"), x, places), mixed(linear(same, "cosine"), x, places))
+
+
+@torch.no_grad()
 def test_yarns_amplitude_reaches_the_numerator_alone():
     """cos and sin times a: products of rotated features times a², the denominator as it was."""
     plain, scaled = (

@@ -106,6 +106,24 @@ def test_a_temperature_multiplies_the_scores(scheme):
 
 
 @torch.no_grad()
+def test_constant_factors_of_heads_are_learned_ones_held_fixed():
+    """HeadScale found elsewhere: legal on a trained checkpoint, and the same function."""
+    values = [0.5, 1.0, 1.3, 0.9, 2.0, 1.1]
+    learned = build({"name": "none", "temperature": {"name": "head"}})
+    state = learned.state_dict()
+    for i in range(len(learned.layers)):
+        state[f"layers.{i}.attention.position.scale"] = torch.tensor(values).double()
+    learned.load_state_dict(state)
+    given = {"name": "none", "temperature": {"name": "fixed", "value": values}}
+    check_override(settings_of({"name": "none"}), settings_of(given))
+    fixed = build(given)
+    fixed.load_state_dict({k: v for k, v in state.items() if not k.endswith("position.scale")})
+    close(fixed(ids(2, T), Places.plain(T)), learned(ids(2, T), Places.plain(T)), atol=1e-6)
+    with pytest.raises(ModelError, match="6 heads need 6 factors, got 2"):
+        build({"name": "none", "temperature": {"name": "fixed", "value": [1.0, 2.0]}})
+
+
+@torch.no_grad()
 def test_a_bias_is_not_tempered():
     """The factor is on q·k alone: with queries of zero, ALiBi's weights stay what they were."""
     a = build({"name": "alibi", "temperature": {"name": "fixed", "value": 3.0}}, layers=1)
