@@ -118,7 +118,7 @@ def _level_sentence(result: Result, analysis: Analysis) -> str:
         return f"As trained at {l0} was not measured: there is nothing to compare with."
     if analysis.learned is not None:
         text += f"; a unigram model has {analysis.unigram:.4f} on the same tokens"
-        text += f", {analysis.learned:.3f} nats worse"
+        text += f", {abs(analysis.learned):.3f} nats {'worse' if analysis.learned >= 0 else 'better'}"
     return text + "."
 
 

@@ -97,6 +97,18 @@ class ModelSettings(BaseModel):
     position: AnyPosition = Field(RopeSettings.model_validate({}), description="positional scheme")
 
     @model_validator(mode="after")
+    def _every_kind_has_a_layer(self) -> ModelSettings:
+        if isinstance(self.position, PatternSettings):
+            for kind in self.position.kinds:
+                if kind not in self.layer_kinds:
+                    first = self.position.layers.index(kind) + 1
+                    raise ValueError(
+                        f"layers = {self.layers} never reaches kind '{kind}', layer {first} of the pattern: "
+                        f"set model.layers to {first} or more, or shorten model.position.layers"
+                    )
+        return self
+
+    @model_validator(mode="after")
     def _heads_fit(self) -> ModelSettings:
         if self.head_dim is None and self.dim % self.heads:
             raise ValueError(

@@ -28,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 import torch
+import yaml
 
 from data import open_prepared
 from data.files import write_text
@@ -49,6 +50,8 @@ class Row:
     """One scheme's line. NLL in nats per token; None where the scheme has no such length or position."""
 
     name: str
+    checkpoint: str  # hash of what was measured
+    layers: int
     scheme: str
     parameters: int
     learned: int  # parameters of the positional scheme
@@ -69,12 +72,14 @@ def main() -> int:
     if missing and not options.files:
         console.say(f"no settings file uses: {', '.join(sorted(missing))}")
     rows, failures = {}, {}
+    load_settings(RunSettings, [str(BASE), *options.words])  # refuses wrong words at once
 
     def one(file: Path) -> None:
         try:
-            rows[file.stem] = measure(file, folder / file.stem, options.words)
+            rows[file.stem] = measure(file, folder / file.stem, [*deep_enough(file), *options.words])
         except subprocess.CalledProcessError as error:
-            failures[file.stem] = (error.stderr or error.stdout or "").strip().splitlines()[-1:]
+            lines = (error.stderr or error.stdout or "").strip().splitlines()
+            failures[file.stem] = [line for line in lines if line.startswith("error:")] or lines[-1:]
             console.say(f"{file.stem}: {failures[file.stem]}")
 
     subprocess.run(  # once, before several runs ask for it
@@ -113,15 +118,25 @@ def parse() -> argparse.Namespace:
 
 def schemes_of(file: Path) -> set[str]:
     """Names of the schemes a settings file chooses."""
-    model = load_settings(RunSettings, [str(BASE), str(file)]).model
+    model = load_settings(RunSettings, [str(BASE), str(file), *deep_enough(file)]).model
     return {choice.name for choice in model.kinds.values()}
 
 
+def deep_enough(file: Path) -> list[str]:
+    """Words that give the model a layer for each place of a pattern."""
+    position = (yaml.safe_load(file.read_text(encoding="utf-8")).get("model") or {}).get("position") or {}
+    base = load_settings(RunSettings, [str(BASE)]).model.layers
+    needed = len(position.get("layers") or [])
+    return [f"model.layers={needed}"] if needed > base else []
+
+
 def measure(file: Path, run: Path, words: list[str]) -> Row:
-    """Train, evaluate and probe one scheme; what is done already is read back."""
+    """Train, evaluate and probe one scheme; what is done already is read back.
+
+    train.py is always asked: it refuses a run folder of other settings, and has nothing to do in a finished
+    one.
+    """
     found = run / "comparison.json"
-    if found.is_file():
-        return Row(**read_json(found))
     one_thread = os.environ | {"OMP_NUM_THREADS": "1"}
 
     def call(*line: str) -> None:
@@ -131,6 +146,8 @@ def measure(file: Path, run: Path, words: list[str]) -> Row:
 
     call("train.py", str(BASE), str(file), "--folder", str(run), "training.threads=1", *words)
     loaded = load(run)
+    if found.is_file() and read_json(found)["checkpoint"] == loaded.checkpoint_hash:
+        return Row(**read_json(found))
     l0 = loaded.settings.train_length
     lengths = [l0 * m for m in MULTIPLES if loaded.model.limit is None or l0 * m <= loaded.model.limit]
     asked = ["folder=comparison", f"lengths={lengths}", "targets=64", "documents=40", "spans_per_document=1"]
@@ -145,6 +162,8 @@ def measure(file: Path, run: Path, words: list[str]) -> Row:
     start = dict(fresh.named_parameters())
     row = Row(
         name=file.stem,
+        checkpoint=loaded.checkpoint_hash,
+        layers=loaded.settings.model.layers,
         scheme=", ".join(sorted({choice.name for choice in loaded.settings.model.kinds.values()})),
         parameters=loaded.model.parameter_count(),
         learned=sum(p.numel() for _, p in learned),
@@ -246,10 +265,11 @@ def report(rows: list[Row], failures: dict[str, list[str]], settings: RunSetting
         gap = None if row.nll["1"] is None else row.unigram - row.nll["1"]
         harm = "–"
         if row.permuted is not None and row.permuted_low is not None:
-            harm = f"+{row.permuted - row.plain:.3f} (≥ {row.permuted_low:.3f})"
+            harm = f"{row.permuted - row.plain:+.3f} (≥ {row.permuted_low:.3f})"
         cells = " | ".join(number(row.nll[str(m)]) for m in MULTIPLES)
+        name = row.name + deeper(row, settings)
         lines.append(
-            f"| {row.name} | {row.scheme} | {row.learned:,} | {number(gap)} | {cells} | {harm} "
+            f"| {name} | {row.scheme} | {row.learned:,} | {number(gap)} | {cells} | {harm} "
             f"| {row.seconds:.0f} |"
         )
     short = [r.name for r in rows if r.nll["1"] is None or r.unigram - r.nll["1"] < 0.3]
@@ -266,6 +286,10 @@ def report(rows: list[Row], failures: dict[str, list[str]], settings: RunSetting
     ]
     lines += [f"- Failed: {name}: {' '.join(why)}" for name, why in failures.items()]
     return "\n".join(lines) + "\n"
+
+
+def deeper(row: Row, settings: RunSettings) -> str:
+    return "" if row.layers == settings.model.layers else f" ({row.layers} layers)"
 
 
 if __name__ == "__main__":

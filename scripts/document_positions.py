@@ -43,16 +43,17 @@ INTRODUCTION = """\
 Every scheme of `model.position`, in the registry's order. *Remembered* is the form in which a cache
 keeps a key; logits with and without a cache are the same for every scheme. *CPU* and *GPU* are the
 kernels that one long pass over plain text takes. *At test time* lists what a trained checkpoint may
-be evaluated under, beside window, sinks and temperature, which may always change. *Exempt from*
-names checks of the conformance suite that do not hold for a scheme; the reason stands in its
-section."""
+be evaluated under, beside window, sinks and temperature, which may change wherever nothing of them
+is learned. *Exempt from* names checks of the conformance suite that do not hold for a scheme; the
+reason stands in its section."""
 
 LEFT_OUT = """## Not here, and why
 
 - BiPE (arXiv:2401.16421) and Abacus (arXiv:2405.17399): need segment or digit indices from the loader.
 - LieRE, ComRoPE, HARoPE: learned rotation generators, mostly for vision. CLEX (arXiv:2310.16450), TAPE
-  (arXiv:2501.00712), Giraffe's truncated basis (arXiv:2308.10882), GRAPE (arXiv:2512.07805), STRING
-  (arXiv:2410.18745), DoPE (arXiv:2511.09146): no source was at hand to check the formula against.
+  (arXiv:2501.00712), Giraffe's truncated basis (arXiv:2308.10882), GRAPE's additive and contextual forms
+  (arXiv:2512.07805), STRING (arXiv:2410.18745), DoPE (arXiv:2511.09146): no source was at hand to check the
+  formula against.
 - DAPE-V2 (arXiv:2410.04798) and query-dependent relative logits: not built yet.
 - Dynamic NTK that follows the running length: logits of a prefix would change when text is appended, and no
   cache could be right. `dynamic` takes the declared length, once per sequence.
@@ -188,7 +189,8 @@ def choices(annotation: Any, field: FieldInfo | None = None) -> list[type[BaseMo
 
 def choices_section(title: str, field: FieldInfo) -> list[str]:
     """Each choice of a kind with its docstring and settings."""
-    lines = [f"## {title}", "", f"{field.description}.", ""]
+    about = field.description or ""
+    lines = [f"## {title}", "", f"{about[:1].upper()}{about[1:]}.", ""]
     for cls in choices(field.annotation):
         keys = [
             f"`{key}` ({default(f)}): {f.description}" for key, f in cls.model_fields.items() if key != "name"

@@ -60,7 +60,9 @@ def main() -> int:
     parser.add_argument("--out", help="write the table there, as Markdown")
     options = parser.parse_args()
     console, mutants = Console(), read(TABLE)
-    chosen = [m for m in mutants if not options.words or any(w in m.name for w in options.words)]
+    chosen = [
+        m for m in mutants if not options.words or any(w.lower() in m.name.lower() for w in options.words)
+    ]
     if not chosen:
         raise TrainingError(f"no mutant's name holds {' or '.join(options.words)}; see {TABLE.name}")
     for name in misplaced(chosen):

@@ -64,7 +64,7 @@ def check_model(settings: RunSettings) -> None:
     if limit is not None and limit < length:
         raise TrainingError(
             f"train_length {length} is longer than the {limit} positions this scheme has: shorten it, or "
-            "raise model.position.max_length"
+            f"raise {_end_of(settings, length)}"
         )
     if limit is not None and limit < shortest * length:
         raise TrainingError(
@@ -88,8 +88,18 @@ def _check_sampler(settings: RunSettings, limit: int | None) -> None:
     if limit is not None and limit < reach:
         raise TrainingError(
             f"data.positions ({sampled(settings)}) draws positions up to {reach - 1}, and positions end at "
-            f"{limit - 1}: raise model.position.max_length to {reach}, or draw positions less far"
+            f"{limit - 1}: raise {_end_of(settings, reach)}, or draw positions less far"
         )
+
+
+def _end_of(settings: RunSettings, reach: int) -> str:
+    """The setting that moves the end of the positions, for an error."""
+    for kind, choice in settings.model.kinds.items():
+        where = "model.position" if kind == "all" else f"model.position.kinds.{kind}"
+        for key, value in (("max_length", f" to {reach}"), ("scale_base", "")):
+            if key in type(choice).model_fields:
+                return f"{where}.{key}{value}"
+    return "model.dim"
 
 
 def sampled(settings: RunSettings) -> str:

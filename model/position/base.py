@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, Protocol
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
 
 from model.errors import ModelError
@@ -242,6 +242,14 @@ class PositionSettings(BaseModel):
     sink_logit: Literal["none", "learned", "zero"] = Field(
         "none", description="a column without a value in each head's softmax: its logit is learned, or 0"
     )
+
+    @model_validator(mode="after")
+    def _sinks_need_a_window(self):
+        if self.sinks and self.window is None:
+            raise ValueError(
+                f"sinks = {self.sinks} stay visible beside a window, and there is none: give window as well"
+            )
+        return self
 
     @property
     def per_layer(self) -> bool:

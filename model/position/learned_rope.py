@@ -34,7 +34,7 @@ class LearnedRopeSettings(SharedSettings):
 
 class LearnedRope(Position):
     """RoPE with θ_k = exp(ω_k), ω learned from ln b^(−2k/D) on; Su's blog on learning θ (kexue.fm), and with
-    `share: head` the non-contextual multiplicative GRAPE (arXiv:2512.07805).
+    `share: head` is also the plainest form of GRAPE (arXiv:2512.07805), whose other forms are not built.
 
     What is stored is ω_k − ln b^(−2k/D), 0 at the start: the same function with the same gradient, but RoPE
     exactly whatever the precision (ln θ in bfloat16 would be off by 3%).

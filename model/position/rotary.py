@@ -117,7 +117,8 @@ class Rope(Position):
         self.dims = int(geometry.head_dim * settings.fraction) // 2 * 2
         if self.dims < 2:
             raise ModelError(
-                f"{settings.name}.fraction {settings.fraction} of {geometry.head_dim} features leaves no pair"
+                f"model.position.fraction {settings.fraction} of {geometry.head_dim} features leaves no "
+                f"pair: raise it to {2 / geometry.head_dim:.4g} or more"
             )
         self.frequencies(self.stretch(geometry.train_length))  # refuses what cannot work before any compute
         self._around = Around(geometry.original_length, settings.window, settings.sinks)

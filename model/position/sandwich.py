@@ -22,7 +22,7 @@ class SandwichSettings(DistanceSettings):
     """The inner product of two sinusoidal embeddings, as a bias (Chi et al. 2022)."""
 
     name: Literal["sandwich"] = "sandwich"
-    dims: int = Field(128, ge=2, multiple_of=2, description="width d̄ of the sinusoidal embeddings")
+    dims: int = Field(128, ge=2, le=65_536, multiple_of=2, description="width d̄ of the sinusoidal embeddings")
 
 
 class Sandwich(DistanceBias):

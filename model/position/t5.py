@@ -24,7 +24,10 @@ class T5Settings(PositionSettings):
     name: Literal["t5"] = "t5"
     buckets: int = Field(32, ge=2, description="rows of the table; the first half hold one distance each")
     max_distance: int = Field(
-        128, ge=1, description="all distances from here on are in the last bucket; must exceed buckets / 2"
+        128,
+        ge=1,
+        le=1_000_000,
+        description="all distances from here on are in the last bucket; must exceed buckets / 2",
     )
     shared: bool = Field(True, description="one table for all layers")
     unscaled: bool = Field(
