@@ -146,7 +146,7 @@ def measure(file: Path, run: Path, words: list[str]) -> Row:
 
     call("train.py", str(BASE), str(file), "--folder", str(run), "training.threads=1", *words)
     loaded = load(run)
-    if found.is_file() and read_json(found)["checkpoint"] == loaded.checkpoint_hash:
+    if found.is_file() and read_json(found).get("checkpoint") == loaded.checkpoint_hash:
         return Row(**read_json(found))
     l0 = loaded.settings.train_length
     lengths = [l0 * m for m in MULTIPLES if loaded.model.limit is None or l0 * m <= loaded.model.limit]
