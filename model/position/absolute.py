@@ -14,6 +14,8 @@ from model.position.places import Places
 from model.position.scaling import Factor
 from model.position.table import Rows, StretchedTables
 
+TABLE_STD = 0.02  # as large as token embeddings (1), rows are noise that drowns a short run's tokens
+
 
 class NoneSettings(PositionSettings):
     """No positions at all (NoPE); the causal mask alone tells order."""
@@ -113,7 +115,7 @@ class Sinusoidal(Position):
 
 
 class Learned(Position):
-    """x_n + E[n]; E is drawn like the token embeddings, as in GPT-2 (Radford et al. 2019).
+    """x_n + E[n], as in GPT-2 (Radford et al. 2019); E is drawn from N(0, 0.02²), small beside the tokens.
 
     Past the table of R rows a position is refused, or ``extend`` gives it row n mod R (repeat), the last row
     (clip), or row r(n) of a table stretched over the declared length L > R (interpolate, as Dosovitskiy et
@@ -141,7 +143,7 @@ class Learned(Position):
         return self.settings.extend == "interpolate"
 
     def initialise(self, generator: torch.Generator, embedding_std: float) -> None:
-        drawn = torch.randn(self.weight.shape, generator=generator) * embedding_std
+        drawn = torch.randn(self.weight.shape, generator=generator) * TABLE_STD
         with torch.no_grad():
             self.weight.copy_(drawn)
 
