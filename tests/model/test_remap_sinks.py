@@ -135,10 +135,11 @@ def test_no_distance_shown_goes_past_what_is_kept():
 
 
 @pytest.mark.parametrize("name", ["lambda", "streaming"])
-@pytest.mark.parametrize("kept", [{}, {"window": 4}, {"sinks": 4}])
+@pytest.mark.parametrize("kept", [{}, {"window": 4}])
 def test_a_window_and_sinks_are_asked_for(name, kept):
     text = refused({"name": name}, **kept)
     assert f"remap '{name}'" in text and "give window and sinks" in text
+    assert "give window as well" in refused({"name": name}, sinks=4)
 
 
 def test_limits_out_of_range():
