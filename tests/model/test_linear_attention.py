@@ -242,7 +242,6 @@ def test_the_cost_per_token_does_not_grow_with_the_length(form):
     ("position", "words"),
     [
         ({"name": "rope", "window": 5}, ["model.position.window", "null"]),
-        ({"name": "rope", "sinks": 2}, ["model.position.sinks", "0"]),
         ({"name": "none", "sink_logit": "learned"}, ["model.position.sink_logit", "none"]),
         ({"name": "none", "sink_logit": "zero"}, ["model.position.sink_logit", "none"]),
         ({"name": "rope", "temperature": {"name": "log_n"}}, ["model.position.temperature", "{name: none}"]),
