@@ -27,6 +27,11 @@ def mask_dtype(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
+def precise(x: Tensor) -> Tensor:
+    """x in float32, or as it is in float64, whatever autocast would have."""
+    return x.to(mask_dtype(x))
+
+
 def repeated(x: Tensor, heads: int) -> Tensor:
     """(B, G, S, D) → (B, H, S, D): each key and value head serves H / G query heads in a row."""
     return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)

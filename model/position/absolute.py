@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from model.errors import ModelError
 from model.position.base import Geometry, Position, PositionSettings
 from model.position.places import Places
-from model.position.scaling import Factor
+from model.position.scaling import Factor, stretch_of
 from model.position.table import Rows, StretchedTables
 
 TABLE_STD = 0.02  # as large as token embeddings (1), rows are noise that drowns a short run's tokens
@@ -89,8 +89,7 @@ class Sinusoidal(Position):
 
     def stretch(self, length: int) -> float:
         """s for a sequence of this declared length."""
-        s = self.settings.stretch
-        return max(1.0, length / self.geometry.original_length) if s == "auto" else s
+        return stretch_of(self.settings.stretch, length, self.geometry.original_length)
 
     def _rows(self, stretch: float) -> Rows:
         dim, offset = self.geometry.dim, self.settings.offset

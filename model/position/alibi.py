@@ -9,8 +9,9 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from model.errors import ModelError
+from model.pairs import precise
 from model.position.base import Geometry, Span
-from model.position.bias import DistanceBias, DistanceSettings, RowBias, wide
+from model.position.bias import DistanceBias, DistanceSettings, RowBias
 from model.position.places import Places
 
 
@@ -91,5 +92,5 @@ class Alibi(DistanceBias):
 
     def bias(self, span: Span) -> RowBias:
         stretch = span.tables[0]
-        slopes = span.tables[1][0] if self.slopes is None else wide(self.slopes)
+        slopes = span.tables[1][0] if self.slopes is None else precise(self.slopes)
         return lambda row, h, d: -slopes[h] * d / stretch[row]

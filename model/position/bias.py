@@ -12,18 +12,13 @@ from torch import Tensor
 from model.pairs import View
 from model.position.base import Geometry, Plan, Position, PositionSettings, Span
 from model.position.places import Places
-from model.position.scaling import Factor
+from model.position.scaling import Factor, stretch_of
 
 STRETCHES_HELD = 16  # tensors of stretches held at once: batches of many lengths where it follows the length
 
 # (row, head, distance), index tensors and the unstretched distance -> what is added to the logit. The row
 # counts those of the scheme's first table. Tensors are indexed by tensors alone: FlexAttention takes no more.
 RowBias = Callable[[Tensor, Tensor, Tensor], Tensor]
-
-
-def wide(x: Tensor) -> Tensor:
-    """x in the precision in which biases are computed, float32 or float64, whatever autocast would have."""
-    return x if x.dtype == torch.float64 else x.float()
 
 
 class DistanceSettings(PositionSettings):
@@ -54,8 +49,7 @@ class DistanceBias(Position, ABC):
 
     def stretch(self, length: int) -> float:
         """s for a sequence of this declared length."""
-        s = self.settings.stretch
-        return max(1.0, length / self.geometry.original_length) if s == "auto" else s
+        return stretch_of(self.settings.stretch, length, self.geometry.original_length)
 
     def stretches(self, places: Places) -> tuple[float, ...]:
         """s of each row; one for all where they agree."""

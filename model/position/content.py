@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from pydantic import model_validator
 from torch import Tensor, nn
 
-from model.pairs import mask_dtype
 from model.position.base import PositionSettings
 from model.position.places import Places
 
@@ -34,11 +33,6 @@ class ContentSettings(PositionSettings):
                 "window to 2 or more"
             )
         return self
-
-
-def precise(x: Tensor) -> Tensor:
-    """x in float32, or as it is in float64."""
-    return x.to(mask_dtype(x))
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

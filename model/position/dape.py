@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from model.pairs import Block, View
 from model.position.alibi import alibi_slopes
 from model.position.base import Geometry, Plan, Position, PositionSettings, Span
+from model.position.kerple import SMALLEST
 from model.position.places import Places
 from model.position.weighing import UNROLLED, pairs_by_position
-
-SMALLEST = 1e-2  # r1 and r2 of KERPLE are kept at or above this
 
 
 def kept_positive(r: Tensor) -> Tensor:

@@ -10,9 +10,8 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from model.pairs import View
+from model.pairs import View, precise
 from model.position.base import Geometry, Plan, Position, PositionSettings, Span
-from model.position.bias import wide
 
 
 class FireSettings(PositionSettings):
@@ -76,12 +75,12 @@ class Fire(Position):
         """(1,) T."""
         if self.settings.threshold is not None:
             # The learned one is kept with the weights; its gradient is 0, not missing.
-            return self.settings.threshold + 0 * wide(self.multiplier)
-        return (wide(self.multiplier) * self.settings.init_length).abs()
+            return self.settings.threshold + 0 * precise(self.multiplier)
+        return (precise(self.multiplier) * self.settings.init_length).abs()
 
     def argument(self) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
         """(n, d, zero) -> what f is given, in [0, 1] for positions 0 ≤ d ≤ n; `zero` is a 0 to index by."""
-        c, threshold = wide(self.c), self._threshold()
+        c, threshold = precise(self.c), self._threshold()
 
         def argument(n: Tensor, d: Tensor, zero: Tensor) -> Tensor:
             scale, edge = c[zero], threshold[zero]
@@ -94,7 +93,7 @@ class Fire(Position):
 
     def network(self) -> Callable[[Tensor, Tensor], Tensor]:
         """(h, x) -> f_h(x) (R, H, t, s), x (R, 1, t, s) and h (1, H, 1, 1); or both single numbers."""
-        w1, b1, w2 = (wide(p) for p in (self.inner.weight, self.inner.bias, self.outer.weight))
+        w1, b1, w2 = (precise(p) for p in (self.inner.weight, self.inner.bias, self.outer.weight))
         first, second, width = w1.flatten(), w2.flatten(), self.settings.width
 
         def network(h: Tensor, x: Tensor) -> Tensor:

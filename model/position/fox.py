@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from model.pairs import Pairs, View, mask_dtype
+from model.pairs import Pairs, View, mask_dtype, precise
 from model.position.alibi import alibi_slopes
 from model.position.base import ContentPlan, Geometry, Position, Span
-from model.position.content import ContentSettings, drawn, latest, linear, precise, running_sum
+from model.position.content import ContentSettings, drawn, latest, linear, running_sum
 from model.position.places import Places
 from model.position.rotary import Rope, RopeSettings, rotate
 

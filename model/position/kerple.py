@@ -8,8 +8,9 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from model.pairs import precise
 from model.position.base import Geometry, Span
-from model.position.bias import DistanceBias, DistanceSettings, RowBias, wide
+from model.position.bias import DistanceBias, DistanceSettings, RowBias
 from model.position.places import Places
 
 SMALLEST = 1e-2  # of every learned number, as in the released code
@@ -77,7 +78,7 @@ class Kerple(DistanceBias):
     def _values(self) -> list[Tensor]:
         # Clamped before they are widened: a parameter at its edge must count as inside, or it learns nothing.
         return [
-            wide(self.get_parameter(name).clamp(SMALLEST, largest))
+            precise(self.get_parameter(name).clamp(SMALLEST, largest))
             for name, (_, _, largest) in self._ranges.items()
         ]
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from model.pairs import Block, View, repeated
+from model.pairs import Block, View, precise, repeated
 from model.position.base import ContentPlan, Geometry, Position, Span
 from model.position.content import (
     ContentSettings,
@@ -17,7 +17,6 @@ from model.position.content import (
     drawn,
     latest,
     linear,
-    precise,
     series_of,
 )
 

@@ -14,7 +14,7 @@ from model.position.base import Geometry, Plan, Position, PositionSettings, Span
 from model.position.places import Places
 from model.position.remap import AnyRemap, Around, Lane, NoRemap
 from model.position.scaling import AnyScaling, NoScaling, plain_frequencies, resonant, turns_within
-from model.position.table import Rows, Table, make_room
+from model.position.table import Rows, StretchedTables
 
 
 class RotarySettings(PositionSettings):
@@ -124,7 +124,7 @@ class Rope(Position):
         self._around = Around(geometry.original_length, settings.window, settings.sinks)
         self._lanes = settings.remap.lanes(self._around)
         self._forms = sorted({lane.key for lane in self._lanes})  # key maps; a key is remembered under each
-        self._tables: dict[tuple[float, float], Table] = {}
+        self._tables = StretchedTables(self._rows)
 
     def stretch(self, length: int) -> float:
         """The factor a sequence of this declared length is treated with."""
@@ -169,12 +169,6 @@ class Rope(Position):
         turns = turns_within(self.frequencies(self.stretch(length))[0], length)
         return int((turns >= 1).sum()), len(turns)
 
-    def _table(self, stretches: tuple[float, float], needed: set[tuple[float, float]]) -> Table:
-        if stretches not in self._tables:
-            make_room(self._tables, needed)
-            self._tables[stretches] = Table(self._rows(stretches))
-        return self._tables[stretches]
-
     def _rows(self, stretches: tuple[float, float]) -> Rows:
         remap, around, spread = self.settings.remap, self._around, stretches[1]
         gain = remap.amplitude(spread)
@@ -199,15 +193,7 @@ class Rope(Position):
 
     def tables(self, places: Places, dtype: torch.dtype) -> tuple[Tensor, ...]:
         stretches = [self._stretches(length) for length in places.lengths]
-        needed = set(stretches)
-        if len(needed) == 1:
-            return self._table(stretches[0], needed).look_up(places.position, places.reach, dtype)
-        rows = places.position.expand(len(stretches), -1)
-        found = [
-            self._table(s, needed).look_up(rows[b : b + 1], places.reach, dtype)
-            for b, s in enumerate(stretches)
-        ]
-        return tuple(torch.cat(parts) for parts in zip(*found, strict=True))
+        return self._tables.look_up(places, stretches, dtype)
 
     def plan(self, span: Span) -> Plan:
         cos, sin = span.tables[0::2], span.tables[1::2]  # by map

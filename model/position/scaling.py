@@ -22,6 +22,11 @@ Factor = Annotated[float, Field(ge=1)] | Literal["auto"]
 Divisors = list[Annotated[float, Field(gt=0)]]
 
 
+def stretch_of(factor: float | str, length: int, original_length: int) -> float:
+    """s for a sequence of `length` tokens: the number given, or max(1, L / L0) for ``auto``."""
+    return max(1.0, length / original_length) if isinstance(factor, str) else factor
+
+
 def plain_frequencies(theta: float, dims: int) -> Tensor:
     """(r/2,) float64, θ_k = b^(−2k/r) in radians per token. Su et al. 2021 (arXiv:2104.09864), eq. 15."""
     return theta ** -(torch.arange(0, dims, 2, dtype=torch.float64, device="cpu") / dims)
@@ -110,7 +115,7 @@ class FactorScaling(Scaling):
         return self.factor == "auto"
 
     def stretch(self, length: int, original_length: int) -> float:
-        return max(1.0, length / original_length) if self.factor == "auto" else self.factor
+        return stretch_of(self.factor, length, original_length)
 
 
 class LinearScaling(FactorScaling):

@@ -10,9 +10,8 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from model.errors import ModelError
-from model.pairs import View
+from model.pairs import View, precise
 from model.position.base import Geometry, Plan, Position, PositionSettings, Span
-from model.position.bias import wide
 from model.position.places import Places
 
 
@@ -96,7 +95,7 @@ class T5(Position):
         return (self._copies[device],)
 
     def plan(self, span: Span) -> Plan:
-        (buckets,), weight, last = span.tables[0], wide(self.weight), self.settings.max_distance
+        (buckets,), weight, last = span.tables[0], precise(self.weight), self.settings.max_distance
         pairs = span.pairs(distance=lambda h, d: weight[buckets[d.clamp(0, last)], h])
         root = self.geometry.head_dim**0.5 if self.settings.unscaled else 1.0
         return Plan(read=lambda q, k: [View(q if root == 1.0 else q * root, k, pairs)])

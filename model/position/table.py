@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,20 +14,12 @@ STRETCHES_KEPT = 16  # tables held at once: documents of many lengths where the 
 
 # positions (any shape, float64) -> tensors whose leading dimensions are those of positions, float64
 Rows = Callable[[Tensor], tuple[Tensor, ...]]
+Stretch = TypeVar("Stretch", bound=Hashable)
 
 
 def wide(device: torch.device) -> torch.dtype:
     """The widest float of a device, for what a table cannot hold because it is learned: angles, distances."""
     return torch.float32 if device.type == "mps" else torch.float64
-
-
-def make_room(tables: dict, needed: set) -> None:
-    """Drop the oldest tables beyond STRETCHES_KEPT, but none that this pass needs: a batch of more lengths
-    would otherwise build every table anew at every step."""
-    for key in [key for key in tables if key not in needed]:
-        if len(tables) < STRETCHES_KEPT:
-            return
-        del tables[key]
 
 
 class Table:
@@ -63,30 +56,36 @@ class Table:
         return tuple(row[position] for row in self._copies[key])
 
 
-class StretchedTables:
+class StretchedTables(Generic[Stretch]):
     """A table for each stretch that is asked for; rows of one batch may differ in theirs.
 
     Args:
-        rows: what `Table` takes, for a stretch.
+        rows: what `Table` takes, for a stretch: a number, or several where it changes several things.
     """
 
-    def __init__(self, rows: Callable[[float], Rows]):
+    def __init__(self, rows: Callable[[Stretch], Rows]):
         self._rows = rows
-        self._tables: dict[float, Table] = {}
+        self._tables: dict[Stretch, Table] = {}
 
-    def _table(self, stretch: float, needed: set[float]) -> Table:
-        if stretch not in self._tables:
-            make_room(self._tables, needed)
+    def _make(self, needed: set[Stretch]) -> None:
+        """Drop the oldest tables beyond STRETCHES_KEPT, but none that this pass needs: a batch of more
+        lengths would otherwise build every table anew at every step."""
+        missing = needed - self._tables.keys()
+        for stretch in [stretch for stretch in self._tables if stretch not in needed]:
+            if len(self._tables) + len(missing) <= STRETCHES_KEPT:
+                break
+            del self._tables[stretch]
+        for stretch in missing:
             self._tables[stretch] = Table(self._rows(stretch))
-        return self._tables[stretch]
 
-    def look_up(self, places: Places, stretches: list[float], dtype: torch.dtype) -> tuple[Tensor, ...]:
+    def look_up(self, places: Places, stretches: list[Stretch], dtype: torch.dtype) -> tuple[Tensor, ...]:
         """Rows at the positions of `places`, each (B or 1, T, ...); one stretch a row, or one for all."""
-        if len(set(stretches)) == 1:
-            return self._table(stretches[0], set(stretches)).look_up(places.position, places.reach, dtype)
+        needed = set(stretches)
+        self._make(needed)
+        if len(needed) == 1:
+            return self._tables[stretches[0]].look_up(places.position, places.reach, dtype)
         rows = places.position.expand(len(stretches), -1)
         found = [
-            self._table(s, set(stretches)).look_up(rows[b : b + 1], places.reach, dtype)
-            for b, s in enumerate(stretches)
+            self._tables[s].look_up(rows[b : b + 1], places.reach, dtype) for b, s in enumerate(stretches)
         ]
         return tuple(torch.cat(parts) for parts in zip(*found, strict=True))

@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from model.errors import ModelError
-from model.pairs import View, repeated
+from model.pairs import View, precise, repeated
 from model.position.base import ContentPlan, Geometry, Position, Span
 from model.position.content import (
     ContentSettings,
@@ -19,7 +19,6 @@ from model.position.content import (
     drawn,
     latest,
     linear,
-    precise,
     running_sum,
     series_of,
     wrapped,
