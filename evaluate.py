@@ -7,6 +7,9 @@
     python evaluate.py RUN --matrix --verbose                  ... and why the other rules do not apply
     python evaluate.py --help                                  every setting
 
+`protocol` says what is measured: the loss of text (fixed-targets, sliding, non-overlapping, by-position), and
+whatever else KINDS below lists; each kind has settings of its own.
+
 --matrix lays every built-in rule over the checkpoint and keeps those that exist for its scheme, are legal for
 its weights, can be built at its sizes, and change something. A checkpoint with a pattern of layer kinds is
 given a rule kind by kind: each kind that can take the whole rule takes it, the others stay as trained, and a
@@ -23,10 +26,14 @@ Cells that were measured before are not measured again; an interrupted call goes
 
 import shlex
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import torch
+from pydantic import BaseModel
 
 from data import DataError, Store, open_prepared
 from data.files import write_text
@@ -45,7 +52,7 @@ from evaluation.grid import footnotes, grid
 from evaluation.report import table, words, write
 from evaluation.settings import settings_hash
 from model import ModelError, Transformer, legal_overrides
-from training.config import describe, dump, load_settings
+from training.config import asked_for, describe, dump, load_settings
 from training.console import Console, run_main
 from training.errors import TrainingError
 from training.files import read_json
@@ -62,13 +69,31 @@ def main() -> int:
     arguments = [word for word in sys.argv[1:] if word not in FLAGS]
     if not arguments or "--help" in arguments or "-h" in arguments:
         print(__doc__)
-        print(describe(EvaluationSettings))
-        print(f"\nrules: {', '.join(read_rules(RULES))} (configs/evaluation/rules.yaml), or your own")
+        for kind in KINDS:
+            print(f"{kind.title} (protocol = {', '.join(kind.protocols)})\n")
+            print(describe(kind.settings) + "\n")
+        print(f"rules: {', '.join(read_rules(RULES))} (configs/evaluation/rules.yaml), or your own")
         return 0
-    run, console, verbose = Path(arguments[0]), Console(), "--verbose" in sys.argv
     prepare_cpu(None)
+    kind = kind_of(arguments[1:])
     wanted = ["matrix=true"] if "--matrix" in sys.argv else []
-    settings = load_settings(EvaluationSettings, [*arguments[1:], *wanted])
+    settings = load_settings(kind.settings, [*arguments[1:], *wanted])
+    return kind.measure(settings, Path(arguments[0]), Console())
+
+
+def kind_of(words: list[str]) -> "Kind":
+    """What the words ask to have measured: the kind of evaluation their `protocol` names."""
+    protocol = asked_for(words, "protocol") or KINDS[0].protocols[0]
+    for kind in KINDS:
+        if protocol in kind.protocols:
+            return kind
+    known = ", ".join(name for kind in KINDS for name in kind.protocols)
+    raise EvaluationError(f"protocol={protocol} is unknown; known are {known}")
+
+
+def measure_loss(settings: EvaluationSettings, run: Path, console: Console) -> int:
+    """Loss of text under one or many rules, by length or by position."""
+    verbose = "--verbose" in sys.argv
     device = settings.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -166,6 +191,25 @@ def open_stores(settings: EvaluationSettings, run: Path, tokenizer) -> tuple[Sto
         train = None
     return store, f"{Path(folder).name}/{settings.split}", train
 
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of evaluation: its protocols, their settings, and what measures, writes and prints."""
+
+    title: str
+    protocols: tuple[str, ...]
+    settings: type[BaseModel]
+    measure: Callable[[Any, Path, Console], int]
+
+
+KINDS = [
+    Kind(
+        "Loss of text",
+        ("fixed-targets", "sliding", "non-overlapping", "by-position"),
+        EvaluationSettings,
+        measure_loss,
+    ),
+]
 
 if __name__ == "__main__":
     run_main(main)

@@ -22,6 +22,7 @@ from training.yamltext import parse_yaml, read_yaml, write_yaml
 
 __all__ = [
     "apply_words",
+    "asked_for",
     "describe",
     "differences",
     "dump",
@@ -57,6 +58,19 @@ def apply_words(settings: S, words: list[str]) -> S:
     if files:
         raise ConfigError(f"{files[0]}: only words such as model.position.window=256 can be used here")
     return _finish(type(settings), _Layers(settings.model_dump(mode="json")), dotted, [])
+
+
+def asked_for(words: list[str], key: str) -> object:
+    """What files and words, in their order, set a top-level key to before anything is checked; None where
+    none does. For choosing the class of settings they are checked against."""
+    layers = _Layers({})
+    files, dotted = split_words(words)
+    for file in files:
+        layers.lay_file(Path(file))
+    for word in dotted:
+        if word.partition("=")[0] == key:
+            layers.lay_word(word)
+    return layers.tree.get(key)
 
 
 def split_words(words: list[str]) -> tuple[list[str], list[str]]:

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from training.files import is_disk_full
 
-_PACKAGES = {"model", "data", "training", "evaluation", "interop"}
+_PACKAGES = {"model", "data", "training", "evaluation", "interop", "studies"}
 
 
 class Console:
