@@ -5,6 +5,7 @@ says nothing of what another training seed would give.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -116,12 +117,17 @@ def units_needed(sd: float, half: float, *, alpha: float = 0.05, family: int = 1
     def enough(n: int) -> bool:
         return t_quantile(1 - alpha / family / 2, n - 1) * sd / math.sqrt(n) <= half
 
-    high = POINTS_ONLY_BELOW
+    found = smallest(enough, POINTS_ONLY_BELOW, limit)
+    return limit if found is None else found
+
+
+def smallest(enough: Callable[[int], bool], start: int, limit: int) -> int | None:
+    """The smallest n >= `start` that is enough, by doubling and halving; None where `limit` is passed."""
+    low, high = start, start
     while not enough(high):
-        high *= 2
+        low, high = high + 1, high * 2
         if high > limit:
-            return limit
-    low = POINTS_ONLY_BELOW if high == POINTS_ONLY_BELOW else high // 2
+            return None
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if enough(middle) else (middle + 1, high)

@@ -1,1 +1,1 @@
-"""Many trainings × many evaluations → one report. Stands above training and evaluation; runs both as commands."""
+"""Many trainings × many evaluations → one report. Above training and evaluation; runs both as commands."""

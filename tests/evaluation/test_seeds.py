@@ -1,0 +1,172 @@
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from evaluation import EvaluationError
+from evaluation.seeds import change, compare, needed, pool, upper
+
+RNG = np.random.default_rng(17)
+A, B = RNG.normal(2.0, 0.3, (4, 9)), RNG.normal(1.9, 0.1, (3, 9))
+
+
+def by_hand(parts, p):
+    """Half-width from [(variance of a mean, df)], with scipy's t."""
+    total = sum(v for v, _ in parts)
+    df = total**2 / sum(v**2 / n for v, n in parts)
+    return stats.t.ppf(p, df) * math.sqrt(total), df
+
+
+def parts_of(a, b):
+    sa, sb = (stats.sem([row.mean() for row in one]) ** 2 for one in (a, b))
+    doc = stats.sem([a[:, j].mean() - b[:, j].mean() for j in range(a.shape[1])]) ** 2
+    return [(sa, len(a) - 1), (sb, len(b) - 1), (doc, a.shape[1] - 1)]
+
+
+@pytest.mark.parametrize("family", [1, 6])
+def test_two_schemes_are_compared_by_the_three_variances(family):
+    got = compare(A, B, family=family)
+    half, df = by_hand(parts_of(A, B), 1 - 0.025 / family)
+    assert got.estimate == pytest.approx(A.mean() - B.mean())
+    assert (got.low, got.high) == pytest.approx((got.estimate - half, got.estimate + half), rel=1e-9)
+    assert got.df == pytest.approx(df) and got.half == pytest.approx(half)
+    assert (got.seeds, got.units, got.family) == ((4, 3), 9, family)
+    assert got.level == pytest.approx(1 - 0.05 / family)
+    assert got.few and got.claimed
+
+
+def test_a_change_has_one_seed_variance():
+    got = change(A - 1.5)
+    seed, doc = stats.sem(A.mean(axis=1)) ** 2, stats.sem(A.mean(axis=0)) ** 2
+    half, df = by_hand([(seed, 3), (doc, 8)], 0.975)
+    assert got.estimate == pytest.approx(A.mean() - 1.5)
+    assert got.half == pytest.approx(half) and got.df == pytest.approx(df)
+    assert upper(A) == pytest.approx(change(A).high)  # 97.5% one-sided is the end of a 95% interval
+    assert upper(A, 0.9) == pytest.approx(A.mean() + by_hand([(seed, 3), (doc, 8)], 0.9)[0])
+
+
+def test_pooling_is_one_seed_variance_with_all_degrees_of_freedom():
+    c = RNG.normal(2.1, 0.2, (5, 9))
+    variance, df = pool([A, B, c, A[:1]])
+    sums = sum(((one.mean(axis=1) - one.mean()) ** 2).sum() for one in (A, B, c))
+    assert df == 9 and variance == pytest.approx(sums / 9)
+    got = compare(A, B, pooled_variance=(variance, df))
+    half, total = by_hand([(variance * (1 / 4 + 1 / 3), 9), parts_of(A, B)[2]], 0.975)
+    assert got.half == pytest.approx(half) and got.df == pytest.approx(total)
+    with pytest.raises(EvaluationError, match="two seeds"):
+        pool([A[:1], B[:1]])
+
+
+@pytest.mark.parametrize("a, b", [(A[:2], B), (A, B[:2]), (A[:1], B[:1]), (A[:, :5], B[:, :5])])
+def test_too_few_seeds_or_units_are_points(a, b):
+    got = compare(a, b)
+    assert got.estimate == pytest.approx(a.mean() - b.mean())
+    assert math.isnan(got.low) and math.isnan(got.high) and not got.claimed
+    assert math.isnan(compare(a, b, pooled_variance=(0.01, 30.0)).low)  # a claim needs seeds of its own
+    assert math.isnan(upper(A[:2])) and math.isnan(upper(A[:, :5]))
+
+
+def test_no_spread_is_certainty():
+    got = compare(np.full((3, 6), 2.5), np.full((3, 6), 2.25))
+    assert (got.low, got.estimate, got.high) == (0.25, 0.25, 0.25)
+
+
+@pytest.mark.parametrize("bad", [np.ones(9), np.ones((3, 0)), np.full((3, 9), np.nan)])
+def test_what_is_no_table_of_seeds_by_units_is_refused(bad):
+    with pytest.raises(EvaluationError):
+        change(bad)
+
+
+def test_schemes_on_other_units_are_not_compared():
+    with pytest.raises(EvaluationError, match="9 and 8"):
+        compare(A, B[:, :8])
+
+
+@pytest.mark.parametrize("family", [1, 5])
+@pytest.mark.parametrize("factor", [0.9, 0.7])
+def test_needed_solves_the_half_width_for_either(family, factor):
+    # A spread where both parts matter, so that either can be bought with the other.
+    unit = RNG.normal(0, 0.3, 12)
+    a = unit + RNG.normal(0, 0.05, (4, 1)) + RNG.normal(0, 0.02, (4, 12))
+    b = RNG.normal(0, 0.05, (4, 1)) + RNG.normal(0, 0.02, (4, 12))
+    got = compare(a, b, family=family)
+    wanted = factor * got.half
+    seeds, units = needed(got, wanted)
+    va, vb, vd = (v * n for (v, _), n in zip(parts_of(a, b), (4, 4, 12), strict=True))
+
+    def half(s, d):
+        return by_hand([(va / s, s - 1), (vb / s, s - 1), (vd / d, d - 1)], 1 - 0.025 / family)[0]
+
+    assert half(4, units) <= wanted < half(4, units - 1)
+    if seeds is None:
+        assert half(10**4, 12) > wanted
+    else:
+        assert half(seeds, 12) <= wanted < half(seeds - 1, 12)
+    assert needed(got, 10.0) == (3, 6)  # never fewer than a claim needs
+
+
+def test_needed_says_where_no_number_would_do():
+    got = compare(A, B)
+    seeds_only, units_only = got.seed_variance, got.unit_variance
+    assert needed(got, math.sqrt(units_only / 9) * 1.9) == (
+        None,
+        needed(got, math.sqrt(units_only / 9) * 1.9)[1],
+    )
+    assert needed(got, math.sqrt(seeds_only[0] / 4 + seeds_only[1] / 3) * 1.9)[1] is None
+    assert needed(compare(A[:1], B), 0.1) == (None, None)
+    assert needed(compare(A[:2], B), 0.5)[0] is not None and needed(compare(A[:2], B), 0.5)[1] is None
+    assert needed(compare(A[:, :5], B[:, :5]), 0.5)[0] is None
+    with pytest.raises(EvaluationError, match="above 0"):
+        needed(got, 0.0)
+
+
+def draws(n, units, effect, seeds, seed_sd, unit_sd, rng):
+    """(n, S, D) of two schemes whose means are equal; a unit's difference has `unit_sd`."""
+
+    def unit_effect():
+        if effect == "normal":
+            return rng.normal(size=(n, 1, units))
+        return (rng.gamma(2.0, size=(n, 1, units)) - 2) / math.sqrt(2)
+
+    shared = 3 * unit_effect()  # documents differ much; both schemes see the same ones
+    difference = unit_sd * unit_effect()
+    a, b = (
+        shared + sd * rng.normal(size=(n, s, 1)) + 0.02 * rng.normal(size=(n, s, units))
+        for s, sd in zip(seeds, seed_sd, strict=True)
+    )
+    return a + difference, b
+
+
+def vectorised(a, b, p=0.975):
+    """(estimate, half) of every draw at once, with scipy: the twin of `compare`."""
+    parts = [a.mean(2).var(1, ddof=1) / a.shape[1], b.mean(2).var(1, ddof=1) / b.shape[1]]
+    units = a.mean(1) - b.mean(1)
+    parts.append(units.var(1, ddof=1) / units.shape[1])
+    total = sum(parts)
+    df = total**2 / sum(
+        v**2 / (n - 1) for v, n in zip(parts, (a.shape[1], b.shape[1], a.shape[2]), strict=True)
+    )
+    return units.mean(1), stats.t.ppf(p, df) * np.sqrt(total)
+
+
+SETTINGS = {
+    "seeds dominate": ((0.10, 0.03), 0.05),
+    "alike": ((0.05, 0.02), 0.15),
+    "units": ((0.01, 0.004), 0.3),
+}
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("effect, least, most", [("normal", 0.935, 0.965), ("gamma", 0.915, 0.975)])
+@pytest.mark.parametrize("units", [20, 60])
+def test_coverage_in_4000_draws(units, effect, least, most, setting):
+    """Unequal seed variances, 3 seeds of each scheme."""
+    seed_sd, unit_sd = SETTINGS[setting]
+    rng = np.random.default_rng([units, len(effect), len(setting)])
+    a, b = draws(4000, units, effect, (3, 3), seed_sd, unit_sd, rng)
+    estimate, half = vectorised(a, b)
+    for i in range(10):
+        assert compare(a[i], b[i]).half == pytest.approx(half[i], rel=1e-9)
+    covered = float(np.mean(np.abs(estimate) <= half))
+    assert least <= covered <= most
