@@ -5,21 +5,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from evaluation.baselines import unigram_nll
 from evaluation.cells import Cells
 from evaluation.errors import EvaluationError
-from evaluation.forecast import choose_batch, measure_pace, memory_free, memory_needed
 from evaluation.plan import Plan, make_plan, targets_bytes
-from evaluation.protocols import Windows
-from evaluation.rules import TRAINED, TRUNCATE, Rule
-from evaluation.scoring import CellFailed, ModelScorer, measure
+from evaluation.rules import Rule
+from evaluation.session import Session
 from evaluation.settings import EvaluationSettings
 from evaluation.text import Text
-from model import ModelError, Transformer
-
-PRECISION_SAMPLE = 32  # windows scored again in float32 beside bfloat16
+from model import Transformer
 
 
 @dataclass(frozen=True)
@@ -106,7 +101,7 @@ def evaluate(
         unigram=None if train is None else unigram_nll(train, ids, tokenizer.vocab_size),
         absent=_absent(rules, plan.lengths, subject),
     )
-    _Session(result, text, Cells(cells), console).run()
+    Session(result, text, Cells(cells), console).run()
     return result
 
 
@@ -143,198 +138,3 @@ def _absent(rules: list[Rule], lengths: list[int], subject: Subject) -> dict[tup
                 f"reaches further (--matrix tries all). {subject.legal}".rstrip()
             )
     return absent
-
-
-@dataclass(frozen=True)
-class _Cell:
-    """One thing to measure: a model rule, what it is told the length is, and the windows."""
-
-    rule: Rule
-    length: int
-    windows: Windows
-    key: dict
-    sample: bool = False  # a few windows in float32, to check bfloat16
-    baseline: bool = False  # by-position's truncation baseline
-
-
-class _Session:
-    """The state of one `evaluate` call: which model is loaded, how much memory there is."""
-
-    def __init__(self, result: Result, text: Text, cells: Cells, console):
-        self.result, self.text, self.cells, self.console = result, text, cells, console
-        self.settings, self.subject, self.plan = result.settings, result.subject, result.plan
-        wanted = self.settings.device
-        self.device = torch.device(
-            wanted if wanted != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
-        )
-        self.loaded: tuple[tuple, Transformer] | None = None
-        self.budget = 0
-        self.samples: dict[tuple[str, int], np.ndarray] = {}  # float32 beside bfloat16
-
-    def run(self) -> None:
-        todo = self._cells()
-        missing = []
-        for cell in todo:
-            found = self.cells.load(cell.key)
-            if found is None:
-                missing.append(cell)
-            else:
-                self._keep(cell, found)
-        if self.console and len(missing) < len(todo):
-            self.console.say(
-                f"{len(todo) - len(missing)} of {len(todo)} cells were measured before and are reused"
-            )
-        if missing:
-            self._measure(missing)
-        for where, exact in self.samples.items():
-            if where in self.result.nll:
-                windows = self.plan.windows[where[1]]
-                of_window = np.repeat(np.arange(len(windows)), windows.keep)
-                here = np.isin(of_window, _chosen(len(windows), PRECISION_SAMPLE))
-                self.result.precision[where] = float((self.result.nll[where][here] - exact).mean())
-        baseline = self.result.nll.get((TRAINED, self.subject.trained_length))
-        if self.plan.protocol != "by-position" and baseline is not None:
-            self.result.truncated = baseline
-            if any(rule.truncates for rule in self.result.rules):
-                self.result.nll.update({(TRUNCATE, length): baseline for length in self.plan.lengths})
-
-    def _cells(self) -> list[_Cell]:
-        out = []
-        for rule in (rule for rule in self.result.rules if not rule.truncates):
-            lengths = [n for n in self.plan.lengths if (rule.label, n) not in self.result.absent]
-            for length in lengths:
-                windows = self.plan.windows[length]
-                out.append(_Cell(rule, length, windows, self._key(rule, length, self.settings.dtype)))
-            for length in lengths if self.settings.dtype == "bfloat16" else []:
-                few = _every(self.plan.windows[length], PRECISION_SAMPLE)
-                key = self._key(rule, length, "float32") | {"sample": PRECISION_SAMPLE}
-                out.append(_Cell(rule, length, few, key, sample=True))
-        if self.plan.protocol == "by-position":
-            trained = next(rule for rule in self.result.rules if rule.label == TRAINED)
-            length = self.subject.trained_length
-            key = self._key(trained, length, self.settings.dtype) | {"truncated": True}
-            out.append(_Cell(trained, length, self.plan.truncated, key, baseline=True))
-        return out
-
-    def _key(self, rule: Rule, length: int, dtype: str) -> dict:
-        """Everything that decides a cell's numbers; the batch size is not among it."""
-        key = {
-            "format": 1,
-            "checkpoint": self.subject.checkpoint_hash,
-            "targets": self.plan.hash,
-            "protocol": self.plan.protocol,
-            "position": self.result.schemes[rule.label],
-            "train_length": self.subject.trained_length,
-            "original_length": self.subject.original_length,
-            "length": length,
-            "dtype": dtype,
-            "chunk": self.settings.chunk,
-            "device": self.device.type,
-        }
-        if self.plan.protocol == "sliding":
-            key["stride"] = self.settings.stride or max(1, length // 8)
-        if self.plan.protocol == "by-position":
-            key["step"] = self.settings.targets
-        return key
-
-    def _measure(self, missing: list[_Cell]) -> None:
-        model = self._model(missing[0])
-        limit = self.settings.memory
-        self.budget = int(limit * 2**30) if limit else int(0.8 * memory_free(self.device))
-        # The longest first, so that a refusal names the length that decides.
-        ordered = sorted(missing, key=lambda cell: -cell.length)
-        peak = max(self._batch(model, cell)[0] for cell in ordered)
-        self._forecast(model, missing, peak)
-        costs = [cell.windows.n_inputs * model.flops_per_token(cell.length) / 3e9 for cell in missing]
-        if self.console is None:
-            for cell in missing:
-                self._score(cell, lambda inputs: None)
-            return
-        with self.console.bar("evaluating", total=sum(costs), unit="GFLOP") as bar:
-            for cell, cost in zip(missing, costs, strict=True):
-                share = cost / cell.windows.n_inputs
-                self._score(cell, lambda inputs, share=share: bar.advance(inputs * share))
-
-    def _score(self, cell: _Cell, advance: Callable[[int], None]) -> None:
-        model = self._model(cell)
-        scorer = ModelScorer(model, device=self.device, chunk=self.settings.chunk, length=cell.length)
-
-        def after(inputs: int, out: np.ndarray) -> None:
-            advance(inputs)
-            self.cells.save_partial(cell.key, out)
-
-        partial = self.cells.load_partial(cell.key)
-        out = np.full(cell.windows.n_targets, np.nan) if partial is None else partial
-        batch = self.settings.batch or self._batch(model, cell)[1]
-        try:
-            nll = measure(scorer, self.text, cell.windows, batch=batch, out=out, after_batch=after)
-        except KeyboardInterrupt:
-            self.cells.save_partial(cell.key, out, now=True)
-            raise
-        except (CellFailed, ModelError) as error:
-            self.result.failed[cell.rule.label, cell.length] = str(error)
-            if self.console:
-                self.console.warn(f"{cell.rule.label} at {cell.length}: {error}; this cell is left out")
-            return
-        self.cells.save(cell.key, nll)
-        self._keep(cell, nll)
-
-    def _keep(self, cell: _Cell, nll: np.ndarray) -> None:
-        where = cell.rule.label, cell.length
-        if cell.baseline:
-            self.result.truncated = nll
-        elif cell.sample:
-            self.samples[where] = nll
-            return
-        else:
-            self.result.nll[where] = nll
-        label = "truncated" if cell.baseline else cell.rule.label
-        self.result.files[f"{label}@{cell.length}"] = self.cells.name(cell.key)
-
-    def _model(self, cell: _Cell) -> Transformer:
-        dtype = cell.key["dtype"]
-        wanted = (cell.rule.words, dtype)
-        if self.loaded is None or self.loaded[0] != wanted:
-            self.loaded = None  # the old weights go before the new ones come
-            self.loaded = wanted, self.subject.load(cell.rule.words, dtype)
-        return self.loaded[1]
-
-    def _batch(self, model: Transformer, cell: _Cell) -> tuple[int, int]:
-        """(bytes, windows at once) for a cell."""
-        inputs, keep = int(cell.windows.inputs.max()), int(cell.windows.keep.max())
-        how = {"chunk": self.settings.chunk}
-        batch = choose_batch(model, inputs, keep, device=self.device, budget=self.budget, **how)
-        batch = self.settings.batch or batch
-        return memory_needed(model, inputs, keep, batch, self.settings.chunk), batch
-
-    def _forecast(self, model: Transformer, missing: list[_Cell], peak: int) -> None:
-        if self.console is None:
-            return
-        scorer = ModelScorer(model, device=self.device, chunk=self.settings.chunk)
-        lengths = [cell.length for cell in missing]
-        keep = min(int(missing[0].windows.keep.max()), min(lengths))
-        pace = measure_pace(scorer, model, min(lengths), max(lengths), keep)
-        seconds = sum(pace.seconds(cell.windows) for cell in missing)
-        tokens = sum(cell.windows.n_inputs for cell in missing)
-        weights = sum(p.numel() * p.element_size() for p in model.parameters())
-        self.console.say(
-            f"forecast: {len(missing)} cells, {tokens / 1e6:.2f}M input tokens, about {_duration(seconds)}, "
-            f"peak memory about {(peak + weights) / 2**30:.2f} GiB beside the program "
-            f"({self.budget / 2**30:.1f} GiB may be used)"
-        )
-
-
-def _chosen(n: int, count: int) -> np.ndarray:
-    return np.unique(np.linspace(0, n - 1, min(n, count)).round().astype(np.int64))
-
-
-def _every(windows: Windows, count: int) -> Windows:
-    """At most `count` windows, evenly spread."""
-    rows = _chosen(len(windows), count)
-    return Windows(windows.document[rows], windows.end[rows], windows.inputs[rows], windows.keep[rows])
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
