@@ -49,7 +49,8 @@ from evaluation import (
     resolve_rules,
 )
 from evaluation.grid import footnotes, grid
-from evaluation.report import table, words, write
+from evaluation.records import write
+from evaluation.report import table, words
 from evaluation.settings import settings_hash
 from model import ModelError, Transformer, legal_overrides
 from training.config import asked_for, describe, dump, load_settings

@@ -49,6 +49,8 @@ class Result:
     unit_kind: str
     n_bytes: int | None
     unigram: np.ndarray | None
+    unit_names: list[str] = field(default_factory=list)  # of the ids in `unit`
+    seen: np.ndarray | None = None  # per target: its cluster is in the training text too; None: not known
     nll: dict[tuple[str, int], np.ndarray] = field(default_factory=dict)
     truncated: np.ndarray | None = None  # context cut to L0: the baseline of every net gain
     failed: dict[tuple[str, int], str] = field(default_factory=dict)
@@ -81,7 +83,8 @@ def evaluate(
     if plan.note and console:
         console.warn(plan.note)
     ids = plan.target_ids(text)
-    unit_of, _, unit_kind = text.units()
+    unit_of, unit_names, unit_kind = text.units()
+    seen = text.seen(train)
     document = plan.truncated.target_documents()
     result = Result(
         settings=settings,
@@ -99,6 +102,8 @@ def evaluate(
         unit_kind=unit_kind,
         n_bytes=targets_bytes(ids, tokenizer.token_bytes),
         unigram=None if train is None else unigram_nll(train, ids, tokenizer.vocab_size),
+        unit_names=unit_names,
+        seen=None if seen is None else seen[document],
         absent=_absent(rules, plan.lengths, subject),
     )
     Session(result, text, Cells(cells), console).run()

@@ -9,13 +9,15 @@ from evaluation import (
     EvaluationError,
     EvaluationSettings,
     Subject,
+    Text,
     analyse,
     draw_figures,
     evaluate,
     resolve_rules,
     unigram_nll,
 )
-from evaluation.report import table, words, write
+from evaluation.records import write
+from evaluation.report import table, words
 from model import ModelError, check_override
 
 BUILTIN = {
@@ -82,7 +84,7 @@ def subject(sharp):
 def do(make_store, tokenizer, subject, tmp_path):
     store, train = make_store([90, 120, 75, 99, 130, 81, 77], seed=1), make_store([300, 40], seed=2)
 
-    def run(console=None, rules=("trained", "truncate", "yarn", "window"), store=store, **kw):
+    def run(console=None, rules=("trained", "truncate", "yarn", "window"), store=store, train=train, **kw):
         how = {"lengths": [16, 32, 64], "targets": 5, "spans_per_document": 2, "device": "cpu"} | kw
         settings = EvaluationSettings(rules=list(rules), **how)
         return evaluate(
@@ -263,6 +265,39 @@ def test_clusters_are_the_units_where_the_corpus_has_them(do, make_store):
     assert (analysis.units, analysis.unit_kind, analysis.documents) == (5, "cluster", 7)
     assert all(v.word == "points only" for rule in analysis.verdicts for v in rule.verdicts)
     assert "points without intervals" in "\n".join(words(do(store=store), analysis))
+
+
+def test_results_hold_every_unit_and_whether_the_training_text_has_it(do, make_store, tmp_path):
+    clusters = ["ann", "ann", "bob", None, "cy", "cy", None]
+    store = make_store([90, 120, 75, 99, 130, 81, 77], seed=1, clusters=clusters)
+    train = make_store([300, 40], seed=2, clusters=["cy", "doc3"])
+    result = do(store=store, train=train)
+    write(result, analyse(result), tmp_path)
+    report = json.loads((tmp_path / "results.json").read_text())
+    assert report["units"] == {
+        "kind": "cluster",
+        "names": ["ann", "bob", "cy", "doc3", "doc6"],
+        "targets": [20, 10, 20, 10, 10],
+        "seen": [False, False, True, False, False],  # a document's name is no cluster
+    }
+    of = [[0, 1], [2], [4, 5], [3], [6]]  # documents in the order of the units, each with 10 targets
+    for cell in report["cells"]:
+        nll = result.nll[cell["rule"], cell["length"]].reshape(7, 10)
+        assert cell["unit_nll"] == pytest.approx([nll[documents].mean() for documents in of])
+    unigram = result.unigram.reshape(7, 10)
+    assert report["unigram_unit_nll"] == pytest.approx([unigram[documents].mean() for documents in of])
+    truncated = result.truncated.reshape(7, 10)
+    assert report["truncated_unit_nll"] == pytest.approx([truncated[documents].mean() for documents in of])
+
+
+def test_what_is_known_of_the_training_text(make_store):
+    store = make_store([9, 9, 9], seed=1, clusters=["ann", "bob", None])
+    assert Text(store).seen(make_store([9], clusters=["bob"])).tolist() == [False, True, False]
+    assert Text(store).seen(store).tolist() == [True, True, True]
+    assert Text(store).seen(make_store([9], seed=3)) is None  # it names no clusters
+    assert Text(store).seen(None) is None
+    plain = make_store([9, 9], seed=4)
+    assert Text(plain).seen(make_store([9], clusters=["bob"])).tolist() == [False, False]
 
 
 def test_bfloat16_is_checked_against_float32_before_a_verdict(do):
