@@ -29,6 +29,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,7 @@ from evaluation import (
     read_rules,
     resolve_rules,
 )
+from evaluation.exposure_strip import add_strip
 from evaluation.grid import footnotes, grid
 from evaluation.records import write
 from evaluation.report import table, words
@@ -56,6 +58,7 @@ from model import ModelError, Transformer, legal_overrides
 from training.config import asked_for, describe, dump, load_settings
 from training.console import Console, run_main
 from training.errors import TrainingError
+from training.exposure import exposure_of
 from training.files import read_json
 from training.hardware import prepare_cpu
 from training.overrides import longest_input, override, why, widens
@@ -146,7 +149,9 @@ def measure_loss(settings: EvaluationSettings, run: Path, console: Console) -> i
     folder = run / "evaluation" / (settings.folder or f"{settings.protocol}-{settings_hash(settings)}")
     write(result, analysis, folder)
     write_text(folder / "settings.yaml", dump(settings))
-    figures = draw_figures(result, analysis, folder)
+    exposure = exposure_of(run, trained.step)
+    below = None if exposure is None else partial(add_strip, exposure=exposure)
+    figures = draw_figures(result, analysis, folder, below)
 
     as_grid = settings.matrix and not analysis.buckets
     for line in words(result, analysis, brief=as_grid):

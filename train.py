@@ -16,12 +16,14 @@ import torch
 from accelerate import Accelerator, InitProcessGroupKwargs
 
 from data import Batch, Batches, Prepared, prepare
+from data.exposure import write_exposure
 from evaluation import MonitorTargets, monitor_targets
 from model import Transformer
 from training.checkpoint import find_checkpoint, restore, save_checkpoint
 from training.config import load_settings
 from training.console import Console, run_main
 from training.errors import TrainingError
+from training.exposure import make_batches, make_ledger
 from training.hardware import peak_flops, peak_memory, prepare_cpu
 from training.loop import Interrupts, Stepper, micro_batches, prefetched
 from training.monitor import validate, write_samples
@@ -66,14 +68,7 @@ def main() -> int:
                 store.verify()
     model = make_model(settings, prepared.tokenizer.vocab_size).initialise(settings.seed)
     model.to(device, torch.float64 if t.precision == "float64" else torch.float32)
-    batches = Batches(
-        prepared.train,
-        packing=settings.data.packing,
-        train_length=settings.train_length,
-        batch_size=t.batch_size,
-        seed=settings.seed,
-        positions=settings.data.positions,
-    )
+    batches = make_batches(settings, prepared)
     monitor = make_monitor(prepared, settings, console)
     folder = Path(options.folder) if options.folder else run_folder(settings, options.words)
     opened = opened_run(folder, settings, prepared, model, options.fresh, console)
@@ -117,6 +112,8 @@ def train(
         peak=peak_flops(device) * accelerator.num_processes,
     )
 
+    ledger = make_ledger(settings, batches)
+
     def look(done: int) -> None:
         """Held-out loss at and beyond the trained length, and text, where they are due."""
         last = done == settings.steps
@@ -132,6 +129,7 @@ def train(
             recorder.sync()
             state = {"step": done, "tokens": done * settings.tokens_per_step, "attempt": recorder.attempt}
             save_checkpoint(folder, done, model, optimizer, state, keep=t.checkpoint.keep)
+            write_exposure(folder, ledger.upto(done))
         accelerator.wait_for_everyone()
         recorder.resume_clock()
 

@@ -7,6 +7,7 @@ number of ranks enters, so a run can be resumed, or shared among more processes,
 
 import hashlib
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -108,13 +109,30 @@ class Batches:
 
     def windows(self, step: int) -> list[tuple[int, int]]:
         """(epoch, window) of each sample of a step, all ranks."""
-        samples = np.arange(step * self.batch_size, (step + 1) * self.batch_size)
-        epochs, index = samples // self.n_windows, samples % self.n_windows
-        out = []
-        for epoch in np.unique(epochs):
-            here = permuted(index[epochs == epoch], self.n_windows, self.seed, int(epoch), "windows")
-            out += [(int(epoch), int(window)) for window in here]
-        return out
+        return [(epoch, int(w)) for epoch, here in self.windows_by_epoch(step, step + 1) for w in here]
+
+    def windows_by_epoch(self, start: int, stop: int) -> Iterator[tuple[int, np.ndarray]]:
+        """(epoch, its windows in order) of all samples of steps `start` ... `stop` − 1."""
+        first, last = start * self.batch_size, stop * self.batch_size
+        for epoch in range(first // self.n_windows, -(-last // self.n_windows)):
+            begin = epoch * self.n_windows
+            index = np.arange(max(first - begin, 0), min(last - begin, self.n_windows))
+            yield epoch, permuted(index, self.n_windows, self.seed, epoch, "windows")
+
+    def document_starts(self, epoch: int) -> np.ndarray:
+        """Where each document begins on the line of an epoch, ascending: int64."""
+        return self._line(epoch).starts
+
+    def begins(self, step: int) -> np.ndarray:
+        """Which inputs of a step begin a document, from lengths alone: (b, T) bool, all ranks."""
+        rows = []
+        for epoch, window in self.windows(step):
+            starts, first = self.document_starts(epoch), window * self.train_length
+            low, high = np.searchsorted(starts, (first, first + self.train_length))
+            row = np.zeros(self.train_length, dtype=bool)
+            row[starts[low:high] - first] = True
+            rows.append(row)
+        return np.stack(rows)
 
     def batch(self, step: int, rank: int = 0, world: int = 1) -> Batch:
         """The rows of `rank` out of `world`; the same whoever asks, whenever."""

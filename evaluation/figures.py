@@ -3,6 +3,7 @@ colour.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,12 +50,17 @@ class Line:
     half: list[float] = field(default_factory=list)
 
 
-def draw_figures(result: Result, analysis: Analysis, folder: Path) -> list[Path]:
-    """Write the figures of one evaluation into `folder`; returns the PNG files."""
+def draw_figures(
+    result: Result, analysis: Analysis, folder: Path, below: Callable[[Figure, Axes], object] | None = None
+) -> list[Path]:
+    """Write the figures of one evaluation into `folder`; returns the PNG files. `below` adds to each what
+    belongs under its axes."""
     folder.mkdir(parents=True, exist_ok=True)
-    if analysis.buckets:
-        return [save(_by_position(result, analysis), folder, "nll_by_position")]
-    return [save(_by_length(result, analysis), folder, "nll_by_length")]
+    name, draw = ("nll_by_position", _by_position) if analysis.buckets else ("nll_by_length", _by_length)
+    figure = draw(result, analysis)
+    if below is not None:
+        below(figure, figure.axes[0])
+    return [save(figure, folder, name)]
 
 
 def _by_length(result: Result, analysis: Analysis) -> Figure:

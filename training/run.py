@@ -5,6 +5,7 @@ runs/<config>-<identity>/
     manifest.json    command, commit, versions, machine, hashes of data and tokenizer; one entry per attempt
     tokenizer/       a copy, so that the folder speaks for itself
     metrics.jsonl    what happened
+    exposure.npz     how often each position and distance was trained, up to the newest checkpoint
     checkpoints/     step-00000100, ...
 """
 

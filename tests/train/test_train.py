@@ -17,10 +17,12 @@ from safetensors.torch import load_file
 
 import train
 from data import DataError
+from data.exposure import read_exposure
 from evaluation import EvaluationError
 from model import ModelSettings, Places, Transformer
 from tests.train.conftest import command, environment, run
 from training import TrainingError
+from training.exposure import exposure_of
 from training.log import read_metrics
 from training.loop import MicroBatch, Stepper
 from training.optimizer import make_optimizer
@@ -105,6 +107,12 @@ def test_killed_runs_end_bit_for_bit_as_one_that_was_not(words, tmp_path, monkey
     assert lines(folder) == lines(whole)
     ours, theirs = weights(folder), weights(whole)
     assert all(ours[name].equal(theirs[name]) for name in theirs) and ours.keys() == theirs.keys()
+    told, same = read_exposure(folder), read_exposure(whole)
+    assert told.positions.tolist() == same.positions.tolist() == [80 * 8] * 24
+    assert told.distances.tolist() == same.distances.tolist()
+    (whole / "exposure.npz").unlink()  # as of a run from before there were ledgers
+    assert exposure_of(whole).distances.tolist() == same.distances.tolist()
+    assert exposure_of(whole, 40).positions.tolist() == [40 * 8] * 24
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -1,0 +1,168 @@
+"""The exposure ledger against loops over every pair of what the loader really handed out."""
+
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from data import Batches, DataError, Store
+from data import exposure as module
+from data.exposure import Exposure, Ledger, Sight, read_exposure, write_exposure
+from data.settings import (
+    CapePositions,
+    OffsetPositions,
+    PlainPositions,
+    PosePositions,
+    SubsetPositions,
+)
+from data.store import Encoded, write_manifest, write_shard
+
+SAMPLERS = {
+    "plain": PlainPositions(),
+    "offset": OffsetPositions(max_offset=9),
+    "subset": SubsetPositions(max_length=31),
+    "subset of the batch": SubsetPositions(max_length=31, per="batch"),
+    "cape": CapePositions(global_shift=4, local_shift=0.4, scale=1.5, centre=True),
+    "pose": PosePositions(target=29),
+}
+SIGHTS = [Sight(), Sight(3), Sight(3, 2), Sight(1, 40), Sight(50, 2)]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory) -> Store:
+    return stored([1, 3, 17, 2, 40, 8, 5, 11, 1, 23], tmp_path_factory.mktemp("store"))
+
+
+def stored(lengths: list[int], folder: Path) -> Store:
+    documents = (Encoded(f"d{d}", None, np.arange(n), n, d) for d, n in enumerate(lengths))
+    entry = write_shard(folder, "00000", np.dtype("<u2"), documents)
+    write_manifest(
+        folder, np.dtype("<u2"), [entry], tokenizer="t", has_bos=False, has_eos=False, source={"name": "test"}
+    )
+    return Store(folder)
+
+
+def batches_of(store: Store, packing: str, positions, *, length=13, batch=3, seed=4) -> Batches:
+    return Batches(
+        store, packing=packing, train_length=length, batch_size=batch, seed=seed, positions=positions
+    )
+
+
+def by_loops(batches: Batches, steps: range, sight: Sight) -> tuple[Counter, Counter, int]:
+    """Positions, distances and tokens counted one by one from batches as training gets them."""
+    positions, distances, tokens = Counter(), Counter(), 0
+    for step in steps:
+        batch = batches.batch(step)
+        rows, length = batch.tokens.shape
+        order, position, document = (
+            x.expand(rows, -1).tolist() for x in (batch.order, batch.position, batch.document)
+        )
+        tokens += rows * length
+        for r in range(rows):
+            for i in range(length):
+                positions[round(position[r][i])] += 1
+                for j in range(i + 1):
+                    near = sight.window is None or order[r][i] - order[r][j] < sight.window
+                    if document[r][i] == document[r][j] and (near or order[r][j] < sight.sinks):
+                        distances[round(position[r][i] - position[r][j])] += 1
+    return positions, distances, tokens
+
+
+def as_counters(exposure: Exposure) -> tuple[Counter, Counter, int]:
+    positions = {exposure.first + p: int(n) for p, n in enumerate(exposure.positions) if n}
+    distances = {d: int(n) for d, n in enumerate(exposure.distances) if n}
+    return Counter(positions), Counter(distances), exposure.tokens
+
+
+@pytest.mark.parametrize("packing", ["running", "documents"])
+@pytest.mark.parametrize("positions", SAMPLERS.values(), ids=SAMPLERS)
+@pytest.mark.parametrize("sight", SIGHTS, ids=str)
+def test_counts_are_those_of_loops_over_the_batches(store, packing, positions, sight):
+    batches = batches_of(store, packing, positions)
+    ledger = Ledger(batches, 9, lambda step: sight)
+    assert batches.n_windows == 8  # so that steps span two epochs
+    for step in (4, 9):  # in two parts, as checkpoints ask
+        found = ledger.upto(step)
+        assert as_counters(found) == by_loops(batches, range(step), sight)
+        assert (found.steps, found.counted) == (step, step)
+
+
+@hypothesis_settings(max_examples=40, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 30), min_size=1, max_size=12).filter(lambda x: sum(x) > 20),
+    length=st.integers(2, 19),
+    batch=st.integers(1, 4),
+    steps=st.integers(1, 9),
+    seed=st.integers(0, 99),
+)
+def test_packed_documents_of_any_lengths(lengths, length, batch, steps, seed):
+    with tempfile.TemporaryDirectory() as folder:
+        store = stored(lengths, Path(folder))
+        batches = batches_of(store, "documents", PlainPositions(), length=length, batch=batch, seed=seed)
+        found = Ledger(batches, steps).upto(steps)
+        assert as_counters(found) == by_loops(batches, range(steps), Sight())
+
+
+def test_a_window_by_hand(store):
+    """Three windows of 5 tokens a step, 2 steps; each token sees itself, the one before, and the first."""
+    batches = batches_of(store, "running", PlainPositions(), length=5)
+    found = Ledger(batches, 2, lambda step: Sight(2, 1)).upto(2)
+    assert found.positions.tolist() == [6] * 5
+    assert found.distances.tolist() == [30, 24, 6, 6, 6]
+
+
+def test_sight_may_change_on_the_way(store):
+    for packing, positions in (("documents", SAMPLERS["plain"]), ("running", SAMPLERS["pose"])):
+        batches = batches_of(store, packing, positions)
+        found = Ledger(batches, 7, lambda step: SIGHTS[0] if step < 3 else SIGHTS[2]).upto(7)
+        first = by_loops(batches, range(3), SIGHTS[0])
+        second = by_loops(batches, range(3, 7), SIGHTS[2])
+        assert as_counters(found) == tuple(a + b for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("name", ["offset", "subset", "pose"])
+def test_a_long_run_is_counted_from_a_share_of_its_steps(store, name, monkeypatch):
+    batches, steps = batches_of(store, "running", SAMPLERS[name]), 600
+    whole = Ledger(batches, steps).upto(steps)
+    monkeypatch.setattr(module, "LOOKED_AT", 4000)
+    ledger = Ledger(batches, steps)
+    in_parts = [ledger.upto(step) for step in (1, 2, 250, steps)]
+    assert in_parts[0].counted == 1
+    found = Ledger(batches, steps).upto(steps)
+    assert found.counted < steps / 3 and found.steps == steps and found.tokens == whole.tokens
+    assert vars(in_parts[-1]).keys() == vars(found).keys()
+    for key, value in vars(found).items():  # asked at checkpoints or at the end alone: the same
+        assert np.array_equal(value, vars(in_parts[-1])[key])
+    # 4 tokens or more at each of 30 positions a step: what is scaled up is off by less than five sigma.
+    sigma = np.sqrt(whole.positions * steps / found.counted)
+    assert (np.abs(found.positions - whole.positions) < 5 * sigma + 1).all()
+    assert abs(found.positions.sum() / whole.positions.sum() - 1) < 0.01
+    assert np.abs(found.distances - whole.distances).max() < 0.2 * whole.distances.max()
+    with pytest.raises(ValueError, match="at step 600 already"):
+        ledger.upto(3)
+
+
+def test_one_training_after_another(store):
+    first = Ledger(batches_of(store, "running", SAMPLERS["cape"]), 3).upto(3)
+    second = Ledger(batches_of(store, "documents", PlainPositions(), length=20), 2).upto(2)
+    assert first.first < 0
+    both = as_counters(first + second)
+    assert both == tuple(a + b for a, b in zip(as_counters(first), as_counters(second), strict=True))
+    assert as_counters(second + first) == both and (first + second).steps == 5
+
+
+def test_kept_in_a_folder(store, tmp_path):
+    assert read_exposure(tmp_path) is None
+    exposure = Ledger(batches_of(store, "running", SAMPLERS["cape"]), 3).upto(3)
+    write_exposure(tmp_path, exposure)
+    found = read_exposure(tmp_path)
+    assert as_counters(found) == as_counters(exposure)
+    assert (found.first, found.steps, found.counted) == (exposure.first, 3, 3)
+    (tmp_path / "exposure.npz").write_bytes(b"PK")
+    with pytest.raises(DataError, match="is damaged; delete it"):
+        read_exposure(tmp_path)

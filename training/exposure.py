@@ -1,0 +1,61 @@
+"""The exposure ledger of a run: kept beside its checkpoints, or counted from its settings and its text."""
+
+from pathlib import Path
+
+from data import Batches, DataError, Prepared, open_prepared
+from data.exposure import Exposure, Ledger, Sight, read_exposure
+from model import ModelSettings
+from training.checkpoint import steps_of
+from training.files import read_json
+from training.run import MANIFEST, read_settings
+from training.settings import RunSettings
+from training.stages import stage_of, stages_of
+
+
+def sight_of(model: ModelSettings) -> Sight:
+    """What the farthest-seeing layer sees."""
+    kinds = model.kinds.values()
+    if any(choice.window is None for choice in kinds):
+        return Sight()
+    return Sight(max(choice.window for choice in kinds), max(choice.sinks for choice in kinds))
+
+
+def make_batches(settings: RunSettings, prepared: Prepared) -> Batches:
+    """The order in which a run sees its text."""
+    return Batches(
+        prepared.train,
+        packing=settings.data.packing,
+        train_length=settings.train_length,
+        batch_size=settings.training.batch_size,
+        seed=settings.seed,
+        positions=settings.data.positions,
+    )
+
+
+def make_ledger(settings: RunSettings, batches: Batches) -> Ledger:
+    stages = stages_of(settings)
+    sights = {stage.start: sight_of(stage.model) for stage in stages}
+    return Ledger(batches, settings.steps, lambda step: sights[stage_of(stages, step).start])
+
+
+def exposure_of(run: Path, step: int | None = None) -> Exposure | None:
+    """What a run has been shown after `step` updates (None: at its newest checkpoint): read from its folder,
+    or counted where that holds another step's ledger or none.
+
+    None where it cannot be known: no checkpoint, or the text it was trained on is gone or another.
+    """
+    step = max(steps_of(run), default=None) if step is None else step
+    if step is None:
+        return None
+    kept = read_exposure(run)
+    if kept is not None and kept.steps == step:
+        return kept
+    about = read_json(run / MANIFEST)
+    try:
+        prepared = open_prepared(about.get("data") or "")
+        if prepared.train.hash != about.get("data_hash"):
+            return None
+        settings = read_settings(run)
+        return make_ledger(settings, make_batches(settings, prepared)).upto(step)
+    except DataError:
+        return None
