@@ -1,0 +1,336 @@
+"""The derived numbers of a study, over seeds and units together (recipe (b)).
+
+Reference of a variant = its own checkpoints as trained at the trained length L0, on the same targets. With
+fewer than 3 seeds or 6 units there are points and no claims.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise, product
+
+import numpy as np
+
+from evaluation.seeds import SeedInterval, change, compare, needed, pool, upper
+from studies.stored import Losses, Study, Variant
+
+TOLERANCE, CONFIDENCE = 0.02, 0.95
+ONE_SIDED = 2 * (1 - 0.975)  # two-sided alpha whose upper end is the one-sided 97.5% bound
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One variant at one length; numbers are None where it was not measured, and `failure` says why.
+
+    Attributes:
+        seeds: training seeds that were measured.
+        nll: NLL, mean over units, with the spread of seeds and units.
+        pooled: NLL over all targets, mean over seeds; what perplexity and bits per byte come from.
+        delta: NLL(L) - NLL(as trained, L0), simultaneous over the family of verdicts.
+        upper: one-sided 97.5% upper bound of the same.
+        word: "held", "broken", "undecided", "points only", or "" at the trained length.
+        needed: (seeds, units) that would make the half-width the tolerance, where it is wider.
+        gain: NLL(as trained, context cut to L0) - NLL(L), one interval by itself.
+    """
+
+    variant: str
+    length: int
+    seeds: tuple[str, ...] = ()
+    nll: SeedInterval | None = None
+    pooled: float | None = None
+    bits_per_byte: float | None = None
+    delta: SeedInterval | None = None
+    upper: float = math.nan
+    word: str = ""
+    needed: tuple[int | None, int | None] | None = None
+    gain: SeedInterval | None = None
+    failure: str = ""
+
+    @property
+    def perplexity(self) -> float | None:
+        return None if self.pooled is None else math.exp(self.pooled)
+
+
+@dataclass(frozen=True)
+class Line:
+    """One variant over all lengths.
+
+    Attributes:
+        trained: NLL as trained at the trained length; the truncation baseline.
+        held_to: largest length held; break_point: smallest length broken; None where there is none.
+        reach: smallest length after which no longer one is better by the tolerance; None: not shown.
+        doublings: (L, L', NLL(L) - NLL(L')) of neighbours in the grid.
+    """
+
+    variant: Variant
+    trained: SeedInterval
+    trained_seeds: dict[str, float]
+    readings: list[Reading]
+    held_to: int | None
+    break_point: int | None
+    reach: int | None
+    doublings: list[tuple[int, int, SeedInterval]]
+
+    @property
+    def measured(self) -> list[Reading]:
+        return [one for one in self.readings if one.nll is not None]
+
+    @property
+    def beyond(self) -> list[Reading]:
+        return [one for one in self.measured if one.word]
+
+    @property
+    def last(self) -> Reading | None:
+        """The longest length that was measured."""
+        return self.measured[-1] if self.measured else None
+
+    @property
+    def claims(self) -> bool:
+        return any(one.word != "points only" for one in self.beyond)
+
+    def at(self, length: int) -> Reading | None:
+        return next((one for one in self.measured if one.length == length), None)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """NLL(variant) - NLL(baseline) at one length; negative: the variant is better. `paired`: the two are the
+    same checkpoints under two rules, hence paired seed by seed."""
+
+    variant: str
+    length: int
+    interval: SeedInterval
+    paired: bool
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All derived numbers of one evaluation in one group of cells."""
+
+    losses: Losses
+    lines: list[Line]
+    baseline: str | None
+    differences: list[Difference]
+    primary: list[int]
+    family: int  # of verdicts
+    difference_family: int
+    tolerance: float
+    confidence: float
+
+    def line(self, name: str) -> Line | None:
+        return next((line for line in self.lines if line.variant.name == name), None)
+
+
+def derive(study: Study, losses: Losses) -> Comparison:
+    """Everything the report says about one evaluation's losses."""
+    tolerance = study.declared.get("tolerance") or losses.facts.get("tolerance") or TOLERANCE
+    confidence = study.declared.get("confidence") or losses.facts.get("confidence") or CONFIDENCE
+    alpha, l0 = 1 - confidence, losses.trained_length
+    measured = [variant for variant in losses.variants if variant.name in losses.reference]
+    beyond = [length for length in losses.lengths if length > l0]
+    # Families are counted from what the study declares, not from what came out.
+    cells = {(v.name, n) for v in losses.variants for n in beyond} - set(losses.missing)
+    family = max(1, len(cells))
+    pooled = _pools(losses, measured) if study.declared.get("pool_seed_variance") else {}
+    lines = [_line(losses, variant, tolerance, alpha, family, pooled) for variant in measured]
+    primary = [n for n in study.declared.get("lengths") or losses.lengths if n in losses.lengths]
+    wanted = study.declared.get("family") or max(1, (len(losses.variants) - 1) * len(primary))
+    baseline = next((v for v in measured if v.name == study.baseline), None)
+    differences = []
+    if baseline is not None:
+        for variant, length in product((v for v in measured if v != baseline), primary):
+            pool_here = pooled.get(("nll", length))
+            one = _difference(losses, variant, baseline, length, alpha, wanted, pool_here)
+            differences += [one] if one else []
+    return Comparison(
+        losses,
+        lines,
+        baseline.name if baseline else None,
+        differences,
+        primary,
+        family,
+        wanted,
+        tolerance,
+        confidence,
+    )
+
+
+def stacked(by_seed: dict[str, np.ndarray], seeds: tuple[str, ...]) -> np.ndarray:
+    """(S, D) in that order of seeds."""
+    return np.stack([by_seed[seed] for seed in seeds])
+
+
+def _shift(losses: Losses, name: str, length: int) -> np.ndarray | None:
+    """(S, D) NLL(L) - NLL(as trained, L0) of the seeds that have both."""
+    by_seed, reference = losses.nll.get((name, length), {}), losses.reference.get(name, {})
+    seeds = tuple(seed for seed in by_seed if seed in reference)
+    return stacked(by_seed, seeds) - stacked(reference, seeds) if seeds else None
+
+
+def _pools(losses: Losses, variants: list[Variant]) -> dict[tuple[str, int], tuple[float, float]]:
+    """Seed variances over all variants with two seeds or more, for the study that declares them equal: of NLL
+    and of its change, by length."""
+    out = {}
+    for length in losses.lengths:
+        nll = [losses.nll.get((variant.name, length), {}) for variant in variants]
+        levels = [stacked(one, tuple(one)) for one in nll if len(one) > 1]
+        shifts = [_shift(losses, variant.name, length) for variant in variants]
+        changes = [one for one in shifts if one is not None and len(one) > 1]
+        if levels:
+            out["nll", length] = pool(levels)
+        if changes:
+            out["delta", length] = pool(changes)
+    return out
+
+
+def _line(
+    losses: Losses,
+    variant: Variant,
+    tolerance: float,
+    alpha: float,
+    family: int,
+    pooled: dict[tuple[str, int], tuple[float, float]],
+) -> Line:
+    l0, reference = losses.trained_length, losses.reference[variant.name]
+    readings, holding = [], True
+    for length in losses.lengths:
+        by_seed = losses.nll.get((variant.name, length), {})
+        seeds = tuple(seed for seed in by_seed if seed in reference)
+        if not seeds:
+            holding = holding and length < l0
+            why = losses.missing.get((variant.name, length), "not measured")
+            readings.append(Reading(variant.name, length, failure=why))
+            continue
+        nll = stacked(by_seed, seeds)
+        shift = nll - stacked(reference, seeds)
+        of_nll, of_shift = pooled.get(("nll", length)), pooled.get(("delta", length))
+        bound = change(shift, alpha=ONE_SIDED, pooled_variance=of_shift).high
+        holding = holding and (length < l0 or bound < tolerance)
+        delta = change(shift, alpha=alpha, family=family, pooled_variance=of_shift)
+        word = _word(delta, bound, tolerance, holding) if length > l0 else ""
+        means, bits = zip(*(losses.pooled[variant.name, length][seed] for seed in seeds), strict=True)
+        readings.append(
+            Reading(
+                variant.name,
+                length,
+                seeds,
+                nll=change(nll, alpha=alpha, pooled_variance=of_nll),
+                pooled=float(np.mean(means)),
+                bits_per_byte=None if None in bits else float(np.mean(bits)),
+                delta=delta,
+                upper=bound,
+                word=word,
+                needed=needed(delta, tolerance) if delta.half > tolerance else None,
+                gain=change(-shift, alpha=alpha, pooled_variance=of_shift),
+            )
+        )
+    held = [one.length for one in readings if one.word == "held"]
+    broken = [one.length for one in readings if one.word == "broken"]
+    order = tuple(reference)
+    return Line(
+        variant,
+        change(stacked(reference, order), alpha=alpha),
+        {seed: float(reference[seed].mean()) for seed in order},
+        readings,
+        max(held, default=None),
+        min(broken, default=None),
+        *_reach(losses, variant.name, tolerance, alpha),
+    )
+
+
+def _word(delta: SeedInterval, bound: float, tolerance: float, holding: bool) -> str:
+    if math.isnan(bound):
+        return "points only"
+    if delta.low > tolerance:
+        return "broken"
+    return "held" if holding else "undecided"
+
+
+def _reach(losses: Losses, name: str, tolerance: float, alpha: float):
+    """(context reach or None, gain per step of the grid): see the module's words on what each means.
+
+    Reach is tested from the longest length downwards and stops at the first failure, so that no length is
+    called enough because it is as bad as the next.
+    """
+    lengths = [n for n in losses.lengths if losses.nll.get((name, n))]
+    shared = [
+        seed
+        for seed in losses.nll.get((name, lengths[-1]), {})
+        if all(seed in losses.nll[name, n] for n in lengths)
+    ]
+    if not shared:
+        return None, []
+    nll = {n: stacked(losses.nll[name, n], tuple(shared)) for n in lengths}
+    reach = None
+    for length in reversed(lengths[:-1]):
+        if not all(upper(nll[length] - nll[longer]) < tolerance for longer in lengths if longer > length):
+            break
+        reach = length
+    return reach, [(a, b, change(nll[a] - nll[b], alpha=alpha)) for a, b in pairwise(lengths)]
+
+
+def _difference(
+    losses: Losses,
+    variant: Variant,
+    baseline: Variant,
+    length: int,
+    alpha: float,
+    family: int,
+    pooled: tuple[float, float] | None,
+) -> Difference | None:
+    ours, theirs = losses.nll.get((variant.name, length)), losses.nll.get((baseline.name, length))
+    if not ours or not theirs:
+        return None
+    if variant.scheme == baseline.scheme:
+        seeds = tuple(seed for seed in ours if seed in theirs)
+        if not seeds:
+            return None
+        shift = stacked(ours, seeds) - stacked(theirs, seeds)
+        return Difference(variant.name, length, change(shift, alpha=alpha, family=family), True)
+    a, b = stacked(ours, tuple(ours)), stacked(theirs, tuple(theirs))
+    found = compare(a, b, alpha=alpha, family=family, pooled_variance=pooled)
+    return Difference(variant.name, length, found, False)
+
+
+@dataclass(frozen=True)
+class Apart:
+    """A variant on the units inside or outside its training text alone."""
+
+    variant: str
+    where: str
+    units: int
+    targets: int
+    trained: SeedInterval
+    length: int
+    nll: SeedInterval
+    gain: SeedInterval
+
+
+def set_apart(comparison: Comparison) -> list[Apart]:
+    """Every variant at its longest length, on the units outside and inside the training text; empty where all
+    are of one kind."""
+    losses, out = comparison.losses, []
+    if losses.seen.all() or not losses.seen.any():
+        return []
+    alpha = 1 - comparison.confidence
+    for line in comparison.lines:
+        if line.last is None:
+            continue
+        seeds, length = line.last.seeds, line.last.length
+        nll = stacked(losses.nll[line.variant.name, length], seeds)
+        trained = stacked(losses.reference[line.variant.name], seeds)
+        for where, chosen in (("unseen", ~losses.seen), ("seen", losses.seen)):
+            out.append(
+                Apart(
+                    line.variant.name,
+                    where,
+                    int(chosen.sum()),
+                    int(losses.targets[chosen].sum()),
+                    change(trained[:, chosen], alpha=alpha),
+                    length,
+                    change(nll[:, chosen], alpha=alpha),
+                    change((trained - nll)[:, chosen], alpha=alpha),
+                )
+            )
+    return out

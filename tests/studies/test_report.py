@@ -1,0 +1,217 @@
+import copy
+import csv
+import io
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from studies.compare import derive
+from studies.errors import StudyError
+from studies.html import DARK
+from studies.report import write_report
+from studies.stored import read_losses, read_study
+from studies.words import lead, sentence
+from tests.studies.synthetic import LENGTHS, results
+
+VOID = {"meta", "link", "br", "img", "path", "use"}
+
+
+class Page(HTMLParser):
+    """What a reader's machine would make of a page."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.ids, self.links, self.open, self.tags, self.text = [], [], [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        found = dict(attrs)
+        self.tags.append((tag, found))
+        self.ids += [found["id"]] if "id" in found else []
+        self.links += [
+            found[key] for key in ("src", "href", "xlink:href", "srcset", "action") if key in found
+        ]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag):
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if "style" not in self.open:
+            self.text += [data, " "]
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("report")
+    files = write_report(results(seen=2), folder)
+    return folder, files
+
+
+@pytest.fixture(scope="module")
+def page(written):
+    return Page((written[0] / "report.html").read_text(encoding="utf-8"))
+
+
+def test_the_same_results_give_the_same_bytes(written, tmp_path):
+    folder, files = written
+    again = write_report(results(seen=2), tmp_path)
+    assert [file.relative_to(folder) for file in files] == [file.relative_to(tmp_path) for file in again]
+    assert sorted(file for file in folder.rglob("*") if file.is_file()) == sorted(files)
+    for a, b in zip(files, again, strict=True):
+        assert a.read_bytes() == b.read_bytes(), a.name
+
+
+def test_the_page_asks_nobody_for_anything(page, written):
+    text = (written[0] / "report.html").read_text(encoding="utf-8")
+    beside = {"report.md", "results.csv", "results.json"}
+    assert {link for link in page.links if not link.startswith(("#", "data:,"))} == beside
+    assert "<script" not in text and "@import" not in text and "<iframe" not in text
+    assert not re.findall(r"url\((?!#)", text)
+    names = set(re.findall(r'xmlns(?::\w+)?="([^"]+)"', text))  # names, not places
+    assert set(re.findall(r"https?://[^\s\"'<]+", text)) <= names
+
+
+def test_the_page_is_whole_and_can_be_read_without_seeing(page):
+    assert page.open == [] and len(page.ids) == len(set(page.ids))
+    assert {link[1:] for link in page.links if link.startswith("#")} <= set(page.ids)
+    pictures = [found for tag, found in page.tags if tag == "svg"]
+    assert len(pictures) == 5
+    for found in pictures:
+        assert found["role"] == "img" and len(found["aria-label"]) > 60
+    heads = [found for tag, found in page.tags if tag == "th"]
+    assert heads and all(found.get("scope") in ("row", "col") for found in heads)
+    assert [tag for tag, _ in page.tags if tag in ("h1", "h2")].count("h1") == 1
+    assert ("html", {"lang": "en"}) in page.tags
+
+
+def test_every_colour_of_the_figures_has_one_for_the_dark(written):
+    for file in (written[0] / "figures").glob("*.svg"):
+        used = {
+            colour.lower() for colour in re.findall(r"#[0-9a-fA-F]{6}\b", file.read_text(encoding="utf-8"))
+        }
+        assert used <= set(DARK), file.name
+
+
+def _luminance(colour: str) -> float:
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    red, green, blue = (c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def test_colours_that_carry_words_stand_out_in_the_dark():
+    card = _luminance(DARK["#ffffff"])
+    lines = {"#e6e6e6", "#c9c9c9", "#999999", "#ffffff"}  # grid, others, axes, the page itself
+    for light, dark in DARK.items():
+        if light not in lines:
+            assert (_luminance(dark) + 0.05) / (card + 0.05) > 4.5, light
+
+
+def test_the_first_lines_say_what_happened(page):
+    text = " ".join("".join(page.text).split())
+    assert "alibi and window held to 4,096, the longest length measured; rope + yarn held to 512" in text
+    assert "rope, none and sinusoidal broke by 512" in text
+    assert "Points without claims, for fewer than 3 training seeds: fox (1 seed)." in text
+    assert "these checkpoints and not of the schemes" in text
+    assert "9 clusters (18 documents)" in text and "(Few clusters.)" in text
+    assert "Of 20 cells 1 failed" in text and "the loss is not finite at step 17" in text
+    assert "its positions end after 256 tokens" in text
+
+
+def test_no_claim_without_an_interval(page):
+    """A scheme with one seed is in no sentence about better, worse, held or broken."""
+    text = " ".join("".join(page.text).split())
+    for words in re.split(r"(?<=\.\)) ?|(?<=\.) ", text[: text.index("Which scheme holds")]):
+        if re.search(r"\b(better|worse|held to|broke by|helped|harmed|told apart)\b", words):
+            assert "fox" not in words, words
+    assert "−0.088 nats at 4,096 against its own 256 (a point, no claim)" in text
+    few = write_words(results(seeds=2))
+    assert "no verdicts, for want of training seeds" in few
+    assert not re.search(r"better are|worse are|held to 4|broke by", few)
+
+
+def write_words(record: dict) -> str:
+    study = read_study(record)
+    comparison = derive(study, read_losses(study, "long", ()))
+    return " ".join([*lead(comparison), *(sentence(line, comparison) for line in comparison.lines)])
+
+
+def test_nobody_gains_is_said_so():
+    words = write_words(results(schemes=("rope", "window", "none")))
+    assert "At 4,096 no scheme is shown to gain from context beyond 256" in words
+
+
+def test_every_number_is_in_the_rows(written):
+    rows = list(csv.DictReader(io.StringIO((written[0] / "results.csv").read_text(encoding="utf-8"))))
+    assert len(rows) == 8 * len(LENGTHS)
+    one = next(r for r in rows if (r["variant"], r["length"]) == ("alibi", "4096"))
+    assert one["verdict"] == "held" and float(one["delta"]) == pytest.approx(-0.03, abs=0.01)
+    assert float(one["gain"]) == pytest.approx(-float(one["delta"])) and one["seeds"] == "0 1 2"
+    assert float(one["difference_high"]) < 0 and one["baseline"] == "rope"
+    assert one["targets_hash"] == "7a" * 32 and one["protocol"] == "fixed-targets"
+    fox = next(r for r in rows if (r["variant"], r["length"]) == ("fox", "4096"))
+    assert fox["delta"] and fox["delta_low"] == fox["delta_high"] == "" and fox["verdict"] == "points only"
+    learned = next(r for r in rows if (r["variant"], r["length"]) == ("learned", "512"))
+    assert learned["nll"] == "" and learned["failure"] == "its positions end after 256 tokens"
+
+
+def test_markdown_has_its_figures_and_whole_tables(written):
+    text = (written[0] / "report.md").read_text(encoding="utf-8")
+    figures = re.findall(r"\]\((figures/[\w.]+)\)", text)
+    assert len(figures) == 5
+    for name in figures:
+        assert np.asarray(Image.open(written[0] / name).convert("L")).std() > 5
+    for block in re.findall(r"(?:^\|.*\n)+", text, flags=re.MULTILINE):
+        widths = {len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}
+        assert len(widths) == 1, block
+
+
+def test_a_study_that_has_not_finished_reports_what_it_has(tmp_path):
+    record = results()
+    for cell in record["cells"]:
+        cell |= {"status": "pending", "training": None, "timing": {}, "evaluations": {}}
+    write_report(record, tmp_path)
+    text = (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert "No evaluation of text has finished yet" in text and "20 pending" in text
+
+
+def test_names_with_signs_of_markup_stay_words(tmp_path):
+    record = results(schemes=("rope", "window"))
+    record["name"] = "a <b>bold</b> | name & *more*"
+    for cell in record["cells"]:
+        if cell["axes"]["scheme"] == "window":
+            cell["axes"]["scheme"] = "<window|1>"
+    write_report(record, tmp_path)
+    page = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
+    assert page.open == [] and "b" not in {
+        tag for tag, _ in page.tags[: [t for t, _ in page.tags].index("main")]
+    }
+    assert "<window|1>" in "".join(page.text)
+
+
+def test_nothing_is_written_where_the_results_are_none(tmp_path):
+    with pytest.raises(StudyError):
+        write_report({"format": 1}, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_second_evaluation_has_its_own_figures_and_sections(tmp_path):
+    record = results(schemes=("rope", "window"))
+    for cell in record["cells"]:
+        if "evaluations" in cell:
+            cell["evaluations"]["valid"] = copy.deepcopy(cell["evaluations"]["long"])
+    record["study"]["report"]["primary"] = "valid"
+    files = {file.name for file in write_report(record, tmp_path)}
+    assert {"nll_by_length.png", "long_nll_by_length.png", "difference.svg", "long_difference.svg"} <= files
+    text = (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert text.index("NLL against context length (valid)") < text.index("NLL against context length (long)")
