@@ -127,7 +127,7 @@ def train(
     def save(done: int) -> None:
         if main_process:
             recorder.sync()
-            state = {"step": done, "tokens": done * settings.tokens_per_step, "attempt": recorder.attempt}
+            state = {"step": done, "tokens": done * settings.tokens_per_step}
             save_checkpoint(folder, done, model, optimizer, state, keep=t.checkpoint.keep)
             write_exposure(folder, ledger.upto(done))
         accelerator.wait_for_everyone()
@@ -167,6 +167,8 @@ def train(
                     f"stopped by {name} after step {done}; saved. The same command goes on from here."
                 )
                 return interrupts.exit_code
+        if start < settings.steps:
+            recorder.write(settings.steps, "end", peak_memory_bytes=peak_memory(device))
     console.say(f"done: {folder} (peak memory {peak_memory(device) / 2**20:,.0f} MiB)")
     if len(stages) > 1:
         console.say(f"evaluated and continued under the last change: {', '.join(stages[-1].words)}")

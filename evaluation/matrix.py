@@ -104,7 +104,7 @@ def evaluate(
         unigram=None if train is None else unigram_nll(train, ids, tokenizer.vocab_size),
         unit_names=unit_names,
         seen=None if seen is None else seen[document],
-        absent=_absent(rules, plan.lengths, subject),
+        absent=_absent(rules, plan.lengths, subject, settings.unreachable == "refuse"),
     )
     Session(result, text, Cells(cells), console).run()
     return result
@@ -123,10 +123,12 @@ def _resolve_all(rules: list[Rule], subject: Subject) -> dict[str, dict]:
     return schemes
 
 
-def _absent(rules: list[Rule], lengths: list[int], subject: Subject) -> dict[tuple[str, int], str]:
+def _absent(
+    rules: list[Rule], lengths: list[int], subject: Subject, refuse: bool
+) -> dict[tuple[str, int], str]:
     """The cells that cannot exist because positions end, and why.
 
-    Raises EvaluationError where that leaves a length without any.
+    Raises EvaluationError where that leaves a length without any, if `refuse`.
     """
     limits = {rule.label: subject.longest(rule.words) for rule in rules if not rule.truncates}
     absent = {
@@ -135,7 +137,7 @@ def _absent(rules: list[Rule], lengths: list[int], subject: Subject) -> dict[tup
         for length in lengths
         if limit is not None and length > limit
     }
-    for length in lengths:
+    for length in lengths if refuse else ():
         if all((label, length) in absent for label in limits):
             raise EvaluationError(
                 f"length {length} is beyond what {', '.join(limits)} can place: at most "

@@ -27,6 +27,9 @@ class EvaluationSettings(BaseModel):
     spans_per_document: int = Field(16, ge=1, description="disjoint spans in each document")
     least_documents: int = Field(1, ge=1, description="fewer documents than this at a length is an error ...")
     shorten: bool = Field(False, description="... or, with shorten=true, drops the length and says so")
+    unreachable: Literal["refuse", "dash"] = Field(
+        "refuse", description="a length that no rule can place is an error, or stands as a dash"
+    )
     stride: int | None = Field(None, ge=1, description="sliding: new targets per window; default: length / 8")
     windows_per_document: int = Field(4, ge=4, description="by-position: windows at random offsets")
     bos: Literal["as-trained", "none", "every-window"] = Field(

@@ -29,7 +29,7 @@ from training.optimizer import make_optimizer
 from training.run import load
 from training.settings import AdamWSettings
 
-TIMING = {"attempt", "tokens_per_second", "mfu"}
+TIMING = {"attempt", "tokens_per_second", "mfu", "peak_memory_bytes"}
 
 
 def lines(folder: Path) -> list[dict]:

@@ -1,0 +1,192 @@
+"""What a study is about to do: every cell with its settings and evaluations, or all reasons why it cannot.
+
+Nothing is prepared or trained here: settings are read, models are built without memory, files are looked for.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from pydantic import BaseModel
+
+from data import DataError, DataSettings, prepared_folder
+from evaluation import EvaluationError, resolve_rules
+from evaluation.rules import TRAINED, Rule
+from model import ModelError
+from studies.errors import StudyError
+from studies.grid import Cell
+from studies.settings import SCHEME, EvaluationEntry, StudySettings
+from training.config import differences, load_settings
+from training.errors import TrainingError
+from training.overrides import override
+from training.run import is_run, read_settings
+from training.settings import RunSettings
+from training.stages import last_trained
+from training.start import check_model
+
+# What a cell can be refused for; anything else is a bug and keeps its traceback.
+USER_ERRORS = (StudyError, TrainingError, EvaluationError, ModelError, DataError, OSError)
+
+
+class Kind(Protocol):
+    """A kind of evaluation as evaluate.py lists it."""
+
+    @property
+    def title(self) -> str: ...
+
+    @property
+    def settings(self) -> type[BaseModel]: ...
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One evaluation of one cell. `words` are evaluate.py's, but for the folder of another corpus."""
+
+    name: str
+    words: tuple[str, ...]
+    settings: BaseModel
+    data: DataSettings | None = None  # another corpus; its tokenizer is the run's
+
+
+@dataclass
+class CellPlan:
+    """A cell that can work as far as settings tell."""
+
+    cell: Cell
+    settings: RunSettings
+    run: Path
+    evaluations: list[Evaluation] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Planner:
+    """Makes plans of cells. `kind_of(words)` finds the kind of an evaluation; `builtin` are the rules of
+    configs/evaluation/rules.yaml."""
+
+    study: StudySettings
+    folder: Path
+    kind_of: Callable[[list[str]], Kind]
+    builtin: dict[str, list[str]]
+
+    def plan(self, cells: Sequence[Cell]) -> list[CellPlan]:
+        """Plans of all cells. Raises StudyError with every reason of every cell that cannot work."""
+        plans, refused = [], Refusals()
+        for cell in cells:
+            try:
+                plans.append(self._cell(cell, refused))
+            except USER_ERRORS as error:
+                refused.add(cell, str(error))
+        refused.raise_any(len(cells))
+        return plans
+
+    def _cell(self, cell: Cell, refused: "Refusals") -> CellPlan:
+        settings = load_settings(RunSettings, list(cell.words))
+        check_model(settings)
+        prepared_folder(settings.data)  # looks for the source
+        run = self.folder / "runs" / cell.id
+        if is_run(run):
+            barred = [key for key, _, _, free in differences(read_settings(run), settings) if not free]
+            if barred:
+                raise StudyError(
+                    f"{run} was trained with other settings ({', '.join(barred)}); move it away, change them "
+                    "back, or give the study another --folder"
+                )
+        plan = CellPlan(cell, settings, run)
+        for name, entry in self.study.evaluations.items():
+            try:
+                plan.evaluations.append(self._evaluation(name, entry, cell, settings))
+            except USER_ERRORS as error:
+                refused.add(cell, f"evaluations.{name}: {error}")
+        return plan
+
+    def _evaluation(self, name: str, entry: EvaluationEntry, cell: Cell, run: RunSettings) -> Evaluation:
+        kind = self.kind_of(entry.words)
+        fields = kind.settings.model_fields
+        words = [*entry.words, f"folder={name}"]
+        if "unreachable" in fields:  # all schemes share the targets of the longest length
+            words.append("unreachable=dash")
+        settings: Any = load_settings(kind.settings, words)
+        wanted = self._rules_of_variants(cell)
+        if "rules" in fields:
+            words += self._with_rules(settings.rules, wanted)
+            settings = load_settings(kind.settings, words)
+            self._check_rules(settings.rules, run)
+        elif wanted:
+            raise StudyError(
+                f"{kind.title.lower()} knows no rules, and a variant asks for {', '.join(wanted)}"
+            )
+        if "lengths" in fields and "targets" in fields:
+            _check_lengths(settings, run)
+        return Evaluation(name, tuple(words), settings, None if entry.data is None else _corpus(entry.data))
+
+    def _rules_of_variants(self, cell: Cell) -> list[str]:
+        mine = [one.rule for one in self.study.variants.values() if one.scheme == cell.axes.get(SCHEME)]
+        return list(dict.fromkeys(rule for rule in mine if rule != TRAINED))
+
+    def _with_rules(self, asked: list[str] | dict[str, list[str]], wanted: list[str]) -> list[str]:
+        """A word that adds the rules of a scheme's variants to those of the evaluation."""
+        more = [rule for rule in wanted if rule not in asked]
+        if not more:
+            return []
+        if isinstance(asked, list):
+            return [f"rules={json.dumps([*asked, *more])}"]
+        unknown = [rule for rule in more if rule not in self.builtin]
+        if unknown:
+            raise StudyError(f"a variant asks for the unknown rule {unknown[0]}")
+        return [f"rules={json.dumps({rule: self.builtin[rule] for rule in more})}"]
+
+    def _check_rules(self, asked: list[str] | dict[str, list[str]], run: RunSettings) -> None:
+        last, _ = last_trained(run, run.steps)
+        problems = []
+        rules: list[Rule] = resolve_rules(asked, self.builtin, run.train_length)
+        for rule in rules:
+            try:
+                override(last, rule.words)
+            except (ModelError, TrainingError) as error:
+                problems.append(f"rule {rule.label!r}: {error}")
+        if problems:
+            raise StudyError("; ".join(problems))
+
+
+class Refusals:
+    """Reasons why cells cannot work, equal ones told once."""
+
+    def __init__(self):
+        self._cells: dict[str, list[Cell]] = {}
+
+    def add(self, cell: Cell, reason: str) -> None:
+        self._cells.setdefault(reason, []).append(cell)
+
+    def raise_any(self, n_cells: int) -> None:
+        """Raise StudyError with all of them, if there are any."""
+        if not self._cells:
+            return
+        count = len({cell.index for cells in self._cells.values() for cell in cells})
+        lines = [f"{_listed(cells, n_cells)}: {reason}" for reason, cells in self._cells.items()]
+        raise StudyError(
+            f"{count} of {n_cells} cells cannot work; nothing was started:\n       " + "\n       ".join(lines)
+        )
+
+
+def _listed(cells: list[Cell], n_cells: int) -> str:
+    if len(cells) == n_cells > 1:
+        return "every cell"
+    more = f" and {len(cells) - 2} more" if len(cells) > 3 else ""
+    return "; ".join(cell.id for cell in (cells[:2] if more else cells)) + more
+
+
+def _check_lengths(settings: Any, run: RunSettings) -> None:
+    """The trained length is in every grid of lengths, so targets must fit in it too."""
+    if settings.targets > run.train_length and getattr(settings, "protocol", "") == "fixed-targets":
+        raise StudyError(f"targets={settings.targets} is more than train_length={run.train_length}; lower it")
+
+
+def _corpus(words: list[str]) -> DataSettings:
+    """Settings of another corpus, all of it held-out text, before the tokenizer of a run is put in."""
+    data = load_settings(RunSettings, [*words, "data.valid_fraction=1", "data.tokenizer={name: bytes}"]).data
+    if data.valid_source is not None:
+        raise StudyError("data.valid_source: an evaluation reads all of data.source; remove it")
+    prepared_folder(data)  # looks for the source
+    return data
