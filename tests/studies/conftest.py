@@ -1,0 +1,99 @@
+"""A tiny corpus and a study of tiny models on it."""
+
+import hashlib
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+
+BASE = """
+train_length: 24
+model: {{dim: 24, layers: 2, heads: 6, groups: 2, hidden: 40}}
+data:
+  source: {{name: files, path: {corpus}}}
+  tokenizer: {{name: bytes}}
+  valid_fraction: 0.3
+  root: {root}
+training:
+  tokens: {tokens}
+  batch_size: 8
+  log_every: 4
+  checkpoint: {{every: 3, keep: 1}}
+  validation: {{every: null, multiples: [1], spans: 4, targets: 8}}
+  samples: {{prompts: ["a"], tokens: 4}}
+"""
+
+STUDY = """
+base: [{base}]
+grid:
+  scheme:
+    rope: [{configs}/position/rope.yaml]
+    learned: [{configs}/position/learned.yaml]
+  seed: [0, 1]
+variants:
+  rope + yarn: {{scheme: rope, rule: yarn}}
+evaluations:
+  held-out: {{words: ["lengths=[24,48]", targets=8, spans_per_document=2, device=cpu]}}
+report: {{baseline: rope, primary: held-out}}
+"""
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory) -> Path:
+    """40 documents of some hundred made-up letters."""
+    folder = tmp_path_factory.mktemp("corpus")
+    rng = random.Random(7)
+    for i in range(40):
+        letters = "".join(rng.choices("abcdefgh ", k=rng.randint(150, 500)))
+        (folder / f"{i:02}.txt").write_text(letters, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def prepared_root(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("prepared")
+
+
+@pytest.fixture(scope="session")
+def write_study(corpus, prepared_root, tmp_path_factory):
+    """Write a study file and its base: equal texts, equal paths. Returns the path of the study file."""
+    home = tmp_path_factory.mktemp("files")
+
+    def write(text: str = STUDY, tokens: int = 1152) -> Path:
+        base = home / f"base-{tokens}.yaml"
+        base.write_text(BASE.format(corpus=corpus, root=prepared_root, tokens=tokens), encoding="utf-8")
+        filled = text.format(base=base, configs=ROOT / "configs", corpus=corpus)
+        file = home / hashlib.sha256(filled.encode()).hexdigest()[:8] / "tiny.yaml"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(filled, encoding="utf-8")
+        return file
+
+    return write
+
+
+def command(*words: object) -> list[str]:
+    return [sys.executable, str(ROOT / "study.py"), *map(str, words)]
+
+
+def environment() -> dict[str, str]:
+    return os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+
+
+def run(*words: object, cwd: Path) -> subprocess.CompletedProcess:
+    """study.py in a process of its own."""
+    return subprocess.run(
+        command(*words), cwd=cwd, env=environment(), capture_output=True, text=True, timeout=600, check=False
+    )
+
+
+@pytest.fixture(autouse=True)
+def denormals_again():
+    """The scripts flush denormals for their whole process; here the process has other tests to run."""
+    yield
+    torch.set_flush_denormal(False)
