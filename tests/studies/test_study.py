@@ -151,9 +151,9 @@ def test_everything_that_cannot_work_is_refused_at_once(write_study, monkeypatch
         """evaluations:
   unknown: {{words: [protocol=sideways]}}
   wordy: {{words: [lenghts=3]}}
-  elsewhere: {{data: ["data.source={{name: files, path: nowhere}}"]}}
-  illegal: {{words: ["rules={{other: [model.position.name=alibi]}}"]}}
-  distant: {{words: ["lengths=[4096]"]}}""",
+  elsewhere: {{words: [targets=8], data: ["data.source={{name: files, path: nowhere}}"]}}
+  illegal: {{words: [targets=8, "rules={{other: [model.position.name=alibi]}}"]}}
+  wide-apart: {{words: [targets=64]}}""",
     )
     file, folder = write_study(text), tmp_path / "other"
     with pytest.raises(StudyError) as caught:
@@ -167,6 +167,7 @@ def test_everything_that_cannot_work_is_refused_at_once(write_study, monkeypatch
         "protocol=sideways is unknown",
         "did you mean lengths",
         "nowhere",
+        "targets=64 is more than train_length=24",
         "rule 'other'",
     ):
         assert words in said, words
