@@ -129,7 +129,7 @@ def measure_loss(settings: EvaluationSettings, run: Path, console: Console) -> i
         longest=lambda rule_words: longest_input(override(root, rule_words)),
         legal=legal_overrides(root.model),
     )
-    store, corpus, train = open_stores(settings, run, tokenizer)
+    store, corpus, train, overlaps = open_stores(settings, run, tokenizer)
     result = evaluate(
         settings,
         subject,
@@ -138,6 +138,7 @@ def measure_loss(settings: EvaluationSettings, run: Path, console: Console) -> i
         tokenizer=tokenizer,
         rules=rules,
         cells=run / "evaluation" / "cells",
+        overlaps=overlaps,
         console=console,
     )
     result.left_out = left_out
@@ -174,8 +175,12 @@ def offered(root: RunSettings, rule_words) -> dict:
     return asked.model.position.model_dump(mode="json")
 
 
-def open_stores(settings: EvaluationSettings, run: Path, tokenizer) -> tuple[Store, str, Store | None]:
-    """The store to read, its name, and the run's own training store for the unigram model (None if gone)."""
+def open_stores(
+    settings: EvaluationSettings, run: Path, tokenizer
+) -> tuple[Store, str, Store | None, Path | None]:
+    """The store to read, its name, the run's own training store (None if gone), and where text found in both
+    is kept: beside the training text, for all runs on it.
+    """
     own = read_json(run / MANIFEST).get("data")
     folder = settings.store or own
     if folder is None:
@@ -195,7 +200,8 @@ def open_stores(settings: EvaluationSettings, run: Path, tokenizer) -> tuple[Sto
         train = open_prepared(own).train if own else None
     except DataError:
         train = None
-    return store, f"{Path(folder).name}/{settings.split}", train
+    overlaps = Path(own) / "overlaps" if train is not None else None
+    return store, f"{Path(folder).name}/{settings.split}", train, overlaps
 
 
 @dataclass(frozen=True)

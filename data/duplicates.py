@@ -32,7 +32,7 @@ def mixed(x: np.ndarray) -> np.ndarray:
     return x ^ (x >> np.uint64(31))
 
 
-def _powers(base: int, n: int) -> np.ndarray:
+def powers(base: int, n: int) -> np.ndarray:
     """base**0 ... base**(n-1) modulo 2**64."""
     out = np.full(n, base, dtype=np.uint64)
     out[0] = 1
@@ -56,9 +56,9 @@ def words(text: str) -> tuple[np.ndarray, bool]:
     cjk = 2 * int(single[starts].sum()) > len(starts)
     # Letters only, so that a word's hash depends on nothing around it.
     letters = _LOWER[raw] * inside
-    prefix = np.concatenate([np.zeros(1, dtype=np.uint64), np.cumsum(letters * _powers(_FACTOR, len(raw)))])
+    prefix = np.concatenate([np.zeros(1, dtype=np.uint64), np.cumsum(letters * powers(_FACTOR, len(raw)))])
     stops = np.concatenate([starts[1:], [len(raw)]])
-    sums = (prefix[stops] - prefix[starts]) * _powers(_INVERSE, len(raw))[starts]
+    sums = (prefix[stops] - prefix[starts]) * powers(_INVERSE, len(raw))[starts]
     return mixed(sums + _STEP), cjk
 
 
@@ -79,7 +79,7 @@ def shingles(text: str) -> np.ndarray:
     if len(sampled) >= FEWEST:
         return sampled
     hashes, _ = words(text)
-    whole = (hashes * _powers(int(_STEP), max(1, len(hashes)))[: len(hashes)]).sum(dtype=np.uint64)
+    whole = (hashes * powers(int(_STEP), max(1, len(hashes)))[: len(hashes)]).sum(dtype=np.uint64)
     return mixed(np.array([whole + np.uint64(len(hashes))]))
 
 

@@ -68,6 +68,7 @@ def analyse(result: Result) -> Analysis:
     how = {"resamples": settings.resamples, "seed": settings.seed}
     judged, notes = _judged_rules(result)
     # The family: every rule that is judged at every length beyond L0, against one named reference.
+    span = result.plan.span if result.screening.kept.all() else None  # else spans are not equally long
     beyond = [length for length in result.plan.lengths if length > l0]
     family = max(1, sum((label, n) not in result.absent for label in judged for n in beyond))
     verdicts = []
@@ -83,7 +84,7 @@ def analyse(result: Result) -> Analysis:
                     tolerance=settings.tolerance,
                     alpha=alpha,
                     family=family,
-                    span=result.plan.span,
+                    span=span,
                     failed=[n for rule, n in result.failed if rule == label],
                     **how,
                 )
@@ -130,7 +131,7 @@ def analyse(result: Result) -> Analysis:
         units=len(np.unique(result.unit)),
         unit_kind=result.unit_kind,
         documents=len(np.unique(result.document)),
-        n_targets=result.plan.n_targets,
+        n_targets=len(result.document),
         unigram=unigram,
         learned=None if unigram is None or base is None else unigram - base,
         notes=notes,
@@ -161,7 +162,7 @@ def _buckets(result: Result, alpha: float, how: dict) -> dict[str, list[Bucket]]
     if result.plan.protocol != "by-position" or result.truncated is None:
         return {}
     longest = result.plan.lengths[-1]
-    position = result.plan.windows[longest].target_positions()
+    position = result.plan.windows[longest].target_positions()[result.screening.kept]
     return {
         rule: by_position(nll, result.truncated, position, result.unit, alpha=alpha, **how)
         for (rule, _), nll in result.nll.items()

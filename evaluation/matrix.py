@@ -8,6 +8,7 @@ import numpy as np
 
 from evaluation.baselines import unigram_nll
 from evaluation.cells import Cells
+from evaluation.contamination import Screening, screen
 from evaluation.errors import EvaluationError
 from evaluation.plan import Plan, make_plan, targets_bytes
 from evaluation.rules import Rule
@@ -36,7 +37,8 @@ class Subject:
 
 @dataclass
 class Result:
-    """Everything measured. `nll[rule, length]` is per-target, in the order of `document` (n_targets,)."""
+    """Everything measured. `nll[rule, length]` is per-target, in the order of `document` (n,): the plan's
+    targets in their order, without those that `screening` drops."""
 
     settings: EvaluationSettings
     subject: Subject
@@ -47,6 +49,7 @@ class Result:
     document: np.ndarray
     unit: np.ndarray
     unit_kind: str
+    screening: Screening
     n_bytes: int | None
     unigram: np.ndarray | None
     unit_names: list[str] = field(default_factory=list)  # of the ids in `unit`
@@ -69,23 +72,27 @@ def evaluate(
     tokenizer,
     rules: list[Rule],
     cells: Path,
+    overlaps: Path | None = None,
     console=None,
 ) -> Result:
     """Measure every cell that is not on disk yet. Raises EvaluationError before any compute where it cannot
     work.
 
-    `store` is read, `train` (or None) gives the unigram baseline. Interrupting keeps every finished cell,
-    and of the one in progress what was done.
+    `store` is read; `train` (or None) is the text it was trained on: the unigram baseline, and what targets
+    are dropped for; `overlaps`: folder in which passages found in both are kept. Interrupting keeps every
+    finished cell, and of the one in progress what was done.
     """
     schemes = _resolve_all(rules, subject)
     text = Text(store, settings.bos, getattr(tokenizer, "bos_id", None))
     plan = make_plan(settings, text, store.hash, tokenizer.hash, subject.trained_length)
     if plan.note and console:
         console.warn(plan.note)
-    ids = plan.target_ids(text)
+    how = {"cache": overlaps, "console": console}
+    screening = screen(settings.contamination, text, plan.truncated, train, tokenizer, **how)
+    ids = plan.target_ids(text)[screening.kept]
     unit_of, unit_names, unit_kind = text.units()
     seen = text.seen(train)
-    document = plan.truncated.target_documents()
+    document = plan.truncated.target_documents()[screening.kept]
     result = Result(
         settings=settings,
         subject=subject,
@@ -100,6 +107,7 @@ def evaluate(
         document=document,
         unit=unit_of[document],
         unit_kind=unit_kind,
+        screening=screening,
         n_bytes=targets_bytes(ids, tokenizer.token_bytes),
         unigram=None if train is None else unigram_nll(train, ids, tokenizer.vocab_size),
         unit_names=unit_names,

@@ -74,11 +74,18 @@ def make_plan(
         spec["windows_per_document"] = settings.windows_per_document
         whole = position_windows(text, documents, longest, settings.windows_per_document, settings.seed)
         windows = {longest: whole}
-        truncated = truncated_windows(whole, trained_length, min(settings.targets, trained_length))
+        truncated = truncated_windows(whole, trained_length, truncation_step(settings, trained_length))
     else:
         windows = {length: _cover(settings, text, documents, length, longest) for length in lengths}
         truncated = windows[trained_length]
     return Plan(settings.protocol, sorted(windows), windows, truncated, content_hash(spec), spec, None, "")
+
+
+def truncation_step(settings: EvaluationSettings, trained_length: int) -> int:
+    """by-position: targets scored at once with the context cut to L0. Of a step near L0 the first targets
+    would have no context left; so each keeps at least three quarters of L0.
+    """
+    return max(1, min(settings.targets, trained_length // 4))
 
 
 def _cover(

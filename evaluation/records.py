@@ -39,6 +39,7 @@ def basis(result: Result, analysis: Analysis) -> dict:
         "corpus_hash": result.facts["corpus_hash"],
         "tokenizer_hash": result.facts["tokenizer_hash"],
         "targets_hash": result.plan.hash,
+        "scored_hash": result.screening.hash(result.plan.hash),
         "checkpoint": result.subject.name,
         "checkpoint_step": result.subject.step,
         "checkpoint_hash": result.subject.checkpoint_hash,
@@ -104,6 +105,7 @@ def write(result: Result, analysis: Analysis, folder: Path) -> None:
             for rule in result.rules
         },
         "left_out": result.left_out,
+        "contamination": result.screening.record,
         "units": _units(result),
         "unigram_nll": analysis.unigram,
         "unigram_unit_nll": _by_unit(result.unigram, result),

@@ -25,6 +25,7 @@ def words(result: Result, analysis: Analysis, brief: bool = False) -> list[str]:
         lines.append(f"only the trained length {l0} was measured; give lengths=[...] beyond it for verdicts")
     lines.append(_level_sentence(result, analysis))
     lines.append(_basis_sentence(result, analysis))
+    lines += [result.screening.sentence] if result.screening.sentence else []
     wide = [v for rule in analysis.verdicts for v in rule.verdicts if v.units_needed]
     undecided = [v for v in wide if v.word == "undecided"]
     if undecided:

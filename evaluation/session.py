@@ -11,6 +11,7 @@ import torch
 
 from evaluation.cells import Cells
 from evaluation.forecast import choose_batch, measure_pace, memory_free, memory_needed
+from evaluation.plan import truncation_step
 from evaluation.protocols import Windows
 from evaluation.rules import TRAINED, TRUNCATE, Rule
 from evaluation.scoring import CellFailed, ModelScorer, measure
@@ -70,6 +71,10 @@ class Session:
                 of_window = np.repeat(np.arange(len(windows)), windows.keep)
                 here = np.isin(of_window, _chosen(len(windows), PRECISION_SAMPLE))
                 self.result.precision[where] = float((self.result.nll[where][here] - exact).mean())
+        kept = self.result.screening.kept
+        self.result.nll = {where: nll[kept] for where, nll in self.result.nll.items()}
+        if self.result.truncated is not None:
+            self.result.truncated = self.result.truncated[kept]
         baseline = self.result.nll.get((TRAINED, self.subject.trained_length))
         if self.plan.protocol != "by-position" and baseline is not None:
             self.result.truncated = baseline
@@ -90,7 +95,8 @@ class Session:
         if self.plan.protocol == "by-position":
             trained = next(rule for rule in self.result.rules if rule.label == TRAINED)
             length = self.subject.trained_length
-            key = self._key(trained, length, self.settings.dtype) | {"truncated": True}
+            step = truncation_step(self.settings, length)
+            key = self._key(trained, length, self.settings.dtype) | {"truncated": True, "step": step}
             out.append(Cell(trained, length, self.plan.truncated, key, baseline=True))
         return out
 
@@ -111,8 +117,6 @@ class Session:
         }
         if self.plan.protocol == "sliding":
             key["stride"] = self.settings.stride or max(1, length // 8)
-        if self.plan.protocol == "by-position":
-            key["step"] = self.settings.targets
         return key
 
     def _measure(self, missing: list[Cell]) -> None:

@@ -6,6 +6,19 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 
+class ContaminationSettings(BaseModel):
+    """Targets whose text stands in the training text too, or in an earlier document of the same corpus."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    check: bool = Field(
+        True, description="look for them (passages of 13 words, 30 Chinese characters) and drop them"
+    )
+    limit: float = Field(
+        0.01, ge=0, le=1, description="where they are more than this share of the targets: an error"
+    )
+
+
 class EvaluationSettings(BaseModel):
     """Protocol, lengths, targets, rules and statistics of one evaluation."""
 
@@ -46,6 +59,9 @@ class EvaluationSettings(BaseModel):
         None, description="folder of another prepared corpus (same tokenizer); default: the run's own"
     )
     split: Literal["valid", "train"] = Field("valid", description="which part of that corpus is read")
+    contamination: ContaminationSettings = Field(
+        ContaminationSettings(), description="text that was seen in training is no test"
+    )
     tolerance: float = Field(
         0.02, gt=0, description="nats; a rule has held where it is surely less worse than this"
     )

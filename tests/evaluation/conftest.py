@@ -29,7 +29,8 @@ class MemoryStore:
 
 class MemoryTokenizer:
     vocab_size, bos_id, eos_id, hash = VOCAB, BOS, EOS, "tokenizer"
-    token_bytes = np.array([0, 0, 0] + [1 + i % 3 for i in range(VOCAB - 3)])
+    pieces = [b"", b"", b""] + [b"word"[: 1 + i % 3] for i in range(VOCAB - 3)]
+    token_bytes = np.array([len(piece) for piece in pieces])
 
 
 @pytest.fixture
