@@ -115,7 +115,7 @@ def _merged(rows: np.ndarray) -> np.ndarray:
 def _read(path: Path) -> Overlap | None:
     # A damaged file is as good as absent.
     try:
-        with np.load(path, allow_pickle=False) as record:
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as record:
             return Overlap(record["trained"], record["repeated"], record["group"], int(record["sample"]))
     except (OSError, zipfile.BadZipFile, KeyError, ValueError, EOFError):
         return None

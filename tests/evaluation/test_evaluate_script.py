@@ -6,11 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 import evaluate as script
-from data import prepare
+from data import open_prepared, prepare
 from evaluation import EvaluationError
 from model import Transformer
 from training.checkpoint import save_weights_only
@@ -98,6 +99,48 @@ def test_from_run_folder_to_results(home, monkeypatch, capsys):
     call(monkeypatch, home / "run", folder / "settings.yaml")
     assert "18 of 18 cells were measured before" in capsys.readouterr().err
     assert (folder / "results.csv").read_bytes() == before
+
+
+def test_text_seen_in_training_is_refused_or_dropped(home, monkeypatch, capsys):
+    own = open_prepared(json.loads((home / "run" / "manifest.json").read_text())["data"])
+    seen = [own.tokenizer.decode(own.train.document(i)[1:-1].tolist()) for i in (2, 3)]
+    folder = home / "copies"
+    folder.mkdir()
+    rng = random.Random(8)
+    for i in range(6):
+        (folder / f"{i}.txt").write_text(" ".join("".join(rng.choices("ijklmn", k=5)) for _ in range(50)))
+    (folder / "whole.txt").write_text(seen[0])
+    (folder / "half.txt").write_text((folder / "1.txt").read_text()[:200][::-1] + seen[1][:200])
+    words = ["data.source.name=files", f"data.source.path={folder}", "data.tokenizer.name=bytes"]
+    words += ["data.valid_fraction=1", f"data.root={home / 'prepared'}"]
+    copies = prepare(load_settings(RunSettings, words).data, workers=1).folder
+    asked = [*SMALL[1:], "lengths=[24,48]", "spans_per_document=16", f"store={copies}", "rules=[trained]"]
+    with pytest.raises(
+        EvaluationError, match=r"2\d\.\d+% of the 1024 targets.*whole\.txt \((9\d|100)%\)"
+    ) as caught:
+        call(monkeypatch, home / "run", *asked)
+    assert "half.txt" in str(caught.value) and "contamination.limit=0." in str(caught.value)
+    assert capsys.readouterr().out == ""
+    assert call(monkeypatch, home / "run", *asked, "contamination.limit=0.5", "folder=dropped") == 0
+    out = capsys.readouterr().out
+    folder = home / "run" / "evaluation" / "dropped"
+    report = json.loads((folder / "results.json").read_text())
+    found = report["contamination"]
+    lost = sum(stop - start for start, stop in found["dropped"])
+    assert lost == found["in_training"] and report["targets"] == 1024 - lost and lost > 128
+    assert f"{lost} of 1024 targets" in out and report["scored_hash"] != report["targets_hash"]
+    # The mean is that of what is left, for every length and for the unigram model.
+    kept = np.ones(1024, dtype=bool)
+    for start, stop in found["dropped"]:
+        kept[start:stop] = False
+    for cell in report["cells"]:
+        name = report["per_target_nll"][f"trained@{cell['length']}"]
+        nll = np.load(home / "run" / "evaluation" / "cells" / name)["nll"]
+        assert cell["nll"] == pytest.approx(nll[kept].mean(), abs=1e-12)
+        assert abs(nll.mean() - nll[kept].mean()) > 1e-6
+    # Its own training text is no held-out text, which is said and no reason to stop.
+    assert call(monkeypatch, home / "run", *SMALL, "lengths=[24]", "split=train", "rules=[trained]") == 0
+    assert "no held-out text" in capsys.readouterr().out
 
 
 def test_what_cannot_work_is_one_clear_error(home, monkeypatch):

@@ -1,0 +1,258 @@
+"""Text seen in training, found and dropped: against a slow search by words, and with planted copies."""
+
+import random
+import re
+import unicodedata
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from data import ByteTokenizer
+from evaluation import EvaluationError, Text
+from evaluation.contamination import find_overlap, screen
+from evaluation.protocols import Windows
+from evaluation.settings import ContaminationSettings
+from evaluation.shingles import BLOCK, Reader
+
+TOKENIZER = ByteTokenizer()
+WORDS = ["time", "horse", "née", "Straße", "ﬁeld", "it", "42", "oak", "Ärger", "zebra", "quick", "x", "naïve"]
+
+
+class Corpus:
+    """A store of texts, as bytes between BOS and EOS."""
+
+    has_bos = has_eos = True
+
+    def __init__(self, *texts):
+        self.texts = [text.encode() if isinstance(text, str) else text for text in texts]
+        self.n_documents = len(texts)
+        self.lengths = np.array([len(text) + 2 for text in self.texts])
+        self.names = [f"doc{i}" for i in range(len(texts))]
+        self.hash = repr(hash(tuple(self.texts)))
+
+    def document(self, i):
+        return np.array([256, *self.texts[i], 257], dtype=np.uint16)
+
+
+def prose(n, seed):
+    """`n` words that no other seed has in the same order."""
+    rng = random.Random(seed)
+    words = ["".join(rng.choices("abcdefghijklmnop", k=rng.randint(2, 7))) for _ in range(n)]
+    return " ".join(word + rng.choice(["", "", ",", ".", "\n", " —"]) for word in words)
+
+
+def check(store, train, limit=1.0, **how):
+    """Every token of `store` but the first of each document as a target, screened."""
+    text = Text(store)
+    document = np.arange(store.n_documents)
+    windows = Windows(document, text.lengths, text.lengths - 1, text.lengths - 1)
+    settings = ContaminationSettings(limit=limit)
+    return screen(settings, text, windows, train, TOKENIZER, **how)
+
+
+def slow_overlap(text: str, other: str) -> np.ndarray:
+    """(characters,) inside 13 words that stand in `other`: by unicodedata, re and tuples."""
+
+    def words(of):
+        found = []
+        for match in re.finditer(r"[^\W_]+", of):
+            folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", match.group()).casefold())
+            found.append((folded, match.start(), match.end()))
+        return found
+
+    def passages(found):
+        return [tuple(word for word, _, _ in found[i : i + 13]) for i in range(len(found) - 12)]
+
+    known, own = set(passages(words(other))), words(text)
+    inside = np.zeros(len(text), dtype=bool)
+    for i, passage in enumerate(passages(own)):
+        if passage in known:
+            inside[own[i][1] : own[i + 12][2]] = True
+    return inside
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_is_dropped_is_what_a_search_by_words_finds(seed):
+    # Few words, so that many runs of 13 almost match, and long stretches that do.
+    rng = random.Random(seed)
+    joints = [" ", ", ", "\n", " — ", "! ", " _"]
+
+    def text(n):
+        return "".join(word + rng.choice(joints) for word in rng.choices(WORDS, k=n))
+
+    shared = [text(n) for n in (5, 12, 13, 14, 40)]
+    one, other = [
+        "".join(part for piece in rng.sample(shared, 5) for part in (text(9), piece)) for _ in range(2)
+    ]
+    if seed % 2:
+        other = unicodedata.normalize("NFD", other).upper()  # other bytes, the same words
+    want = slow_overlap(one, unicodedata.normalize("NFC", other))
+    got = check(Corpus(one), Corpus(other))
+    sizes = [len(character.encode()) for character in one]
+    # Targets: every byte but the first token of the text, which is BOS.
+    assert (~got.kept == np.repeat(want, sizes)).all()
+    assert 0 < want.mean() < 1 and got.record["in_training"] == (~got.kept).sum()
+
+
+def test_every_offset_of_the_copy_counts_and_twelve_words_do_not():
+    training = prose(400, 0)
+    words = re.findall(r"[a-p]+", training)
+    for start in (0, 1, 57, 200):
+        for n, hit in ((12, False), (13, True), (30, True)):
+            copy = " ".join(words[start : start + n])
+            found = check(Corpus(f"{prose(50, 1)} {copy} {prose(50, 2)}"), Corpus(prose(99, 3), training))
+            assert (found.record["in_training"] > 0) == hit
+            if hit:
+                assert found.record["in_training"] == len(copy)  # and not a letter around it
+
+
+def test_normal_forms_case_and_marks_are_no_difference():
+    plain = "the café of the first field office was élite as I said only yesterday"
+    other = "THE CAFE\u0301—of the first ﬁeld ofﬁce\nwas (E\u0301LITE), as Ⅰ said: only _yesterday_"
+    assert check(Corpus(f"{plain} at noon"), Corpus(other)).record["in_training"] == len(plain.encode())
+    assert check(Corpus(plain.replace("é", "e")), Corpus(other)).kept.all()
+    # Two marks on one letter, in either order, are one letter.
+    vowel = " ".join(f"a\u0323\u0302{word}" for word in WORDS)
+    swapped = vowel.replace("\u0323\u0302", "\u0302\u0323")
+    assert swapped != vowel
+    assert check(Corpus(f"{vowel} more"), Corpus(swapped)).record["in_training"] == len(vowel.encode())
+
+
+def test_chinese_is_counted_by_characters():
+    rng = random.Random(1)
+    text = "".join(chr(rng.randrange(0x4E00, 0x9000)) for _ in range(200))
+    for n, hit in ((29, 0), (30, 90), (60, 180)):
+        found = check(Corpus(text[50 : 50 + n] + prose(40, 2)), Corpus("一" + text, prose(80, 3)))
+        assert found.record["in_training"] == hit  # three bytes a character, the last one's included
+    # Beside words each counts by its share: 15 characters and 7 words are one passage, 6 words are none.
+    mixed = text[:15] + " one two three four five six seven"
+    assert check(Corpus(f"{mixed} x"), Corpus(mixed)).record["in_training"] == len(mixed.encode())
+    assert check(Corpus(f"{mixed[:-6]} x"), Corpus(mixed[:-6])).kept.all()
+
+
+def test_words_do_not_go_across_documents_and_long_documents_are_whole():
+    a, b = prose(40, 1).rstrip(), prose(40, 2)
+    tail, head = " ".join(a.split()[-8:]), " ".join(b.split()[:8])
+    assert check(Corpus(f"{tail} {head} x"), Corpus(a, b)).record["in_training"] == 0
+    assert check(Corpus(f"{tail} {head} x"), Corpus(f"{a} {b}")).record["in_training"] > 0
+    assert check(Corpus(tail, head), Corpus(f"{a} {b}")).record["in_training"] == 0
+    # A passage anywhere in a document of several blocks is found, at their edges too.
+    long = prose(60_000, 4)
+    raw = long.encode()
+    assert len(raw) > 2.5 * BLOCK
+    for at in (0, BLOCK - 1100, BLOCK - 1000, BLOCK - 100, BLOCK - 10, 2 * BLOCK - 1050, len(raw) - 300):
+        copy = raw[at : at + 300].decode(errors="ignore")
+        found = check(Corpus(f"{prose(20, 7)} {copy}"), Corpus(long))
+        assert found.record["in_training"] > 250, at
+        back = check(Corpus(long), Corpus(copy))
+        inside = np.flatnonzero(~back.kept)
+        assert at <= inside.min() and inside.max() < at + 300 and len(inside) > 250, at
+
+
+def test_documents_that_share_a_passage_count_it_once():
+    shared = prose(60, 9)
+    store = Corpus(prose(80, 1) + " " + shared, prose(90, 2), shared + " " + prose(70, 3), shared)
+    found = check(store, Corpus(prose(100, 4)))
+    assert found.record["in_training"] == 0 and found.kept[: len(store.texts[0])].all()
+    lost = {row["name"]: row["repeated"] / row["targets"] for row in found.record["documents"]}
+    assert set(lost) == {"doc2", "doc3"} and lost["doc3"] > 0.98 and 0.4 < lost["doc2"] < 0.5
+    # Where the first of them is not evaluated, the next is the first.
+    text = Text(store)
+    rows = np.array([2, 3])
+    windows = Windows(rows, text.lengths[rows], text.lengths[rows] - 1, text.lengths[rows] - 1)
+    found = screen(ContaminationSettings(limit=1), text, windows, None, TOKENIZER)
+    assert [row["name"] for row in found.record["documents"]] == ["doc3"]
+
+
+@pytest.mark.parametrize("bos", ["as-trained", "none", "every-window"])
+def test_the_targets_dropped_are_the_tokens_shared_under_every_bos_rule(bos):
+    shared = "shared " + " ".join(f"w{i}" for i in range(14))
+    store = Corpus("before it " + shared + " and after")
+    text = Text(store, bos, 256)
+    windows = Windows(*(np.array([n]) for n in (0, text.lengths[0], text.lengths[0] - 1, 70)))
+    found = screen(ContaminationSettings(limit=1), text, windows, Corpus(f"{shared} x"), TOKENIZER)
+    targets = text.slice(0, text.lengths[0] - 70, text.lengths[0])
+    lost = bytes(targets[~found.kept].tolist()).decode()
+    assert lost == shared
+    first, stop = found.record["dropped"][0]
+    assert bytes(targets[first:stop].tolist()).decode() == lost
+
+
+def test_refusals_name_the_share_and_the_documents():
+    copied, half, fresh = prose(300, 1), prose(300, 2), prose(300, 3)
+    common = "at the end of the day it was all the same to"  # 12 words
+    train = Corpus(prose(100, 4), copied, half[: len(half) // 2], f"{prose(30, 8)} {common}. {prose(40, 5)}")
+    with pytest.raises(EvaluationError, match=r"^9\d\.\d+%.*doc0 \(9\d%\).*contamination\.limit=0\.9"):
+        check(Corpus(f"{copied} {fresh[:100]}"), train, limit=0.01)
+    with pytest.raises(EvaluationError, match=r"doc1 \((49|50)%\)") as caught:
+        check(Corpus(fresh, half), train, limit=0.01)
+    assert re.match(r"2\d\.\d+% of the \d+ targets", str(caught.value)) and "doc0" not in str(caught.value)
+    found = check(Corpus(f"{prose(200, 6)} {common}, {prose(100, 7)}"), train, limit=0.0)
+    assert found.kept.all() and found.sentence == "" and found.hash("targets") == "targets"
+    allowed = check(Corpus(fresh, half), train, limit=0.3)
+    assert "are not counted" in allowed.sentence and allowed.hash("targets") != "targets"
+    with pytest.raises(EvaluationError, match="every target"):
+        check(Corpus(" ".join(re.findall("[a-p]+", copied))), train, limit=1.0)
+
+
+def test_what_is_no_held_out_text_or_cannot_be_checked_is_said():
+    text = prose(100, 1)
+    own = check(Corpus(text), Corpus(text), limit=0.0)
+    assert own.kept.all() and "no held-out text" in own.sentence and not own.record["checked"]
+    gone = check(Corpus(text), None)
+    assert gone.kept.all() and "was not looked for" in gone.sentence and not gone.record["checked"]
+    store = Corpus(text)
+    windows = Windows(np.array([0]), np.array([50]), np.array([40]), np.array([30]))
+    off = ContaminationSettings(check=False)
+    found = screen(off, Text(store), windows, Corpus(f"x {text}"), TOKENIZER)
+    assert found.kept.all() and "contamination.check=false" in found.sentence
+
+
+def test_what_was_found_is_kept_and_a_damaged_file_is_as_good_as_none(tmp_path):
+    shared = prose(80, 1)
+    store, train = Corpus(prose(90, 2) + shared, shared, prose(50, 3)), Corpus(prose(70, 4) + " " + shared)
+    first = check(store, train, cache=tmp_path / "overlaps")
+    (path,) = (tmp_path / "overlaps").iterdir()
+    unread = SimpleNamespace(hash=train.hash)  # nothing but its hash is looked at
+    assert check(store, unread, cache=tmp_path / "overlaps").record == first.record
+    path.write_bytes(path.read_bytes()[:-40])
+    assert check(store, train, cache=tmp_path / "overlaps").record == first.record
+    assert check(store, Corpus("other"), cache=tmp_path / "overlaps").record != first.record
+    assert len(list((tmp_path / "overlaps").iterdir())) == 2
+    # A folder that cannot be written to costs time alone.
+    (tmp_path / "file").write_text("")
+    assert check(store, train, cache=tmp_path / "file" / "overlaps").record == first.record
+
+
+def test_a_large_corpus_is_sampled_by_hash():
+    shared = prose(4000, 1)
+    store, train = Corpus(shared, prose(4000, 2)), Corpus(f"{prose(30, 3)} {shared}")
+    whole, some = (find_overlap(store, train, TOKENIZER, most=most) for most in (1 << 26, 8000))
+    assert (whole.sample, some.sample) == (1, 8)
+    assert len(whole.trained) == 1  # one stretch from end to end
+    # One passage in eight of 13 words: all but a little of the copy is still covered, and nothing else.
+    assert set(some.trained[:, 0]) == {0}
+    covered = (some.trained[:, 2] - some.trained[:, 1] + 1).sum() / store.lengths[0]
+    assert 0.7 < covered < 0.9
+
+
+def test_hashes_of_subword_tokens_are_those_of_the_text():
+    # Another cut into tokens, the same passages, and the tokens they touch.
+    text = "Ärger im Café — " + prose(40, 1)
+    pieces = [b"", *(bytes([i]) for i in range(256)), " Café".encode(), b" im", b" a", "Är".encode()]
+    ids, at, raw = [0], 0, text.encode()
+    by_length = sorted(range(1, len(pieces)), key=lambda i: -len(pieces[i]))
+    while at < len(raw):
+        ids.append(next(i for i in by_length if raw.startswith(pieces[i], at)))
+        at += len(pieces[ids[-1]])
+    store = Corpus(text)
+    store.document, store.lengths = lambda i: np.array(ids), np.array([len(ids)])
+    (subwords,) = Reader(SimpleNamespace(pieces=pieces)).passages(store)
+    (spelled,) = Reader(TOKENIZER).passages(Corpus(text))
+    assert (subwords.hashes == spelled.hashes).all() and len(subwords.hashes) == 43 - 12
+    sizes = np.array([len(pieces[i]) for i in ids])
+    begins = np.cumsum(sizes) - sizes
+    for mine, theirs in ((subwords.first, spelled.first), (subwords.last, spelled.last)):
+        byte = theirs - 1  # less BOS
+        assert (begins[mine] <= byte).all() and (byte < begins[mine] + sizes[mine]).all()
