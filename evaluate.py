@@ -200,7 +200,7 @@ def open_stores(
         train = open_prepared(own).train if own else None
     except DataError:
         train = None
-    overlaps = Path(own) / "overlaps" if train is not None else None
+    overlaps = train.folder.parent / "overlaps" if train is not None else None
     return store, f"{Path(folder).name}/{settings.split}", train, overlaps
 
 

@@ -63,7 +63,11 @@ def find_overlap(
         shown = console is not None and tokens >= LONG
         label = "comparing with the training text"
         with console.bar(label, total=tokens / 1e6, unit="Mtok") if shown else nullcontext() as bar:
-            advance = (lambda n: bar.advance(n / 1e6)) if bar else (lambda n: None)
+
+            def advance(n: int) -> None:
+                if bar:
+                    bar.advance(n / 1e6)
+
             found = _search(store, train, Reader(tokenizer), most, advance)
         if path is not None:
             _save(path, found, console)

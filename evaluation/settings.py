@@ -12,10 +12,10 @@ class ContaminationSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     check: bool = Field(
-        True, description="look for them (passages of 13 words, 30 Chinese characters) and drop them"
+        default=True, description="look for them (passages of 13 words, 30 Chinese characters) and drop them"
     )
     limit: float = Field(
-        0.01, ge=0, le=1, description="where they are more than this share of the targets: an error"
+        default=0.01, ge=0, le=1, description="where they are more than this share of the targets: an error"
     )
 
 
