@@ -60,9 +60,10 @@ def find_overlap(
     found = None if path is None else _read(path)
     if found is None:
         tokens = 0 if train is None else int(train.lengths.sum())
-        shown = console is not None and tokens >= LONG
-        label = "comparing with the training text"
-        with console.bar(label, total=tokens / 1e6, unit="Mtok") if shown else nullcontext() as bar:
+        progress = nullcontext()
+        if console is not None and tokens >= LONG:
+            progress = console.bar("comparing with the training text", total=tokens / 1e6, unit="Mtok")
+        with progress as bar:
 
             def advance(n: int) -> None:
                 if bar:
