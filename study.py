@@ -2,6 +2,7 @@
 
     python study.py configs/studies/quick.yaml              everything: train, evaluate, gather
     python study.py configs/studies/quick.yaml              ... again: goes on where it was stopped
+    python study.py configs/studies/quick.yaml --report     the report again, from results.json alone
     python study.py configs/studies/quick.yaml --dry-run    what it would do, what is done, how long it takes
     python study.py configs/studies/quick.yaml --jobs 4     four cells at a time, on the CPU or over the GPUs
     python study.py configs/studies/quick.yaml report.baseline=none      settings laid over the file
@@ -32,6 +33,7 @@ The folder of a study, by default runs/studies/<name of the file>, holds
     runs/scheme=rope,seed=0/ ...  the run of each cell, as train.py makes it: one that is there already is
                           taken over, if its settings are the cell's
     cells/, logs/         how far each cell is; what its commands said
+    report.html ...       the report, also as report.md and results.csv, with its figures in figures/
     results.json          everything that was measured: `timing` aside, the same however often it was stopped
     study.log             one line per event
 
@@ -51,11 +53,12 @@ from evaluate import RULES, kind_of
 from evaluation import read_rules
 from studies.errors import StudyError
 from studies.forecast import show
-from studies.gather import RESULTS, disagreements, gather
+from studies.gather import RESULTS, disagreements, gather, read_results
 from studies.grid import Cell, cells_of, in_running_order
 from studies.lock import alone
 from studies.plan import Planner
 from studies.progress import FAILED, Progress
+from studies.report import write_report
 from studies.runner import How, Runner, gpus
 from studies.settings import StudySettings
 from studies.slurm import write_array
@@ -66,11 +69,15 @@ from training.console import Console, run_main
 
 def main() -> int:
     options = parse()
-    study, console = load_settings(StudySettings, options.words), Console()
+    study = load_settings(StudySettings, options.words) if options.words else None
     files, _ = split_words(options.words)
     name = Path(files[0]).stem if files else "study"
     folder = Path(options.folder) if options.folder else Path("runs") / "studies" / name
-    cells = cells_of(study)
+    if options.report:
+        return report(folder, study)
+    if study is None:
+        raise StudyError("which study? e.g. python study.py configs/studies/quick.yaml; --help says more")
+    console, cells = Console(), cells_of(study)
     chosen = [one_of(cells, options.cell)] if options.cell is not None else only(cells, options.only)
     planner = Planner(study, folder, kind_of, read_rules(RULES))
     plans = planner.plan(cells if options.cell is None else chosen)
@@ -93,10 +100,14 @@ def main() -> int:
         if options.cell is not None:  # results are gathered by the call that sees all cells
             return status_of(runner.run(lambda: None), progress, options, console)
         received = runner.run(lambda: gather(study, name, folder, plans))
-        for line in disagreements(gather(study, name, folder, plans)):
+        results = gather(study, name, folder, plans)
+        for line in disagreements(results):
             console.warn(line)
+        status = status_of(received, progress, options, console)
         console.say(f"numbers: {folder / RESULTS}")
-        return status_of(received, progress, options, console)
+        if received is None and any(cell["evaluations"] for cell in results["cells"]):
+            report(folder, None)
+        return status
 
 
 def parse() -> argparse.Namespace:
@@ -113,6 +124,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--no-training", action="store_true", help="evaluate what is trained; the rest waits")
     parser.add_argument(
         "--evaluate-again", action="store_true", help="call evaluate.py again; what it measured is reused"
+    )
+    parser.add_argument(
+        "--report", action="store_true", help="write the report of --folder's results.json; run nothing"
     )
     parser.add_argument("--dry-run", action="store_true", help="print the plan; start nothing")
     parser.add_argument("--cell", type=int, metavar="INDEX", help="work on one cell only, gather nothing")
@@ -136,11 +150,20 @@ def parse() -> argparse.Namespace:
         print("settings, with defaults:\n")
         print(describe(StudySettings))
         sys.exit(0)
-    if not options.words:
-        raise StudyError("which study? e.g. python study.py configs/studies/quick.yaml; --help says more")
     if options.jobs < 1:
         raise StudyError(f"--jobs must be at least 1, got {options.jobs}")
     return options
+
+
+def report(folder: Path, study: StudySettings | None) -> int:
+    """Write the report from the stored results, as they were declared or as the study file declares now."""
+    results = read_results(folder)
+    if study is not None:
+        declared = study.model_dump(mode="json", include={"report", "variants"})
+        results["study"] = results["study"] | declared
+    files = write_report(results, folder)
+    print(f"report: {files[0]}")
+    return 0
 
 
 def one_of(cells: Sequence[Cell], index: int) -> Cell:

@@ -13,11 +13,13 @@ from typing import Any
 import torch
 
 from data.files import sha256_of, write_json
+from evaluation.exposure_strip import shares, thinned
 from evaluation.targets import content_hash
 from model import Transformer
 from studies.plan import CellPlan, Evaluation
 from training.checkpoint import Checkpoint, find_checkpoint
 from training.errors import TrainingError
+from training.exposure import exposure_of
 from training.files import read_json
 from training.log import read_metrics
 from training.run import MANIFEST, is_run
@@ -149,6 +151,7 @@ def _training(plan: CellPlan, checkpoint: Checkpoint) -> tuple[dict, dict]:
         "train_length": settings.train_length,
         "seed": settings.seed,
         "position": settings.model.position.model_dump(mode="json"),
+        "exposure": _exposure(plan.run, checkpoint.step),
     }
     rates = [line["tokens_per_second"] for line in steps if line.get("tokens_per_second")]
     rate = statistics.median(rates) if rates else None
@@ -163,6 +166,22 @@ def _training(plan: CellPlan, checkpoint: Checkpoint) -> tuple[dict, dict]:
         "attempts": len(attempts),
     }
     return training, timing
+
+
+def _exposure(run: Path, step: int) -> dict | None:
+    """Which positions and distances were trained, as shares of the training tokens, thinned to 12 points an
+    octave; None where it cannot be known any more."""
+    found = exposure_of(run, step)
+    if found is None:
+        return None
+    entry: dict[str, Any] = {"tokens": found.tokens, "steps": found.steps, "counted": found.counted}
+    for name, counts, first in (
+        ("positions", found.positions, found.first),
+        ("distances", found.distances, 0),
+    ):
+        context, share = thinned(*shares(counts, found.tokens, first))
+        entry[name] = {"context": context.tolist(), "share": share.tolist()}
+    return entry
 
 
 def flops_of(settings: RunSettings, vocab_size: int) -> float:
