@@ -12,16 +12,17 @@ from studies.compare import Comparison, Line
 from studies.document import Picture, listed, signed
 from studies.figures import Dot, Marks, Series, dots_figure, joint_figure, look, panels_figure
 from studies.html import slug
-from studies.stored import Study
+from studies.stored import Group, Study
 
 
 class Draughtsman:
     """Draws into a folder and keeps the list of files. A scheme has one colour and marker in all figures."""
 
     def __init__(self, study: Study, folder: Path):
-        self.folder, self.files = folder, []
+        self.folder = folder
+        self.files: list[Path] = []
         self.look = look([variant.name for variant in study.variants], study.baseline)
-        self.first: tuple | None = None
+        self.first: tuple[str, Group] | None = None
 
     def by_length(self, comparison: Comparison) -> list[Picture]:
         """NLL against length, all variants in one picture."""
@@ -237,12 +238,14 @@ class Draughtsman:
         )
 
     def _keep(self, comparison: Comparison, name: str, figure: Figure, caption: str, alt: str) -> Picture:
-        """Save a figure; those of the first evaluation have plain names."""
-        key = (comparison.losses.name, comparison.losses.group)
-        self.first = self.first or key
-        if key != self.first:
-            name = slug("-".join([key[0], *(f"{a}-{b}" for a, b in key[1])])).replace("-", "_") + f"_{name}"
-        png = save(figure, self.folder, name)
+        return self.keep(comparison.losses.name, comparison.losses.group, name, figure, caption, alt)
+
+    def keep(self, name: str, group: Group, stem: str, figure: Figure, caption: str, alt: str) -> Picture:
+        """Save a figure of an evaluation; those of the first one have plain names."""
+        self.first = self.first or (name, group)
+        if (name, group) != self.first:
+            stem = slug("-".join([name, *(f"{a}-{b}" for a, b in group)])).replace("-", "_") + f"_{stem}"
+        png = save(figure, self.folder, stem)
         svg = png.with_suffix(".svg")
         self.files += [png, svg]
-        return Picture(name, svg.read_text(encoding="utf-8"), caption, alt)
+        return Picture(stem, svg.read_text(encoding="utf-8"), caption, alt)

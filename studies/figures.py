@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from matplotlib import rc_context
 from matplotlib.axes import Axes
@@ -17,7 +17,7 @@ from evaluation.figures import COLOURS, INK, LABEL_GAP, MARKERS, SOFT, STYLE, la
 WIDTH = 6.4  # inches
 # The eight of the house without its grey, then dark ones of Tol's muted set; the markers differ as well.
 PALETTE = (*COLOURS[:7], "#332288", "#882255", "#117733", "#8A8A2A", "#5B5B5B")
-SHAPES = (*MARKERS, "p", "h", "d", "*")
+SHAPES = (*MARKERS, "p", "h", "d", "8")
 OTHERS = "#C9C9C9"
 DASHED, DOTTED = (0, (5, 3)), (0, (1, 2))
 LEFT, HEAD, FOOT = 0.72, 0.64, 0.78  # inches left of, above and below the axes
@@ -57,30 +57,37 @@ class Marks:
     band: float | None = None
     linear: float | None = None  # the axis is linear within ± this and logarithmic outside
     top: float | None = None  # the axis ends here at the latest; what lies above is told by its label
-    positions: bool = field(default=False)
+    ceiling: float | None = None  # nothing can lie above: no room is left there
+    ticks: Sequence[float] = ()  # of the x axis; none: the points of the lines
 
 
 def joint_figure(
-    series: Sequence[Series], marks: Marks, title: str, subtitle: str, y: str, note: str
+    series: Sequence[Series],
+    marks: Marks,
+    title: str,
+    subtitle: str,
+    y: str,
+    note: str,
+    x: str = "context length, tokens (log scale)",
 ) -> Figure:
     """Every line in one picture, labelled at its end."""
     with rc_context(STYLE):
         labels = len(series) + len(marks.levels)
-        height = max(4.3, HEAD + FOOT + (labels + 1) * LABEL_GAP / 72)
+        height = max(4.3, HEAD + FOOT + 1.35 * (labels + 1) * LABEL_GAP / 72)
         names = [f"{one.label}  −0.000" for one in series] + [label for label, _ in marks.levels]
         right = 0.3 + 0.072 * max(map(len, names))
-        figure = _sheet(height, title, subtitle, note)
+        figure = sheet(height, title, subtitle, note)
         axes = figure.add_axes(
             (LEFT / WIDTH, FOOT / height, 1 - (LEFT + right) / WIDTH, 1 - (HEAD + FOOT) / height)
         )
         _frame(axes, series, marks)
         for one in series:
             _draw(axes, one)
-        axes.set_xlabel("context length, tokens (log scale)", color=INK)
+        axes.set_xlabel(x, color=INK)
         axes.set_ylabel(y, color=INK)
         edge, top = axes.get_xlim()[1], axes.get_ylim()[1]
         about_zero = marks.linear is not None
-        digits = 3 if about_zero else 2
+        digits = 3 if about_zero else 0 if marks.ceiling else 2
         longest = max((one.x[-1] for one in series if one.x), default=0.0)
         ended = []
         for one in (one for one in series if one.y):
@@ -101,7 +108,7 @@ def panels_figure(
         rows = math.ceil(len(series) / columns)
         step = PANEL + 0.34
         height = HEAD + FOOT + rows * step
-        figure = _sheet(height, title, subtitle, note)
+        figure = sheet(height, title, subtitle, note)
         wide = (WIDTH - LEFT - 0.12) / columns
         for n, one in enumerate(series):
             row, column = divmod(n, columns)
@@ -171,7 +178,7 @@ def dots_figure(
         row = 0.215
         heights = [row * len(dots) + 0.36 for _, dots in panels]
         height = HEAD + FOOT + sum(heights) - 0.1
-        figure = _sheet(height, title, subtitle, note)
+        figure = sheet(height, title, subtitle, note)
         longest = max((len(dot.label) for _, dots in panels for dot in dots), default=4)
         left, right = 0.25 + 0.075 * longest, 0.62
         values = [v for _, dots in panels for d in dots for v in (d.value, d.low, d.high, *d.each) if v == v]
@@ -235,7 +242,8 @@ def dots_figure(
         return figure
 
 
-def _sheet(height: float, title: str, subtitle: str, note: str) -> Figure:
+def sheet(height: float, title: str, subtitle: str, note: str) -> Figure:
+    """A figure of the usual width with its words above and below."""
     figure = Figure(figsize=(WIDTH, height), dpi=200)
     FigureCanvasAgg(figure)
     figure.text(0.02, 1 - 0.1 / height, title, fontsize=11.5, fontweight="bold", color=INK, va="top")
@@ -249,7 +257,7 @@ def _frame(axes: Axes, series: Sequence[Series], marks: Marks, small: bool = Fal
     xs = sorted({x for one in series for x in one.x} | {float(marks.trained_length)})
     axes.set_xscale("log", base=2)
     axes.set_xlim(xs[0] / 2**0.25, xs[-1] * 2**0.25)
-    ticks = xs
+    ticks = list(marks.ticks) or xs
     while len(ticks) > (4 if small else 8):
         ticks = ticks[::-2][::-1]
     axes.xaxis.set_major_locator(FixedLocator(ticks))
@@ -261,6 +269,8 @@ def _frame(axes: Axes, series: Sequence[Series], marks: Marks, small: bool = Fal
     if marks.top is not None:
         values = [min(v, marks.top) for v in values]
     _scale(axes, "y", values, marks.linear)
+    if marks.ceiling is not None:
+        axes.set_ylim(-0.02 * marks.ceiling, 1.04 * marks.ceiling)
     axes.grid(axis="y", color="#E6E6E6", lw=0.7, zorder=0)
     axes.set_axisbelow(True)
     for side in ("top", "right"):

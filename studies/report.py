@@ -11,9 +11,11 @@ from pathlib import Path
 
 from data.files import write_text
 from studies import html, markdown, tables, words
+from studies.beside import section
 from studies.compare import Comparison, derive, set_apart
 from studies.document import Block, Bullets, Code, Document, Section, counted, listed
 from studies.drawings import Draughtsman
+from studies.others import Other, read_other
 from studies.rows import csv_text
 from studies.stored import Study, evaluations_of, read_losses, read_study
 
@@ -48,8 +50,14 @@ def write_report(results: dict, folder: Path) -> list[Path]:
         for group in study.groups
         if (losses := read_losses(study, name, group)) is not None
     ]
+    others = [
+        found
+        for name in names
+        for group in study.groups
+        if (found := read_other(study, name, group)) is not None
+    ]
     draw = Draughtsman(study, folder / "figures")
-    document = compose(study, comparisons, draw)
+    document = compose(study, comparisons, others, draw)
     files = {
         "report.html": html.render(document),
         "report.md": markdown.render(document),
@@ -60,10 +68,13 @@ def write_report(results: dict, folder: Path) -> list[Path]:
     return [*(folder / name for name in files), *draw.files]
 
 
-def compose(study: Study, comparisons: Sequence[Comparison], draw: Draughtsman) -> Document:
+def compose(
+    study: Study, comparisons: Sequence[Comparison], others: Sequence[Other], draw: Draughtsman
+) -> Document:
     """The whole report in the order in which it is read."""
     first = comparisons[0] if comparisons else None
     lead = words.lead(first) if first else ["No evaluation of text has finished yet."]
+    lead += unfair(study)
     unfinished = [cell for cell in study.cells if not cell.finished]
     if unfinished:
         states = {s: sum(c.record["status"] == s for c in unfinished) for s in ("failed", "pending")}
@@ -72,6 +83,7 @@ def compose(study: Study, comparisons: Sequence[Comparison], draw: Draughtsman) 
     sections = []
     for n, comparison in enumerate(comparisons):
         sections += _evaluation(comparison, draw, several=len(comparisons) > 1, first=n == 0)
+    sections += [section(found, draw) for found in others]
     sections += [_costs(study, comparisons, draw), _left_out(study, comparisons)]
     sections += [
         _basis(study, comparisons),
@@ -88,6 +100,21 @@ def compose(study: Study, comparisons: Sequence[Comparison], draw: Draughtsman) 
             ("results.json", "all results, of which this page is made"),
         ],
     )
+
+
+def unfair(study: Study) -> list[str]:
+    """What the runner found that makes the cells no fair comparison."""
+    checks = study.record.get("checks") or {}
+    lines = [
+        f"Beware: cells of seed {one['seed']} were not trained on the same text in the same order: "
+        + "; ".join(", ".join(cells) for cells in one["orders"].values())
+        + "."
+        for one in checks.get("data_order") or []
+        if not one["agree"]
+    ]
+    if checks.get("equal_tokens") is False:
+        lines.append("Beware: the schemes were not trained on equally many tokens.")
+    return lines
 
 
 def _subtitle(study: Study, first: Comparison | None) -> str:
@@ -160,11 +187,18 @@ def _left_out(study: Study, comparisons: Sequence[Comparison]) -> Section:
 
 
 def _basis(study: Study, comparisons: Sequence[Comparison]) -> Section:
-    section = Section("What this rests on")
+    out = Section("What this rests on")
     for comparison in comparisons:
-        section.blocks.append(tables.basis(comparison, study))
-        command = comparison.losses.facts.get("command")
-        section.blocks += [Code(command)] if command else []
+        out.blocks.append(tables.basis(comparison, study))
+    orders = (study.record.get("checks") or {}).get("data_order") or []
+    if orders and not unfair(study):
+        out.blocks.append(
+            "All trainings of a seed saw the same text in the same order, step by step, and schemes "
+            "were trained "
+            "on equally many tokens: checked by the hashes in their metrics."
+        )
+    commands = words.commands(study)
+    out.blocks += ["How it was trained and measured:", Code("\n".join(commands))] if commands else []
     table = tables.checkpoints(study)
-    section.blocks += [table] if table.rows else []
-    return section
+    out.blocks += [table] if table.rows else []
+    return out

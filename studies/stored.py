@@ -15,6 +15,7 @@ from studies.errors import StudyError
 
 SEED = "seed"  # the axis that repeats a scheme
 LOSSES = ("fixed-targets", "sliding", "non-overlapping")  # protocols with the loss of units by length
+Group = tuple[tuple[str, str], ...]  # places on the axes that name neither the scheme nor the seed
 # What all results of a comparison have to share; those that differ stand apart.
 SHARED = ("protocol", "trained_length", "targets_hash", "tokenizer_hash", "bos", "dtype")
 
@@ -27,7 +28,7 @@ class Cell:
     id: str
     scheme: str
     seed: str
-    group: tuple[tuple[str, str], ...]
+    group: Group
     record: dict
 
     @property
@@ -51,7 +52,7 @@ class Study:
     name: str
     cells: list[Cell]
     variants: list[Variant]
-    groups: list[tuple[tuple[str, str], ...]]
+    groups: list[Group]
     declared: dict[str, Any]
     record: dict
 
@@ -64,7 +65,7 @@ class Study:
             raise StudyError(f"report.baseline={wanted} is none of the study's variants: {', '.join(names)}")
         return wanted or (names[0] if names else None)
 
-    def of(self, variant: Variant, group: tuple[tuple[str, str], ...]) -> list[Cell]:
+    def of(self, variant: Variant, group: Group) -> list[Cell]:
         return [cell for cell in self.cells if (cell.scheme, cell.group) == (variant.scheme, group)]
 
 
@@ -121,7 +122,7 @@ class Losses:
     """
 
     name: str
-    group: tuple[tuple[str, str], ...]
+    group: Group
     variants: list[Variant]
     facts: dict
     lengths: list[int]
@@ -152,7 +153,7 @@ def evaluations_of(study: Study) -> list[str]:
     return names
 
 
-def read_losses(study: Study, name: str, group: tuple[tuple[str, str], ...]) -> Losses | None:
+def read_losses(study: Study, name: str, group: Group) -> Losses | None:
     """The losses of one evaluation in one group; None where it measured something else, or nothing yet."""
     found: Losses | None = None
     wanted: tuple = ()
@@ -179,7 +180,7 @@ def read_losses(study: Study, name: str, group: tuple[tuple[str, str], ...]) -> 
     return found
 
 
-def _empty(study: Study, name: str, group: tuple[tuple[str, str], ...], result: dict) -> Losses:
+def _empty(study: Study, name: str, group: Group, result: dict) -> Losses:
     units = result["units"]
     unigram = result.get("unigram_unit_nll")
     return Losses(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from studies.compare import Apart, Comparison, Line, Reading
 from studies.document import Cell, Table, counted, plain, signed, with_ends
-from studies.stored import Study
+from studies.stored import Group, Study
 
 NONE = Cell("—", "faint")
 MARK = {"held": "✓ held", "broken": "✗ broken", "undecided": "? undecided", "points only": "· point"}
@@ -237,7 +237,7 @@ def scaled(value: float) -> str:
     return f"{value:.3g}"
 
 
-def costs(study: Study, group: tuple[tuple[str, str], ...], comparison: Comparison | None) -> Table:
+def costs(study: Study, group: Group, comparison: Comparison | None) -> Table:
     """What each scheme's training took beside what it reached; means over its seeds."""
     rows: list[list[Cell | str]] = []
     for variant in study.variants:

@@ -8,6 +8,7 @@ from evaluation.seeds import CLAIM_SEEDS
 from evaluation.statistics import FEW_BELOW, POINTS_ONLY_BELOW
 from studies.compare import Comparison, Difference, Line, Reading
 from studies.document import counted, listed, plain, signed, with_ends
+from studies.stored import Study
 
 
 def lead(comparison: Comparison) -> list[str]:
@@ -245,3 +246,22 @@ def _estimate(reading: Reading) -> float:
 
 def _delta(reading: Reading) -> str:
     return with_ends(reading.delta) if reading.delta else ""
+
+
+def commands(study: Study) -> list[str]:
+    """The words each cell was trained and evaluated with, as its settings say."""
+    settings = study.record.get("study") or {}
+    lines = []
+    grid = settings.get("grid") or {}
+    if grid:
+        lines.append(f"python train.py {' '.join(settings.get('base') or [])} ...".replace("  ", " "))
+    for axis, labels in grid.items():
+        for label, told in labels.items():
+            lines.append(f"    {axis}={label}: {' '.join(told) or 'nothing more'}")
+    for name, entry in (settings.get("evaluations") or {}).items():
+        lines.append(
+            f"python evaluate.py RUN {' '.join(entry.get('words') or [])} folder={name}".replace("  ", " ")
+        )
+        if entry.get("data"):
+            lines.append(f"    text of its own: {' '.join(entry['data'])}")
+    return lines

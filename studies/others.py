@@ -1,0 +1,142 @@
+"""What a study measured beside the loss by length: tasks, attention, generated text, loss by position.
+
+Accuracies of tasks have intervals over seeds and units as losses have. The rest is shown as means over seeds,
+without claims.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from evaluation.seeds import SeedInterval, change
+from studies.stored import Group, Study, Variant
+
+TASKS, ATTENTION, GENERATION, BY_POSITION = "tasks", "attention", "generation", "by-position"
+KNOWN = (TASKS, ATTENTION, GENERATION, BY_POSITION)
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """A variant at a length: share of right answers over seeds and units, and of exactly written ones."""
+
+    variant: str
+    length: int
+    seeds: int
+    share: SeedInterval
+    exact: float
+
+    def word(self, chance: float) -> str:
+        if math.isnan(self.share.low):
+            return "point"
+        return "above chance" if self.share.low > chance else "not shown above chance"
+
+
+@dataclass
+class Other:
+    """One evaluation in one group that is no loss by length.
+
+    Attributes:
+        facts: what the numbers rest on, as the first cell states it.
+        accuracy: of tasks, by variant and length; `family` intervals hold at once.
+        depth: of tasks, (variant, length, depth) -> share of right answers, mean over seeds.
+        means: of the others, (variant, where, measure) -> mean over seeds; where is a length, or a source and
+            a stretch of positions.
+    """
+
+    name: str
+    group: Group
+    protocol: str
+    facts: dict
+    variants: list[str] = field(default_factory=list)
+    accuracy: dict[tuple[str, int], Accuracy] = field(default_factory=dict)
+    depth: dict[tuple[str, int, float], float] = field(default_factory=dict)
+    means: dict[tuple, float] = field(default_factory=dict)
+    family: int = 1
+
+    @property
+    def trained_length(self) -> int:
+        return self.facts["trained_length"]
+
+    @property
+    def lengths(self) -> list[int]:
+        found = {key[1] for key in (*self.accuracy, *self.means) if isinstance(key[1], int)}
+        return sorted(found)
+
+
+def read_other(study: Study, name: str, group: Group) -> Other | None:
+    """None where the evaluation is none of these, or has no results yet."""
+    first = next((result for _, _, result in _results(study, name, group)), None)
+    if first is None or first.get("protocol") not in KNOWN:
+        return None
+    facts = {key: value for key, value in first.items() if key not in ("cells", "by_distance", "summary")}
+    found = Other(name, group, first["protocol"], facts)
+    reading = {TASKS: _tasks, ATTENTION: _attention, GENERATION: _generation, BY_POSITION: _positions}
+    gathered: dict[tuple, list] = {}
+    for variant, _, result in _results(study, name, group):
+        if result.get("protocol") == found.protocol and result.get("items_hash") == first.get("items_hash"):
+            for where, value in reading[found.protocol](result, variant.rule):
+                gathered.setdefault((variant.name, *where), []).append(value)
+                if variant.name not in found.variants:
+                    found.variants.append(variant.name)
+    if found.protocol == TASKS:
+        _accuracies(found, gathered, len(study.variants))
+    else:
+        found.means = {key: float(np.mean(values)) for key, values in gathered.items()}
+    return found
+
+
+def _results(study: Study, name: str, group: Group) -> Iterator[tuple[Variant, str, dict]]:
+    for variant in study.variants:
+        for cell in study.of(variant, group):
+            result = (cell.record.get("evaluations") or {}).get(name)
+            if result:
+                yield variant, cell.seed, result
+
+
+def _tasks(result: dict, rule: str) -> Iterator[tuple[tuple, object]]:
+    for row in result["cells"]:
+        if row["rule"] == rule and row.get("unit_accuracy"):
+            yield ("cell", row["length"]), row
+    for spot in result.get("by_depth") or []:
+        if spot["rule"] == rule and spot["share"]["n"]:
+            yield ("depth", spot["length"], spot["where"]), spot["share"]["share"]
+
+
+def _accuracies(found: Other, gathered: dict[tuple, list], variants: int) -> None:
+    cells = {key: rows for key, rows in gathered.items() if key[1] == "cell"}
+    found.family = max(1, variants * len({key[2] for key in cells}))
+    for (variant, _, length), rows in cells.items():
+        share = change(
+            np.array([row["unit_accuracy"] for row in rows], dtype=np.float64),
+            alpha=1 - CONFIDENCE,
+            family=found.family,
+        )
+        exact = float(np.mean([row["exact"] for row in rows]))
+        found.accuracy[variant, length] = Accuracy(variant, length, len(rows), share, exact)
+    for key, values in gathered.items():
+        if key[1] == "depth":
+            found.depth[key[0], key[2], key[3]] = float(np.mean(values))
+
+
+def _attention(result: dict, rule: str) -> Iterator[tuple[tuple, float]]:
+    for row in result["cells"]:
+        if row["rule"] == rule and row["layer"] is None and row["head"] is None and row["value"] is not None:
+            yield (row["length"], row["measure"]), row["value"]
+
+
+def _generation(result: dict, rule: str) -> Iterator[tuple[tuple, float]]:
+    for row in result["cells"]:
+        if row["rule"] == rule and row["value"] is not None:
+            yield ((row["source"], row["start"], row["stop"]), row["measure"]), row["value"]
+
+
+def _positions(result: dict, rule: str) -> Iterator[tuple[tuple, float]]:
+    for bucket in (result.get("by_position") or {}).get(rule, []):
+        where = (bucket["low"], bucket["high"])
+        yield (where, "nll"), bucket["nll"]
+        yield (where, "gain"), bucket["gain"]["estimate"]
