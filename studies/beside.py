@@ -13,10 +13,10 @@ from studies.others import ATTENTION, BY_POSITION, CONFIDENCE, GENERATION, TASKS
 SHOWN = {  # measures of attention that are drawn, and their headings
     "entropy_relative": "entropy / ln(visible keys)",
     "first_token": "mass on the first token",
-    "mass_beyond": "mass beyond the trained length",
+    "mass_beyond": "mass past trained length",
     "logit_std": "spread of logits (sd)",
     "logit_max": "largest logit",
-    "reach_90": "90% of the mass within, tokens",
+    "reach_90": "90% of mass within, tokens",
 }
 WITHOUT_CLAIMS = "Means over seeds, without intervals and without claims."
 

@@ -12,7 +12,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from evaluation.figures import INK, SOFT, STYLE
-from studies.figures import DOTTED, FOOT, HEAD, WIDTH, Series, sheet
+from studies.figures import DOTTED, HEAD, WIDTH, Series, sheet
 
 SHADES = "cividis"  # even in lightness, the same to every kind of colour vision
 
@@ -27,7 +27,7 @@ def heat_figure(
         columns = min(len(maps), max(1, int((WIDTH - 0.6) / max(1.6, 0.36 * len(lengths)))))
         rows, cell = math.ceil(len(maps) / columns), 0.2
         tall = cell * len(depths) + 0.62
-        height = HEAD + FOOT - 0.3 + rows * tall
+        height = HEAD + rows * tall + 0.25
         figure = sheet(height, title, subtitle, note)
         wide = (WIDTH - 0.62) / columns
         shades = colormaps[SHADES]
@@ -69,7 +69,7 @@ def measures_figure(
         lines = max((series for _, series in panels), key=len)
         keys = math.ceil(len(lines) / 4)
         panel, key = 1.75, 0.2 * keys + 0.1
-        height = HEAD + FOOT + key + rows * panel
+        height = HEAD + 0.3 + key + rows * panel
         figure = sheet(height, title, subtitle, note)
         wide = (WIDTH - 0.2) / columns
         for n, (label, series) in enumerate(panels):
@@ -92,7 +92,7 @@ def measures_figure(
             axes.grid(axis="y", color="#E6E6E6", lw=0.7, zorder=0)
             axes.set_axisbelow(True)
             axes.tick_params(labelsize=7, length=2)
-            axes.set_title(label, loc="left", fontsize=8.5, color=INK, pad=4)
+            axes.set_title(label, loc="left", fontsize=8, color=INK, pad=4)
             for side in ("top", "right"):
                 axes.spines[side].set_visible(False)
         handles = [
@@ -100,7 +100,7 @@ def measures_figure(
             for one in lines
         ]
         figure.legend(
-            handles=handles, loc="lower left", bbox_to_anchor=(0.02, 0.3 / height), ncols=4, fontsize=8,
+            handles=handles, loc="lower left", bbox_to_anchor=(0.02, 0.26 / height), ncols=4, fontsize=8,
             frameon=False, handlelength=1.6, columnspacing=1.4, labelcolor=[one.colour for one in lines],
         )  # fmt: skip
         return figure

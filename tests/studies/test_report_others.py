@@ -1,0 +1,97 @@
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from studies.others import read_other
+from studies.report import write_report
+from studies.stored import read_study
+from tests.studies.synthetic import results
+from tests.studies.synthetic_others import CHANCE, LENGTHS, add
+
+
+@pytest.fixture(scope="module")
+def record():
+    return add(results(schemes=("rope", "window", "alibi")))
+
+
+def test_accuracy_is_recipe_b_over_seeds_and_haystacks(record):
+    found = read_other(read_study(record), "passkey", ())
+    shares = np.array(
+        [
+            next(c for c in cell["evaluations"]["passkey"]["cells"] if c["length"] == 256)["unit_accuracy"]
+            for cell in record["cells"]
+            if cell["axes"]["scheme"] == "window"
+        ]
+    )
+    assert shares.shape == (3, 20)
+    # rope, rope + yarn, window, alibi and the failed kerple, at four lengths
+    assert found.family == 5 * len(LENGTHS)
+    parts = [(shares.mean(1).var(ddof=1) / 3, 2), (shares.mean(0).var(ddof=1) / 20, 19)]
+    total = sum(v for v, _ in parts)
+    df = total**2 / sum(v**2 / n for v, n in parts)
+    half = stats.t.ppf(1 - 0.05 / 20 / 2, df) * math.sqrt(total)
+    one = found.accuracy["window", 256]
+    assert one.share.estimate == pytest.approx(shares.mean()) and one.share.half == pytest.approx(half)
+    assert one.exact == pytest.approx(shares.mean() / 2)
+    assert one.word(CHANCE) == "above chance" and one.word(0.99) == "not shown above chance"
+
+
+def test_rules_are_variants_and_depths_are_means_over_seeds(record):
+    found = read_other(read_study(record), "passkey", ())
+    assert found.variants == ["rope", "rope + yarn", "window", "alibi"]
+    assert found.depth["alibi", 1024, 0.0] == pytest.approx(0.8 * 0.8)
+    assert found.depth["alibi", 1024, 1.0] == pytest.approx(0.8)
+
+
+def test_fewer_than_three_seeds_claim_nothing_about_tasks():
+    found = read_other(read_study(add(results(seeds=2, schemes=("rope", "window")))), "passkey", ())
+    assert {one.word(CHANCE) for one in found.accuracy.values()} == {"point"}
+
+
+def test_items_that_differ_are_not_mixed_in():
+    record = add(results(schemes=("rope", "window")))
+    cell = next(c for c in record["cells"] if c["id"] == "scheme=window,seed=1")
+    cell["evaluations"]["passkey"]["items_hash"] = "ff" * 32
+    found = read_other(read_study(record), "passkey", ())
+    assert found.accuracy["window", 256].seeds == 2 and found.accuracy["rope", 256].seeds == 3
+
+
+def test_attention_is_the_mean_over_layers_heads_and_seeds(record):
+    found = read_other(read_study(record), "attention", ())
+    values = [
+        row["value"]
+        for cell in record["cells"]
+        if cell["axes"]["scheme"] == "rope"
+        for row in cell["evaluations"]["attention"]["cells"]
+        if (row["rule"], row["length"], row["measure"], row["layer"]) == ("yarn", 512, "logit_std", None)
+    ]
+    assert len(values) == 3
+    assert found.means["rope + yarn", 512, "logit_std"] == pytest.approx(np.mean(values))
+    assert min(found.means.values()) > -1  # no single layer among them
+    assert found.lengths == [256, 512, 1024]
+
+
+def test_the_losses_of_text_are_none_of_these(record):
+    assert read_other(read_study(record), "long", ()) is None
+    assert read_other(read_study(record), "nowhere", ()) is None
+
+
+def test_the_report_has_a_section_and_figures_for_each(record, tmp_path):
+    files = {file.name for file in write_report(record, tmp_path)}
+    drawn = ("passkey_accuracy", "passkey_depth", "attention_attention", "position_by_position")
+    assert {f"{name}.svg" for name in drawn} <= files
+    text = (tmp_path / "report.md").read_text(encoding="utf-8")
+    for title in (
+        "Task: passkey",
+        "Attention beyond the trained length",
+        "Text generated past",
+        "NLL by position",
+    ):
+        assert f"## {title}" in text
+    assert "surely above chance up to 512" in text and "**alibi**: right in 90%" in text
+    assert "| rope | greedy | 50% → 70% | 2.00 → 4.00 | 128–256 → 512–1,024 |" in text
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    # Words in the cells of a heat map keep their colour on a dark page, as the cells do.
+    assert "fill: #111111" in page and "fill: #fefefe" in page
