@@ -62,7 +62,7 @@ from training.exposure import exposure_of
 from training.files import read_json
 from training.hardware import prepare_cpu
 from training.overrides import longest_input, override, why, widens
-from training.run import MANIFEST, load
+from training.run import MANIFEST, Loaded, load
 from training.settings import RunSettings
 
 RULES = Path(__file__).resolve().parent / "configs" / "evaluation" / "rules.yaml"
@@ -98,10 +98,6 @@ def kind_of(words: list[str]) -> "Kind":
 def measure_loss(settings: EvaluationSettings, run: Path, console: Console) -> int:
     """Loss of text under one or many rules, by length or by position."""
     verbose = "--verbose" in sys.argv
-    device = settings.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-
     trained = load(run, console=console)
     if trained.changed:
         console.say(trained.changed)
@@ -112,23 +108,7 @@ def measure_loss(settings: EvaluationSettings, run: Path, console: Console) -> i
         found, left_out = compatible_rules(builtin, root.train_length, lambda words: offered(root, words))
         rules += [rule for rule in found if rule.label not in {one.label for one in rules}]
 
-    def resolve(rule_words) -> dict:
-        return override(root, rule_words).model.position.model_dump(mode="json")
-
-    def load_rule(rule_words, dtype: str) -> Transformer:
-        return load(run, rule_words, device, getattr(torch, dtype), trained.step, console).model
-
-    subject = Subject(
-        name=str(run),
-        checkpoint_hash=trained.checkpoint_hash,
-        step=trained.step,
-        trained_length=root.train_length,
-        original_length=root.original_length or root.train_length,
-        resolve=resolve,
-        load=load_rule,
-        longest=lambda rule_words: longest_input(override(root, rule_words)),
-        legal=legal_overrides(root.model),
-    )
+    subject = subject_of(trained, settings.device, console)
     store, corpus, train, overlaps = open_stores(settings, run, tokenizer)
     result = evaluate(
         settings,
@@ -162,6 +142,31 @@ def measure_loss(settings: EvaluationSettings, run: Path, console: Console) -> i
         print(line)
     print(f"figure: {figures[0]}\nnumbers: {folder / 'results.csv'}, {folder / 'results.json'}")
     return 0
+
+
+def subject_of(trained: Loaded, device: str, console: Console) -> Subject:
+    """A run's checkpoint as something to evaluate on `device` (auto: a GPU where there is one)."""
+    root = trained.settings
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+
+    def resolve(rule_words) -> dict:
+        return override(root, rule_words).model.position.model_dump(mode="json")
+
+    def load_rule(rule_words, dtype: str) -> Transformer:
+        return load(trained.folder, rule_words, device, getattr(torch, dtype), trained.step, console).model
+
+    return Subject(
+        name=str(trained.folder),
+        checkpoint_hash=trained.checkpoint_hash,
+        step=trained.step,
+        trained_length=root.train_length,
+        original_length=root.original_length or root.train_length,
+        resolve=resolve,
+        load=load_rule,
+        longest=lambda rule_words: longest_input(override(root, rule_words)),
+        legal=legal_overrides(root.model),
+    )
 
 
 def offered(root: RunSettings, rule_words) -> dict:

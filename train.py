@@ -5,6 +5,7 @@ line and are laid over each other, dotted words last:
 
   python train.py configs/tiny.yaml
   python train.py configs/small.yaml configs/position/alibi.yaml configs/data/folder.yaml training.tokens=200M
+  python train.py configs/extension/yarn.yaml parent.run=runs/quickstart      a branch of a trained run
   accelerate launch --multi_gpu --num_processes 2 --num_machines 1 train.py configs/base.yaml
 """
 
@@ -19,17 +20,19 @@ from data import Batch, Batches, Prepared, prepare
 from data.exposure import write_exposure
 from evaluation import MonitorTargets, monitor_targets
 from model import Transformer
+from training.begin import Score, begin_branch, check_text
+from training.branch import read_run_settings
 from training.checkpoint import find_checkpoint, restore, save_checkpoint
-from training.config import load_settings
 from training.console import Console, run_main
 from training.errors import TrainingError
-from training.exposure import make_batches, make_ledger
+from training.exposure import make_batches, make_ledger, with_parents
+from training.files import read_json
 from training.hardware import peak_flops, peak_memory, prepare_cpu
 from training.loop import Interrupts, Stepper, micro_batches, prefetched
 from training.monitor import validate, write_samples
 from training.optimizer import make_optimizer, set_learning_rate
 from training.record import Recorder
-from training.run import run_folder
+from training.run import MANIFEST, run_folder, text_of
 from training.settings import RunSettings
 from training.stages import learning_rates, stage_after, stage_of, stages_of
 from training.start import (
@@ -48,7 +51,7 @@ from training.start import (
 def main() -> int:
     assert __doc__
     options = parse(__doc__)
-    settings = load_settings(RunSettings, options.words)
+    settings, parent = read_run_settings(options.words, options.folder and Path(options.folder))
     t = settings.training
     prepare_cpu(t.threads)
     # The main process prepares, validates and saves while the others wait, by default for ten minutes only.
@@ -59,20 +62,26 @@ def main() -> int:
     check_processes(settings, accelerator.num_processes)
     check_model(settings)
     if options.dry_run:
-        return show_forecast(settings, accelerator.num_processes, device, console)
+        return show_forecast(settings, accelerator.num_processes, device, console, parent)
 
+    folder = Path(options.folder) if options.folder else run_folder(settings, options.words)
     with accelerator.main_process_first():  # the others find the work done
-        prepared = prepare(settings.data, console)
+        is_alone = settings.parent is not None and parent is None
+        prepared = text_of(folder) if is_alone else prepare(settings.data, console)
         if accelerator.is_main_process:
             for store in (prepared.train, prepared.valid):
                 store.verify()
+    if parent is not None:
+        check_text(settings, prepared, parent.about["tokenizer_hash"])
     model = make_model(settings, prepared.tokenizer.vocab_size).initialise(settings.seed)
     model.to(device, torch.float64 if t.precision == "float64" else torch.float32)
     batches = make_batches(settings, prepared)
     monitor = make_monitor(prepared, settings, console)
-    folder = Path(options.folder) if options.folder else run_folder(settings, options.words)
-    opened = opened_run(folder, settings, prepared, model, options.fresh, console)
+    more = {"lineage": parent.lineage(settings), "inherited": parent.inherited} if parent else {}
+    opened = opened_run(folder, settings, prepared, model, options.fresh, console, more)
     with opened if accelerator.is_main_process else nullcontext():
+        if settings.parent is not None and accelerator.is_main_process:
+            begin_branch(folder, settings, parent, model, step0_score(prepared, settings, device), console)
         accelerator.wait_for_everyone()
         status = train(settings, prepared, batches, monitor, model, folder, accelerator, console)
     accelerator.end_training()
@@ -113,6 +122,8 @@ def train(
     )
 
     ledger = make_ledger(settings, batches)
+    if start == 0 and "step0" in (about := read_json(folder / MANIFEST)):
+        recorder.write(0, "step0", **about["step0"])
 
     def look(done: int) -> None:
         """Held-out loss at and beyond the trained length, and text, where they are due."""
@@ -129,7 +140,7 @@ def train(
             recorder.sync()
             state = {"step": done, "tokens": done * settings.tokens_per_step}
             save_checkpoint(folder, done, model, optimizer, state, keep=t.checkpoint.keep)
-            write_exposure(folder, ledger.upto(done))
+            write_exposure(folder, with_parents(folder, ledger.upto(done)))
         accelerator.wait_for_everyone()
         recorder.resume_clock()
 
@@ -192,6 +203,13 @@ def make_monitor(prepared: Prepared, settings: RunSettings, console: Console) ->
     if monitor.note:
         console.say(monitor.note)
     return monitor
+
+
+def step0_score(prepared: Prepared, settings: RunSettings, device: torch.device) -> Score:
+    """NLL of each of some fixed held-out targets at the trained length."""
+    v, length = settings.training.validation, settings.train_length
+    monitor = monitor_targets(prepared.valid, [length], v.targets, v.spans, settings.seed)
+    return lambda model: monitor.nll(model, length, device)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from evaluation.protocols import fixed_windows
@@ -33,11 +34,15 @@ class MonitorTargets:
         """
         out = {}
         for length in self.lengths:
-            windows = fixed_windows(self.targets, length)
-            scorer = ModelScorer(model, device=device, length=length)
-            nll = measure(scorer, self.text, windows, batch=max(1, 4096 // length))
+            nll = self.nll(model, length, device)
             out[length] = float(nll.sum() / len(nll)), len(nll)
         return out
+
+    def nll(self, model: Transformer, length: int, device: torch.device | str = "cpu") -> np.ndarray:
+        """NLL in nats of every target with `length` tokens of context, (n,) float64."""
+        scorer = ModelScorer(model, device=device, length=length)
+        windows = fixed_windows(self.targets, length)
+        return measure(scorer, self.text, windows, batch=max(1, 4096 // length))
 
 
 def monitor_targets(

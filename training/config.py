@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 from training.check import problems_of, tidy
 from training.describe import describe
 from training.errors import ConfigError
-from training.schema import check_reserved, kind_of_annotation, may_change
+from training.schema import check_reserved, counts_if_given, kind_of_annotation, may_change
 from training.yamltext import parse_yaml, read_yaml, write_yaml
 
 __all__ = [
@@ -36,13 +36,14 @@ S = TypeVar("S", bound=BaseModel)
 _DOTTED = re.compile(r"^([A-Za-z_][\w-]*(?:\.[\w-]+)*)=(.*)$", re.DOTALL)
 
 
-def load_settings(cls: type[S], words: list[str]) -> S:
-    """Settings of class `cls` from YAML paths and `a.b=value` words, in any mixture.
+def load_settings(cls: type[S], words: list[str], below: dict | None = None) -> S:
+    """Settings of class `cls` from YAML paths and `a.b=value` words, in any mixture, laid over the class's
+    defaults or over the whole tree `below`.
 
     Raises ConfigError listing every problem found.
     """
     files, dotted = split_words(words)
-    layers = _Layers(_defaults(cls))
+    layers = _Layers(_defaults(cls) if below is None else below)
     problems: list[str] = []
     for file in files:
         try:
@@ -68,7 +69,7 @@ def asked_for(words: list[str], key: str) -> object:
     for file in files:
         layers.lay_file(Path(file))
     for word in dotted:
-        if word.partition("=")[0] == key:
+        if word.partition("=")[0].partition(".")[0] == key:
             layers.lay_word(word)
     return layers.tree.get(key)
 
@@ -241,7 +242,9 @@ def _identifying(value: object) -> object:
     if isinstance(value, BaseModel):
         fields = type(value).model_fields
         return {
-            key: _identifying(getattr(value, key)) for key, field in fields.items() if not may_change(field)
+            key: _identifying(getattr(value, key))
+            for key, field in fields.items()
+            if not may_change(field) and (getattr(value, key) is not None or not counts_if_given(field))
         }
     if isinstance(value, dict):
         return {str(key): _identifying(item) for key, item in value.items()}

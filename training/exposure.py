@@ -3,13 +3,21 @@
 from pathlib import Path
 
 from data import Batches, DataError, Prepared, open_prepared
-from data.exposure import Exposure, Ledger, Sight, read_exposure
+from data.exposure import EXPOSURE, Exposure, Ledger, Sight, read_exposure
 from model import ModelSettings
 from training.checkpoint import steps_of
 from training.files import read_json
 from training.run import MANIFEST, read_settings
 from training.settings import RunSettings
 from training.stages import stage_of, stages_of
+
+INHERITED = f"parent_{EXPOSURE}"  # in a branch: what the runs behind it have been shown
+
+
+def with_parents(run: Path, own: Exposure) -> Exposure:
+    """A run's own exposure after that of the runs behind it."""
+    before = read_exposure(run, INHERITED)
+    return own if before is None else before + own
 
 
 def sight_of(model: ModelSettings) -> Sight:
@@ -47,8 +55,8 @@ def exposure_of(run: Path, step: int | None = None) -> Exposure | None:
     step = max(steps_of(run), default=None) if step is None else step
     if step is None:
         return None
-    kept = read_exposure(run)
-    if kept is not None and kept.steps == step:
+    kept, before = read_exposure(run), read_exposure(run, INHERITED)
+    if kept is not None and kept.steps == step + (before.steps if before else 0):
         return kept
     about = read_json(run / MANIFEST)
     try:
@@ -56,6 +64,7 @@ def exposure_of(run: Path, step: int | None = None) -> Exposure | None:
         if prepared.train.hash != about.get("data_hash"):
             return None
         settings = read_settings(run)
-        return make_ledger(settings, make_batches(settings, prepared)).upto(step)
+        own = make_ledger(settings, make_batches(settings, prepared)).upto(step)
+        return with_parents(run, own)
     except DataError:
         return None

@@ -24,6 +24,7 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
+from data import Prepared, open_prepared
 from data.tokenizer import Tokenizer, load_tokenizer
 from model import Transformer
 from training.checkpoint import STATE, WEIGHTS, find_checkpoint, load_weights
@@ -98,9 +99,8 @@ def resume_run(
     """
     about = read_json(folder / MANIFEST)
     now = {"tokenizer_hash": tokenizer.hash, "vocab_size": tokenizer.vocab_size, **(extra or {})}
-    found = differences(read_settings(folder), settings)
-    barred = [f"{key}: {_short(old)} → {_short(new)}" for key, old, new, free in found if not free]
-    if barred:
+    changes = changed(read_settings(folder), settings)
+    if barred := changed(read_settings(folder), settings, free=False):
         raise TrainingError(
             f"{folder} was started with other settings; change them back, or use --fresh:\n       "
             + "\n       ".join(barred)
@@ -109,12 +109,20 @@ def resume_run(
         if key in about and key in now and about[key] != now[key]:
             was, is_now = (str(value)[:12] for value in (about[key], now[key]))
             raise TrainingError(f"{folder}: {sentence} ({was}, now {is_now}); restore it, or use --fresh")
-    changes = [f"{key}: {_short(old)} → {_short(new)}" for key, old, new, _ in found]
     about["attempts"] = [*about.get("attempts", []), _attempt(command, changes)]
     write_json(folder / MANIFEST, about)
     if changes:
         write_text(folder / SETTINGS, dump(settings))
     return changes
+
+
+def changed(old: RunSettings, new: RunSettings, free: bool = True) -> list[str]:
+    """Every setting that differs, as `key: old → new`; `free` with those that may change on resume."""
+    return [
+        f"{key}: {_short(a)} → {_short(b)}"
+        for key, a, b, may_change in differences(old, new)
+        if free or not may_change
+    ]
 
 
 def set_aside(folder: Path) -> Path | None:
@@ -145,6 +153,13 @@ def held(folder: Path) -> Iterator[None]:
 
 def read_settings(folder: Path) -> RunSettings:
     return load_settings(RunSettings, [str(folder / SETTINGS)])
+
+
+def text_of(folder: Path) -> Prepared:
+    """The prepared text a run has been trained on, by its manifest."""
+    if not is_run(folder):
+        raise TrainingError(not_a_run(folder))
+    return open_prepared(read_json(folder / MANIFEST).get("data") or "")
 
 
 def _short(value: object) -> str:
@@ -250,7 +265,7 @@ def load(
     """
     folder = Path(run)
     if not is_run(folder):
-        raise TrainingError(_not_a_run(folder))
+        raise TrainingError(not_a_run(folder))
     about = read_json(folder / MANIFEST)
     tokenizer = load_tokenizer(folder / "tokenizer")
     if tokenizer.hash != about.get("tokenizer_hash"):
@@ -285,7 +300,8 @@ def _stored_dtype(file: Path) -> torch.dtype:
     return torch.float64 if "F64" in stored else torch.float32
 
 
-def _not_a_run(folder: Path) -> str:
+def not_a_run(folder: Path) -> str:
+    """Why a folder is no run, and which runs stand beside it."""
     if not folder.exists():
         near = sorted(path.parent.name for path in folder.parent.glob(f"*/{MANIFEST}"))
         known = f"; {folder.parent} holds {', '.join(near)}" if near else ""

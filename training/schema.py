@@ -117,6 +117,12 @@ def may_change(field: FieldInfo) -> bool:
     return isinstance(extra, dict) and bool(extra.get("may_change"))
 
 
+def counts_if_given(field: FieldInfo) -> bool:
+    """Whether null stays out of a run's identity: a setting that came later and changes nothing by itself."""
+    extra = field.json_schema_extra
+    return isinstance(extra, dict) and bool(extra.get("counts_if_given"))
+
+
 _PLURALS = {
     "whole number": "whole numbers",
     "number": "numbers",

@@ -213,6 +213,18 @@ class TrainingSettings(Settings):
         return self
 
 
+class ParentSettings(Settings):
+    """The checkpoint a branch goes on from. What a branch does not say is as in that run."""
+
+    run: str = Field(
+        description="run folder whose weights the branch starts from", json_schema_extra={"may_change": True}
+    )
+    checkpoint: int | None = _free(None, "step of its checkpoint; null: the newest", ge=0)
+    hash: str | None = Field(
+        default=None, description="of that checkpoint; filled in, and checked where it is given"
+    )
+
+
 class RunSettings(Settings):
     """All settings of one run."""
 
@@ -222,6 +234,11 @@ class RunSettings(Settings):
     )
     seed: int = Field(
         default=0, ge=0, lt=1 << 63, description="decides initial weights, order of the data, samples"
+    )
+    parent: ParentSettings | None = Field(
+        default=None,
+        description="for a branch: where its weights and every setting not given come from",
+        json_schema_extra={"counts_if_given": True},
     )
     model: ModelSettings = Field(
         default=ModelSettings(),  # pyright: ignore[reportCallIssue]

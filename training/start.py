@@ -11,6 +11,7 @@ import torch
 from data import Batches, Prepared
 from model import SCHEMES, LinearMixer, Transformer
 from model.position.rotary import Rope
+from training.branch import Parent
 from training.config import describe
 from training.console import Console, duration
 from training.errors import TrainingError
@@ -129,20 +130,32 @@ def autocast_type(precision: str, device: torch.device) -> torch.dtype | None:
 
 @contextmanager
 def opened_run(
-    folder: Path, settings: RunSettings, prepared: Prepared, model: Transformer, fresh: bool, console: Console
+    folder: Path,
+    settings: RunSettings,
+    prepared: Prepared,
+    model: Transformer,
+    fresh: bool,
+    console: Console,
+    more: dict | None = None,
 ) -> Iterator[None]:
-    """Make the run folder, or check that the one that is there may go on; held until the end."""
+    """Make the run folder, or check that the one that is there may go on; held until the end. `more` goes
+    into the manifest of a new one."""
     if fresh and folder.exists():
         with held(folder):  # refuses to set aside a run that is being trained
             away = set_aside(folder)
         console.say(f"the earlier run is kept as {away}")
     with held(folder):
-        _open(folder, settings, prepared, model, console)
+        _open(folder, settings, prepared, model, console, more or {})
         yield
 
 
 def _open(
-    folder: Path, settings: RunSettings, prepared: Prepared, model: Transformer, console: Console
+    folder: Path,
+    settings: RunSettings,
+    prepared: Prepared,
+    model: Transformer,
+    console: Console,
+    more: dict,
 ) -> None:
     extra = {
         "data": str(prepared.folder),
@@ -153,7 +166,7 @@ def _open(
         extra["changes"] = [{"after_step": stage.start, "words": list(stage.words)} for stage in stages]
         extra["evaluated_as"] = stages[-1].model.position.model_dump(mode="json")
     if not is_run(folder):
-        create_run(folder, settings, prepared.tokenizer, sys.argv, extra)
+        create_run(folder, settings, prepared.tokenizer, sys.argv, extra | more)
         return
     for change in resume_run(folder, settings, prepared.tokenizer, sys.argv, extra):
         console.say(f"changed since the last attempt: {change}")
@@ -196,6 +209,15 @@ def announce(
         console.say(f"resuming after step {start} of {settings.steps}")
 
 
+def lineage_words(lineage: list[dict]) -> list[str]:
+    """A line for each checkpoint behind a branch, nearest first."""
+    return [
+        f"{one['run']}, step {one['step']:,} (checkpoint {one['checkpoint_hash'][:10]}), trained at "
+        f"{one['train_length']} tokens"
+        for one in lineage
+    ]
+
+
 def _what_positions_learn(model: Transformer) -> str:
     count = learnt_by_positions(model)
     return (
@@ -203,11 +225,13 @@ def _what_positions_learn(model: Transformer) -> str:
     )
 
 
-def show_forecast(settings: RunSettings, devices: int, device: torch.device, console: Console) -> int:
+def show_forecast(
+    settings: RunSettings, devices: int, device: torch.device, console: Console, parent: Parent | None = None
+) -> int:
     """Size, memory and time of a run, before any compute. Returns an exit status: 1 where it will not fit."""
     t = settings.training
     tokenizer = settings.data.tokenizer
-    vocab_size = getattr(tokenizer, "vocab_size", 258)
+    vocab_size = parent.about["vocab_size"] if parent else getattr(tokenizer, "vocab_size", 258)
     with torch.device("meta"):
         model = make_model(settings, vocab_size)
     sequences = min(t.micro_batch or t.batch_size, -(-t.batch_size // devices))
@@ -234,6 +258,9 @@ def show_forecast(settings: RunSettings, devices: int, device: torch.device, con
     ]
     if t.optimizer.positions_lr is not None:
         rows.append(("positions_lr", f"{t.optimizer.positions_lr:g}, {_what_positions_learn(model)}"))
+    if parent is not None:
+        rows += [("branch of", one) for one in lineage_words(parent.lineage(settings))]
+        rows += [("changed", text) for text in parent.changed(settings)]
     console.table("forecast", ["", ""], rows)
     if f.memory > free:
         console.warn(f"this will not fit: lower training.micro_batch (now {sequences}) or the model's size")

@@ -1,0 +1,273 @@
+"""Branches as a user makes them: from a parent's weights under another rule or length, and with it gone."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import train
+from data.exposure import read_exposure
+from training import TrainingError
+from training.begin import in_words
+from training.branch import read_run_settings
+from training.checkpoint import find_checkpoint
+from training.config import identity
+from training.exposure import exposure_of
+from training.log import read_metrics
+from training.run import load, read_settings
+from training.settings import RunSettings
+
+TUNE = ["training.tokens=960", "training.batch_size=4", "training.validation.every=null"]
+LONGER = ["train_length=48", "model.position.scaling.name=yarn", *TUNE]
+
+
+def trained(monkeypatch, *argv: object) -> int:
+    monkeypatch.setattr(sys, "argv", ["train.py", *map(str, argv)])
+    return train.main()
+
+
+@pytest.fixture(scope="module")
+def parent(tmp_path_factory, corpus, prepared_root):
+    """A run of 12 steps at 24 tokens."""
+    folder = tmp_path_factory.mktemp("runs") / "parent"
+    words = [
+        *("train_length=24", "model.dim=32", "model.layers=2", "model.heads=4", "model.groups=2"),
+        *("data.source.name=files", f"data.source.path={corpus}", "data.tokenizer.name=bytes"),
+        *("data.valid_fraction=0.2", f"data.root={prepared_root}", "training.tokens=2304"),
+        *("training.batch_size=8", "training.optimizer.lr=2e-2", "training.validation.spans=4"),
+        *("training.validation.targets=8", "training.samples.tokens=4"),
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        assert trained(patch, *words, "--folder", folder) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def branch(parent, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("branches") / "yarn"
+    with pytest.MonkeyPatch.context() as patch:
+        assert trained(patch, f"parent.run={parent}", *LONGER, "--folder", folder) == 0
+    return folder
+
+
+def about(folder: Path) -> dict:
+    return json.loads((folder / "manifest.json").read_text())
+
+
+def weights(folder: Path, step: int | None = None) -> dict:
+    return load_file(find_checkpoint(folder, None, step).folder / "model.safetensors")
+
+
+def same(a: dict, b: dict) -> bool:
+    return a.keys() == b.keys() and all(a[name].equal(b[name]) for name in a)
+
+
+def test_a_branch_inherits_what_it_does_not_say(parent, branch):
+    old, new = read_settings(parent), read_settings(branch)
+    assert (new.train_length, new.original_length, new.seed) == (48, 24, 1)
+    assert new.model.dim == 32 and new.data == old.data and new.training.optimizer == old.training.optimizer
+    assert new.training.tokens == 960 and new.model.position.scaling.name == "yarn"
+    assert new.model.position.scaling.stretch(48, new.original_length) == 2
+    assert new.parent.hash == find_checkpoint(parent).hash and new.parent.checkpoint == 12
+
+
+def test_it_begins_with_the_parents_weights_under_the_new_rule(parent, branch):
+    assert same(weights(branch, 0), weights(parent))
+    assert not same(weights(branch), weights(parent))
+    found = about(branch)["step0"]
+    assert found["largest_difference"] == 0 and found["nll"] == found["parent_under_rule"]
+    assert found["nll"] != found["parent_as_trained"] and found["length"] == 48 and found["targets"] == 32
+    (line,) = read_metrics(branch / "metrics.jsonl", "step0")
+    assert line["step"] == 0 and line["nll"] == found["nll"]
+    # The number itself, by hand: the same targets through the parent's weights in a model built here.
+    settings = read_settings(branch)
+    model = load(parent, ["model.position.scaling={name: yarn, factor: 2}"]).model
+    score = train.step0_score(load_prepared(branch), settings, torch.device("cpu"))
+    assert score(model).mean() == pytest.approx(found["nll"], abs=1e-6)
+
+
+def load_prepared(folder: Path):
+    return train.text_of(folder)
+
+
+def test_weights_that_are_not_the_parents_are_found_out(parent, tmp_path, monkeypatch):
+    """The check reads the parent by another way than the branch: one weight moved on that way is an error."""
+    real = train.begin_branch.__globals__["load"]
+
+    def moved(*args):
+        found = real(*args)
+        with torch.no_grad():
+            next(found.model.parameters())[101, 3] += 0.5
+        return found
+
+    monkeypatch.setitem(train.begin_branch.__globals__, "load", moved)
+    with pytest.raises(TrainingError, match=r"at step 0 the branch scores .* its weights are not"):
+        trained(monkeypatch, f"parent.run={parent}", *LONGER, "--folder", tmp_path / "x")
+    assert find_checkpoint(tmp_path / "x") is None
+
+
+def test_lineage_of_a_branch_of_a_branch(parent, branch, tmp_path, monkeypatch):
+    folder = tmp_path / "second"
+    words = [f"parent.run={branch}", "parent.checkpoint=0", "train_length=96", "training.batch_size=2"]
+    assert trained(monkeypatch, *words, "--folder", folder) == 0
+    near, far = about(folder)["lineage"]
+    assert near["run"] == str(branch) and near["step"] == 0 and near["train_length"] == 48
+    assert far["run"] == str(parent) and far["checkpoint_hash"] == find_checkpoint(parent).hash
+    assert "train_length: 24 → 48" in far["changed"] and "train_length: 48 → 96" in near["changed"]
+    assert any(text.startswith("model.position.scaling: none → yarn") for text in far["changed"])
+    assert same(weights(folder, 0), weights(parent))
+    assert read_settings(folder).original_length == 24
+    # Everything behind it has been shown to it: 12 steps of 8 × 24, none yet of 48, 5 of 2 × 96.
+    shown = read_exposure(folder)
+    assert shown.positions.tolist() == [12 * 8 + 5 * 2] * 24 + [5 * 2] * 72
+    assert shown.tokens == 12 * 8 * 24 + 960
+
+
+def test_the_parent_may_vanish(parent, tmp_path, monkeypatch):
+    """... once the branch has begun: it goes on, ends as if the parent were there, and is evaluated."""
+    mother, whole, cut = (tmp_path / name for name in ("mother", "whole", "cut"))
+    shutil.copytree(parent, mother)
+    words = [f"parent.run={mother}", *LONGER]
+    saving = ["training.checkpoint.every=2", "training.checkpoint.keep=9"]
+    assert trained(monkeypatch, *words, *saving, "--folder", whole) == 0
+    shutil.copytree(whole, cut)
+    for step in (4, 5):
+        shutil.rmtree(cut / f"checkpoints/step-{step:08}")
+    (cut / "exposure.npz").unlink()
+    shutil.rmtree(mother)
+    assert trained(monkeypatch, *words, *saving, "--folder", cut) == 0
+    assert same(weights(cut), weights(whole)) and find_checkpoint(cut).step == 5
+    assert about(cut)["lineage"] == about(whole)["lineage"]
+    for found in (read_exposure(cut), exposure_of(cut), exposure_of(cut, 5)):
+        assert found.distances.tolist() == read_exposure(whole).distances.tolist()
+    (cut / "exposure.npz").unlink()
+    assert exposure_of(cut).positions.tolist() == [12 * 8 + 5 * 4] * 24 + [5 * 4] * 24
+    assert load(cut).settings.original_length == 24
+    with pytest.raises(TrainingError, match=r"other settings.*\n.*model.position.scaling"):
+        trained(monkeypatch, f"parent.run={mother}", *TUNE, "train_length=48", "--folder", cut)
+    with pytest.raises(TrainingError, match="no such run folder"):
+        trained(monkeypatch, *words, "--folder", tmp_path / "new")
+
+
+def test_identity_knows_the_parents_weights_and_not_its_path(parent, tmp_path, words):
+    other = tmp_path / "elsewhere"
+    shutil.copytree(parent, other)
+    first, second = (read_run_settings([f"parent.run={run}", *LONGER])[0] for run in (parent, other))
+    assert identity(first) == identity(second)
+    changed = load_file(other / "checkpoints/step-00000012/model.safetensors")
+    shutil.rmtree(other / "checkpoints")
+    model = load(parent).model
+    with torch.no_grad():
+        next(model.parameters()).add_(1)
+    train.save_checkpoint(other, 12, model)
+    assert changed.keys() and identity(read_run_settings([f"parent.run={other}", *LONGER])[0]) != identity(
+        first
+    )
+    with pytest.raises(TrainingError, match=r"parent.hash is .* it is not the one"):
+        read_run_settings([f"parent.run={other}", f"parent.hash={first.parent.hash}", *LONGER])
+    # A run from nothing is named as it was before there were branches.
+    plain, parent_of_none = read_run_settings(words)
+    assert parent_of_none is None and identity(plain) == identity(
+        RunSettings.model_validate(plain.model_dump())
+    )
+    said = plain.model_dump(mode="json")
+    assert said.pop("parent") is None
+
+
+def test_changes_on_the_way_are_behind_a_branch(parent, tmp_path, monkeypatch):
+    """What the parent was last trained under is where the branch begins; the change is not made again."""
+    first, second = tmp_path / "a", tmp_path / "b"
+    change = 'training.changes=[{at: 3, words: ["model.position.scaling={name: drop}"]}]'
+    assert trained(monkeypatch, f"parent.run={parent}", *TUNE, change, "--folder", first) == 0
+    settings, found = read_run_settings([f"parent.run={first}", *TUNE, f"--folder={second}"][:-1])
+    assert settings.model.position.scaling.name == "drop" and settings.training.changes == []
+    assert found.settings.model.position.scaling.name == "drop"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["parent.run=nowhere"], "parent.run: nowhere: no such run folder"),
+        (["parent={checkpoint: 3}"], "parent.run must be given"),
+        (["parent.run={parent}", "parent.checkpoint=7"], "no checkpoint of step 7; it has 12"),
+        (["parent.run={parent}", "model.dim=64"], "model.dim cannot differ in a branch"),
+        (["parent.run={parent}", "model.layers=3"], "model.layers cannot differ in a branch"),
+        (["parent.run={parent}", "model.position.fraction=0.5"], "model.position.fraction cannot be changed"),
+        (["parent.run={parent}", "model.position.name=learned"], "weights of .* do not fit: .*is new"),
+        (["parent.run={parent}", "train_length=2048"], "longer than every document of .*the longest has"),
+        (
+            ["parent.run={parent}", "data.source.name=stdlib", "data.tokenizer={name: sentencepiece}"],
+            "another",
+        ),
+    ],
+)
+def test_bad_branches_are_refused_and_leave_nothing(parent, tmp_path, monkeypatch, words, message):
+    words = [word.replace("{parent}", str(parent)) for word in words]
+    fake = train.prepare
+
+    def prepare(data, console):  # the text of another tokenizer, without the minute it takes to make
+        prepared = fake(read_settings(parent).data, console)
+        if data.tokenizer.name == "sentencepiece":
+            monkeypatch.setattr(type(prepared.tokenizer), "hash", "0" * 64)
+        return prepared
+
+    monkeypatch.setattr(train, "prepare", prepare)
+    with pytest.raises(TrainingError, match=message):
+        trained(monkeypatch, *words, *TUNE, "training.tokens=20K", "--folder", tmp_path / "x")
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_run_is_no_branch_of_itself(parent, monkeypatch):
+    with pytest.raises(TrainingError, match="cannot be a branch of itself"):
+        trained(monkeypatch, f"parent.run={parent}", *LONGER, "--folder", parent)
+
+
+def test_dry_run_says_whence_and_what_changes(parent, monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert trained(monkeypatch, f"parent.run={parent}", *LONGER, "--dry-run") == 0
+    out = capsys.readouterr().out
+    assert f"{parent}, step 12 (checkpoint {find_checkpoint(parent).hash[:10]}), trained at 24 tokens" in out
+    assert "train_length: 24 → 48" in out and "model.position.scaling: none → yarn" in out
+    assert not (tmp_path / "runs").exists()
+
+
+def test_another_scheme_that_learns_nothing_begins_and_says_it_is_not_compared(parent, tmp_path, monkeypatch):
+    folder = tmp_path / "none"
+    words = ["model.position.name=none", *TUNE]
+    assert trained(monkeypatch, f"parent.run={parent}", *words, "--folder", folder) == 0
+    found = about(folder)["step0"]
+    assert found["parent_under_rule"] is None and "trained with 'rope'" in found["not_compared"]
+    assert "not compared with the parent's" in in_words(found)
+    assert same(weights(folder, 0), weights(parent))
+    # NoPE is RoPE with its rotations dropped, which words at test time can say.
+    dropped = load(parent, ["model.position.scaling={name: drop}"]).model
+    score = train.step0_score(load_prepared(folder), read_settings(folder), torch.device("cpu"))
+    assert score(dropped).mean() == pytest.approx(found["nll"], abs=1e-5)
+
+
+def test_learned_tables_go_on_through_a_rule_or_are_refused(parent, tmp_path, monkeypatch):
+    mother, child = tmp_path / "learned", tmp_path / "child"
+    own = read_settings(parent)
+    tree = own.model_dump(mode="json")
+    tree["model"]["position"] = {"name": "learned"}
+    file = tmp_path / "learned.yaml"
+    file.write_text(train_yaml(tree))
+    assert trained(monkeypatch, file, "--folder", mother) == 0
+    with pytest.raises(TrainingError, match="positions this scheme has"):
+        trained(monkeypatch, f"parent.run={mother}", "train_length=48", *TUNE, "--folder", child)
+    words = ["train_length=48", "model.position.extend=interpolate", *TUNE]
+    assert trained(monkeypatch, f"parent.run={mother}", *words, "--folder", child) == 0
+    found, position = about(child)["step0"], read_settings(child).model.position
+    assert position.max_length == 24 and position.extend == "interpolate"
+    assert found["largest_difference"] == 0 and found["parent_as_trained"] is None
+    assert same(weights(child, 0), weights(mother))
+    assert np.isfinite(found["nll"])
+
+
+def train_yaml(tree: dict) -> str:
+    return json.dumps(tree)

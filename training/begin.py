@@ -1,0 +1,122 @@
+"""How a branch begins: the parent's weights under the branch's rule, proven to be that, as its own step 0."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from data import Prepared
+from data.exposure import write_exposure
+from model import Transformer
+from training.branch import Parent, not_at_test_time, rule_words
+from training.checkpoint import find_checkpoint, load_weights, save_checkpoint
+from training.console import Console
+from training.errors import TrainingError
+from training.exposure import INHERITED, exposure_of
+from training.files import read_json, write_json
+from training.optimizer import make_optimizer
+from training.run import MANIFEST, load
+from training.settings import RunSettings
+
+Score = Callable[[Transformer], np.ndarray]  # NLL in nats of fixed held-out targets at train_length, (n,)
+TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}  # nats, of any one target
+
+
+def check_text(settings: RunSettings, prepared: Prepared, tokenizer_hash: str) -> None:
+    """Refuse text of other tokens than the parent's, or without a single document as long as a window."""
+    found, longest = prepared.tokenizer.hash, int(prepared.train.lengths.max(initial=0))
+    if found != tokenizer_hash:
+        raise TrainingError(
+            f"{prepared.folder} was made with another tokenizer ({found[:12]}) than the parent's "
+            f"({tokenizer_hash[:12]}): its tokens mean other text; leave data.tokenizer as the parent has it"
+        )
+    if longest < settings.train_length:
+        raise TrainingError(
+            f"train_length {settings.train_length} is longer than every document of {prepared.train.folder} "
+            f"(the longest has {longest:,} tokens): no text would show the new length; shorten it"
+        )
+
+
+def begin_branch(
+    folder: Path,
+    settings: RunSettings,
+    parent: Parent | None,
+    model: Transformer,
+    score: Score,
+    console: Console,
+) -> None:
+    """Give a branch without a checkpoint its parent's weights, once they score as the parent does under the
+    branch's rule; one that has begun is left alone. Called by one process.
+
+    Raises TrainingError where the parent is gone, or the scores differ.
+    """
+    if find_checkpoint(folder, console) is not None:
+        return
+    if parent is None:
+        raise TrainingError(f"{folder} has no checkpoint, and the run it goes on from is gone: restore that")
+    load_weights(model, parent.checkpoint)
+    found = compare(settings, parent, model, score)
+    console.say(in_words(found))
+    shown = exposure_of(parent.folder, parent.checkpoint.step)
+    if shown is not None:
+        write_exposure(folder, shown, INHERITED)
+    write_json(folder / MANIFEST, read_json(folder / MANIFEST) | {"step0": found})
+    optimizer = make_optimizer(model, settings.training.optimizer)
+    save_checkpoint(folder, 0, model, optimizer, {"step": 0, "tokens": 0, "attempt": 0})
+
+
+def compare(settings: RunSettings, parent: Parent, model: Transformer, score: Score) -> dict:
+    """Score the branch before its first step, and the parent under the same rule through `load`.
+
+    Returns what goes into the manifest; raises TrainingError where the two differ and nothing explains it.
+    """
+    weight = next(model.parameters())
+    nll = score(model)
+    found: dict = {
+        "length": settings.train_length,
+        "targets": len(nll),
+        "nll": float(nll.mean()),
+        "parent_under_rule": None,
+        "largest_difference": None,
+        "parent_as_trained": None,
+        "not_compared": not_at_test_time(parent.settings, settings),
+    }
+
+    def of_parent(words: list[str]) -> np.ndarray | None:
+        own = load(parent.folder, words, weight.device, weight.dtype, parent.checkpoint.step).model
+        return score(own) if own.limit is None or own.limit >= settings.train_length else None
+
+    plain = of_parent([])
+    found["parent_as_trained"] = None if plain is None else float(plain.mean())
+    if found["not_compared"]:
+        return found
+    under_rule = of_parent(rule_words(parent.settings, settings))
+    if under_rule is None:
+        return found | {"not_compared": f"its positions end before {settings.train_length}"}
+    largest = float(np.abs(under_rule - nll).max())
+    found |= {"parent_under_rule": float(under_rule.mean()), "largest_difference": largest}
+    if largest > TOLERANCE[weight.dtype]:
+        measured = parent.settings.original_length or parent.settings.train_length
+        own = settings.original_length or settings.train_length
+        if measured != own:  # the one setting that words at test time cannot reach
+            return found | {"not_compared": f"it measures stretches from {measured}, not from {own}"}
+        raise TrainingError(
+            f"at step 0 the branch scores {nll.mean():.6f} at {settings.train_length} tokens, and "
+            f"{parent.folder} under the same rule {under_rule.mean():.6f} (one target differs by "
+            f"{largest:.2g}): its weights are not what was trained; this is a defect, please report it"
+        )
+    return found
+
+
+def in_words(found: dict) -> str:
+    """The comparison in one sentence."""
+    begins = f"step 0: NLL {found['nll']:.4f} on {found['targets']:,} targets at {found['length']} tokens"
+    trained = found["parent_as_trained"]
+    beside = (
+        "the parent as trained cannot be placed there" if trained is None else f"as trained {trained:.4f}"
+    )
+    if found["not_compared"]:
+        return f"{begins} ({beside}); not compared with the parent's under this rule: {found['not_compared']}"
+    most = found["largest_difference"]
+    return f"{begins}, the parent's under this rule (largest difference {most:.1g}; {beside})"
