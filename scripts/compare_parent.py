@@ -66,7 +66,7 @@ def main() -> int:
         )
         for loaded, with_rules in ((branch, rules[:1]), (parent, rules))
     ]
-    differences = compared(*results, [rule.label for rule in rules])
+    differences = compared(results[0], results[1], [rule.label for rule in rules])
     report(run, settings, corpus, results, differences, note, console)
     return 0
 

@@ -1,0 +1,77 @@
+"""A branch against its parent: equal where nothing was trained, and what differs is what training did."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+import train
+from evaluation import EvaluationError
+from scripts import compare_parent
+from training import TrainingError
+
+LENGTHS = ["lengths=[96]", "documents=8", "spans_per_document=2", "targets=8"]
+
+
+def here(monkeypatch, main, *argv: object) -> int:
+    monkeypatch.setattr(sys, "argv", ["script.py", *map(str, argv)])
+    return main()
+
+
+@pytest.fixture
+def family(words, tmp_path, monkeypatch) -> tuple[Path, Path]:
+    """A parent trained at 24 tokens and a branch at 48 under YaRN that keeps its step 0."""
+    mother, child = tmp_path / "mother", tmp_path / "child"
+    assert here(monkeypatch, train.main, *words, "training.optimizer.lr=2e-2", "--folder", mother) == 0
+    rule = ["model.position.scaling.name=yarn", "train_length=48", "training.checkpoint.keep=9"]
+    assert here(monkeypatch, train.main, f"parent.run={mother}", *rule, "--folder", child) == 0
+    return mother, child
+
+
+def cells(child: Path) -> dict[tuple[str, int], dict]:
+    found = json.loads((child / "evaluation/parent/results.json").read_text())
+    return {(cell["against"], cell["length"]): cell for cell in found["cells"]}
+
+
+def test_what_differs_is_what_training_did(family, monkeypatch, capsys):
+    _, child = family
+    assert here(monkeypatch, compare_parent.main, child, *LENGTHS) == 0
+    out = capsys.readouterr().out
+    assert "128 targets of 8 documents" in out and "simultaneous over all 6" in out
+    found = cells(child)
+    assert set(found) == {(rule, n) for rule in ("trained", "same rule") for n in (24, 48, 96)}
+    for (_, length), cell in found.items():
+        assert cell["difference"] == pytest.approx(cell["branch"] - cell["parent"])  # equally many a document
+        assert cell["low"] < cell["difference"] < cell["high"] and cell["family"] == 6
+        assert cell["branch"] == found["trained", length]["branch"]
+    # Nothing is stretched at the parent's length, so that the rule is what the parent was trained under.
+    assert found["trained", 24] | {"against": ""} == found["same rule", 24] | {"against": ""}
+    assert found["trained", 48]["parent"] != found["same rule", 48]["parent"]
+
+    for step in (path for path in (child / "checkpoints").iterdir() if path.name != "step-00000000"):
+        shutil.rmtree(step)
+    assert here(monkeypatch, compare_parent.main, child, *LENGTHS) == 0
+    begun = cells(child)
+    for length in (24, 48, 96):
+        assert begun["same rule", length]["difference"] == 0
+        assert begun["same rule", length]["parent"] == found["same rule", length]["parent"]
+        assert begun["same rule", length]["branch"] != found["same rule", length]["branch"]
+    assert begun["trained", 96]["difference"] != 0
+
+
+def test_what_cannot_be_compared(family, monkeypatch):
+    mother, child = family
+    with pytest.raises(EvaluationError, match="mother is no branch: it was trained from nothing"):
+        here(monkeypatch, compare_parent.main, mother)
+    with pytest.raises(EvaluationError, match="by-position has no lengths"):
+        here(monkeypatch, compare_parent.main, child, "protocol=by-position")
+    about = json.loads((child / "manifest.json").read_text())
+    about["lineage"][0]["checkpoint_hash"] = "0" * 64
+    (child / "manifest.json").write_text(json.dumps(about))
+    with pytest.raises(EvaluationError, match=r"checkpoint 12 of .*mother is not the one"):
+        here(monkeypatch, compare_parent.main, child)
+    shutil.rmtree(mother)
+    with pytest.raises(TrainingError, match="no such run folder"):
+        here(monkeypatch, compare_parent.main, child)
