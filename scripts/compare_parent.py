@@ -52,16 +52,17 @@ def main() -> int:
     rules = [Rule(TRAINED, ())]
     if not note:
         rules.append(Rule(SAME_RULE, tuple(rule_words(parent.settings, branch.settings))))
-    store, corpus, _ = open_stores(settings, run, branch.tokenizer)
+    store, corpus, train, overlaps = open_stores(settings, run, branch.tokenizer)
     results = [
         evaluate(
             settings,
             subject_of(loaded, settings.device, console),
             store=store,
-            train=None,
+            train=train,
             tokenizer=branch.tokenizer,
             rules=with_rules,
             cells=run / "evaluation" / "cells",
+            overlaps=overlaps,
             console=console,
         )
         for loaded, with_rules in ((branch, rules[:1]), (parent, rules))
