@@ -18,6 +18,9 @@ Shapes: q (B, H, T, D), k and v (B, G, S, D) with G dividing H; T queries are co
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -32,6 +35,8 @@ from model.pairs import QUERY_BLOCK, Block, Pairs, View, mask_dtype, repeated, s
 FLEX_FEATURES = 16  # the narrowest heads FlexAttention takes on a GPU
 SCORES_AT_ONCE = 1 << 25  # B·H·t·S of one block where scores or masks are spelled out
 KERNELS = ("auto", "sdpa", "flex", "blocks", "explicit", "dense")
+# Told of an attention: (views, values, scale, sink logit) as `attend` was given them, and what came of it.
+Watch = Callable[[list[View], Tensor, float, Tensor | None, Tensor], None]
 
 
 @cache
@@ -211,15 +216,57 @@ def _explicit_block(
     whole: bool = False,
 ) -> Tensor:
     """(B, H, stop − start, D): outputs of these queries, every score spelled out in float32 or float64."""
+    return spell_out(views, v, scale, sink, start, stop, whole).output.to(v.dtype)
+
+
+@dataclass(frozen=True)
+class Spelled:
+    """Some queries of a pass with every pair spelled out, in float32 or float64.
+
+    Attributes:
+        keys: index of the keys that any of the queries may see, among all keys of the pass.
+        logits: (B, H, t, s) what the softmax was taken of, −inf where hidden; of weights that are no softmax
+            q·k·scale. None unless asked for.
+        weights: (B, H, t, s); a row sums to 1, or to less where a sink, or nothing, takes the rest.
+        output: (B, H, t, D).
+    """
+
+    keys: slice | Tensor
+    logits: Tensor | None
+    weights: Tensor
+    output: Tensor
+
+
+def spell_out(
+    views: list[View],
+    v: Tensor,
+    scale: float,
+    sink: Tensor | None,
+    start: int,
+    stop: int,
+    whole: bool = False,
+    logits: bool = False,
+) -> Spelled:
+    """What the explicit kernel makes of the queries start, ..., stop − 1, with its weights, whichever kernel
+    the model uses. Arguments are those of `attend`.
+
+    Args:
+        whole: with every key of the pass, not only those that these queries may see.
+        logits: keep the logits too.
+    """
     pairs, first = views[0].pairs, views[0]
     keys = slice(0, pairs.keys) if whole else pairs.keys_of(start, stop)
     with torch.autocast(v.device.type, enabled=False):
         values = repeated(v[:, :, keys].to(mask_dtype(v)), pairs.heads)
         if first.weigh is not None:
-            block = Block(first, start, stop, keys, scale, sink)
+            block = Block(first, start, stop, keys, scale, sink, keep_logits=logits)
             weights = first.weigh(block)
             out = weights @ values
-            return (out if first.extra is None else out + first.extra(block, weights)).to(v.dtype)
+            out = out if first.extra is None else out + first.extra(block, weights)
+            kept = block.logits
+            if logits and kept is None:
+                kept = block.scores.masked_fill(~block.seen, -math.inf)
+            return Spelled(keys, kept, weights, out)
         total: Tensor | None = None
         for view in views:
             block = Block(view, start, stop, keys, scale)
@@ -227,4 +274,5 @@ def _explicit_block(
             # Views are disjoint: where one allows a pair, the others hold −inf.
             total = scores if total is None else torch.maximum(total, scores)
         assert total is not None
-        return (softmax(total, sink) @ values).to(v.dtype)
+        weights = softmax(total, sink)
+        return Spelled(keys, total if logits else None, weights, weights @ values)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from model.cache import LinearMemory, Sums
 from model.errors import ModelError
+from model.kernels import Watch
 from model.pairs import Pairs, View, mask_dtype
 from model.position import (
     SCHEMES,
@@ -50,8 +51,20 @@ class LinearAttention(Projection):
         assert isinstance(s.mixer, LinearMixer)
         self.mixer = s.mixer
 
-    def forward(self, x: Tensor, span: Span, plan: Plan | ContentPlan, memory: LinearMemory | None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        span: Span,
+        plan: Plan | ContentPlan,
+        memory: LinearMemory | None,
+        watch: Watch | None = None,
+    ) -> Tensor:
         """x (B, T, C) → (B, K, C) for the span's K queries."""
+        if watch is not None:
+            raise ModelError(
+                "linear attention (model.mixer.name = linear) remembers sums in place of keys: it has no "
+                "attention weights to look at"
+            )
         bound = plan.bind(x, None)
         q, k, v = self.queries(span.of_queries(x)), self.keys(x), self.values(x)
         with torch.autocast(x.device.type, enabled=False):

@@ -191,6 +191,7 @@ class Block:
         keys: index of the keys among all keys of the pass, a slice or a tensor.
         q: (B, H, t, D); k: (B, H, s, D).
         scale: the factor on q·k.
+        logits: (B, H, t, s) what the softmax was taken of, −inf where hidden; kept where that is asked for.
     """
 
     def __init__(
@@ -201,9 +202,11 @@ class Block:
         keys: slice | Tensor,
         scale: float,
         sink: Tensor | None = None,
+        keep_logits: bool = False,
     ):
         self.start, self.stop, self.keys, self.scale, self.pairs = start, stop, keys, scale, view.pairs
-        self._sink = sink
+        self._sink, self._keep_logits = sink, keep_logits
+        self.logits: Tensor | None = None
         dtype = mask_dtype(view.q)
         self.q = view.q[:, :, start:stop].to(dtype)
         self.k = repeated(view.k[:, :, keys].to(dtype), view.pairs.heads)
@@ -229,4 +232,7 @@ class Block:
 
     def softmax(self, logits: Tensor) -> Tensor:
         """Weights over the keys that are seen, and the layer's sink if it has one."""
-        return softmax(logits.masked_fill(~self.seen, -math.inf), self._sink)
+        hidden = logits.masked_fill(~self.seen, -math.inf)
+        if self._keep_logits:
+            self.logits = hidden
+        return softmax(hidden, self._sink)

@@ -7,7 +7,7 @@ value heads, D features of a head, V vocabulary.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import cast
 
@@ -18,7 +18,8 @@ from torch.utils.checkpoint import checkpoint
 
 from model.cache import Cache, LayerMemory, LinearMemory
 from model.errors import ModelError
-from model.kernels import attend
+from model.handover import hand_over
+from model.kernels import Watch, attend
 from model.linear_attention import LinearAttention, check_scheme
 from model.position import (
     SCHEMES,
@@ -43,7 +44,14 @@ LOGITS_AT_ONCE = {"cpu": 1 << 22, "cuda": 1 << 27}
 class Attention(Projection):
     """Projects, remembers, attends. What is compared with what is the plan's business."""
 
-    def forward(self, x: Tensor, span: Span, plan: Plan | ContentPlan, memory: LayerMemory | None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        span: Span,
+        plan: Plan | ContentPlan,
+        memory: LayerMemory | None,
+        watch: Watch | None = None,
+    ) -> Tensor:
         """x (B, T, C) → (B, K, C) for the span's K queries."""
         bound = plan.bind(x, memory)
         k, v = bound.write(self.keys(x)), self.values(x)  # (B, G, T, ·), (B, G, T, D)
@@ -53,7 +61,11 @@ class Attention(Projection):
         if asked.shape[1] == 0:  # only keys and values were wanted
             return asked
         views = bound.read(self.queries(asked), k)
-        return self.joined(attend(views, v, self.features**-0.5, sink=bound.sink))
+        scale = self.features**-0.5
+        out = attend(views, v, scale, sink=bound.sink)
+        if watch is not None:
+            watch(views, v, scale, bound.sink, out)
+        return self.joined(out)
 
     def pair_flops(self, length: int) -> float:
         """Training FLOPs per token beside the matrices: 12·H·D per key seen, averaged over a causal
@@ -102,27 +114,18 @@ class Block(nn.Module):
         self.mlp = SwiGLU(s.dim, s.mlp_width)
 
     def forward(
-        self, x: Tensor, span: Span, plan: Plan | ContentPlan, memory: LayerMemory | LinearMemory | None
+        self,
+        x: Tensor,
+        span: Span,
+        plan: Plan | ContentPlan,
+        memory: LayerMemory | LinearMemory | None,
+        watch: Watch | None = None,
     ) -> Tensor:
         """x (B, T, C) → (B, K, C), K the span's queries; with K = 0 only keys and values are written."""
-        x = span.of_queries(x) + self.attention(self.attention_norm(x), span, plan, memory)
+        x = span.of_queries(x) + self.attention(self.attention_norm(x), span, plan, memory, watch)
         if x.shape[1] == 0:
             return x
         return x + self.mlp(self.mlp_norm(x))
-
-
-def hand_over(old: nn.Module, new: nn.Module) -> None:
-    """Give `new` the parameters of `old`, the very objects, and its mode. Raises ModelError where names or
-    shapes differ: then a setting that may change after training shapes what is learned.
-    """
-    given = dict(old.named_parameters(remove_duplicate=False))
-    shapes = {name: weight.shape for name, weight in given.items()}
-    if shapes != {name: weight.shape for name, weight in new.named_parameters(remove_duplicate=False)}:
-        raise ModelError("these settings of model.position change what is learned, so not after training")
-    for name, weight in given.items():
-        owner, _, leaf = name.rpartition(".")
-        setattr(new.get_submodule(owner), leaf, weight)
-    new.train(old.training)
 
 
 class Transformer(nn.Module):
@@ -237,6 +240,7 @@ class Transformer(nn.Module):
         targets: Tensor | None = None,
         cache: Cache | None = None,
         keep: int | None = None,
+        watch: Sequence[Watch] | None = None,
     ) -> Tensor:
         """Logits, or the negative log-likelihood of targets.
 
@@ -247,6 +251,7 @@ class Transformer(nn.Module):
             cache: holds the tokens before these; given, the pass is for inference only.
             keep: only the last K positions go through the last layer's queries, the head and the loss; all
                 by default. 0 with a cache only fills it.
+            watch: one for each layer, told of its attention in this pass; for diagnostics.
 
         Returns:
             (B, K, V) logits; with targets (B, K) NLL in nats, 0 where not counted, float32 or float64.
@@ -264,7 +269,7 @@ class Transformer(nn.Module):
         }
         keep = tokens.shape[1] if keep is None else keep
         run = self._compiled if self._compiled and self.training else self._forward
-        return run(tokens, places, tables, factors, targets, cache, keep)
+        return run(tokens, places, tables, factors, targets, cache, keep, watch)
 
     def _forward(
         self,
@@ -275,6 +280,7 @@ class Transformer(nn.Module):
         targets: Tensor | None,
         cache: Cache | None,
         keep: int,
+        watch: Sequence[Watch] | None,
     ) -> Tensor:
         keys = dict.fromkeys(self.settings.kinds, places) if cache is None else cache.advance(places)
         x = self.embed(tokens)  # (B, T, C)
@@ -286,7 +292,8 @@ class Transformer(nn.Module):
         for i, (block, name) in enumerate(zip(self._blocks(), self._scheme_of_layer, strict=True)):
             span, plan = (last if last and i == len(self.layers) - 1 else full)[name]
             plan = block.attention.position(plan, span, factors[self._kind_of[name]])
-            x = block(x, span, plan, None if cache is None else cache.layers[i])
+            memory = None if cache is None else cache.layers[i]
+            x = block(x, span, plan, memory, None if watch is None else watch[i])
         x = self.norm(x)  # (B, K, C)
         return self.logits(x) if targets is None else self._nll(x, targets)
 

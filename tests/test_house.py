@@ -26,6 +26,7 @@ MAY_IMPORT = {
 # Lower may be imported by higher; equal ranks by each other. A file of model/position not named is a scheme.
 RANKS = {
     "model.errors": 0,
+    "model.handover": 1,
     "model.pairs": 1,
     "model.kernels": 2,
     "model.position.places": 1,

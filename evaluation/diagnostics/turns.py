@@ -1,0 +1,130 @@
+"""Rotary pairs: which of them ever completed a turn in training, and what rounding does to tables and losses."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from evaluation.diagnostics.weights import last_outputs
+from model import Places, Transformer
+from model.position import Position
+from model.position.rotary import Rope
+from model.position.scaling import turns_within
+
+
+def scheme_of_layer(model: Transformer, layer: int) -> Position:
+    """The scheme's instance that serves a layer."""
+    kind = model.settings.layer_kinds[layer]
+    name = f"{kind}-{layer}" if model.settings.kinds[kind].per_layer else kind
+    scheme = model.position[name]
+    assert isinstance(scheme, Position)
+    return scheme
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One rotary pair of one kind of layer under one rule.
+
+    `wavelength` in tokens at the evaluated length, None for a pair that stands still; `turns_trained` within
+    the trained length as trained, `turns` within the evaluated length under the rule.
+    """
+
+    kind: str
+    pair: int
+    wavelength: float | None
+    turns_trained: float
+    turns: float
+
+
+def pairs_of(trained: Transformer, model: Transformer, length: int) -> list[Pair]:
+    """Every rotary pair of every kind of layer that turns at fixed frequencies."""
+    found, kinds = [], model.settings.layer_kinds
+    for kind in dict.fromkeys(kinds):
+        before, now = (scheme_of_layer(m, kinds.index(kind)) for m in (trained, model))
+        if not isinstance(before, Rope) or not isinstance(now, Rope):
+            continue
+        old = turns_within(before.frequencies(before.stretch(trained.train_length))[0], trained.train_length)
+        new = now.frequencies(now.stretch(length))[0]
+        for n, (turned, frequency) in enumerate(zip(old.tolist(), new.tolist(), strict=True)):
+            wavelength = 2 * math.pi / frequency if frequency else None
+            found.append(Pair(kind, n, wavelength, turned, length * frequency / (2 * math.pi)))
+    return found
+
+
+def unturned_features(model: Transformer) -> list[Tensor | None]:
+    """For each layer, (D,) 1 for the features of rotary pairs that complete no turn within the trained length,
+    else 0; None where a layer turns no pairs at fixed frequencies."""
+    out: list[Tensor | None] = []
+    for layer in range(model.settings.layers):
+        scheme = scheme_of_layer(model, layer)
+        if not isinstance(scheme, Rope):
+            out.append(None)
+            continue
+        length = model.train_length
+        slow = (turns_within(scheme.frequencies(scheme.stretch(length))[0], length) < 1).float()
+        if scheme.settings.layout == "half":
+            turned = torch.cat([slow, slow])
+        else:
+            turned = slow.repeat_interleave(2)
+        out.append(F.pad(turned, (0, model.settings.features - len(turned))))
+    return out
+
+
+def table_drift(model: Transformer, length: int) -> dict[str, float] | None:
+    """Largest difference of looked-up table entries from float64 over a window of `length` tokens.
+
+    ``as used``: the tables this model looks up in float32, which are made in float64 and rounded. The others are
+    what cos and sin of a rotary table would be off by were they ``stored in bfloat16``, or were the angle
+    position·θ ``computed in float32`` or ``in bfloat16``; None for a model that looks nothing up.
+    """
+    drift: dict[str, float] = {}
+    places = Places.plain(length)
+    for layer in range(model.settings.layers):
+        scheme = scheme_of_layer(model, layer)
+        exact = scheme.tables(places, torch.float64)
+        for wide, used in zip(exact, scheme.tables(places, torch.float32), strict=True):
+            if wide.is_floating_point() and wide.dtype == torch.float64:
+                _worst(drift, "as used", wide, used)
+        if not isinstance(scheme, Rope):
+            continue
+        frequencies, amplitude = scheme.frequencies(scheme.stretch(length))
+        position = torch.arange(length, dtype=torch.float64)[:, None]
+        angles = position * frequencies
+        for turn in (torch.cos, torch.sin):
+            right = turn(angles) * amplitude
+            _worst(drift, "stored in bfloat16", right, right.bfloat16())
+            for name, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16)):
+                rounded = position.to(dtype) * frequencies.to(dtype)
+                _worst(drift, f"computed in {name}", right, turn(rounded) * amplitude)
+    return drift or None
+
+
+def _worst(drift: dict[str, float], name: str, exact: Tensor, rounded: Tensor) -> None:
+    off = float((exact - rounded.double()).abs().max())
+    drift[name] = max(drift.get(name, 0.0), off)
+
+
+def scored(logits: Tensor, targets: Tensor) -> Tensor:
+    """(B, K) NLL in nats, float64, of targets (B, K) under logits (B, K, V) of any dtype."""
+    return F.cross_entropy(logits.double().transpose(1, 2), targets, reduction="none")
+
+
+def output_drift(
+    exact: tuple[Tensor, Tensor], model: Transformer, tokens: Tensor, keep: int, *, length: int, chunk: int
+) -> dict[str, float]:
+    """How far the last `keep` logits and NLL of a model of lower precision lie from the float64 ones.
+
+    exact: logits (B, keep, V) and NLL (B, keep) in float64 of the same tokens (B, L + 1).
+    """
+    logits = last_outputs(model, tokens[:, :-1], keep, length=length, chunk=chunk).double()
+    nll = scored(logits, tokens[:, -keep:])
+    return {
+        "logit_max": float((logits - exact[0]).abs().max()),
+        "logit_mean": float((logits - exact[0]).abs().mean()),
+        "nll_max": float((nll - exact[1]).abs().max()),
+        "nll_mean": float((nll - exact[1]).mean()),
+    }
