@@ -49,6 +49,16 @@ from evaluation import (
     read_rules,
     resolve_rules,
 )
+from evaluation.diagnostics import (
+    AttentionSettings,
+    DiagnosticSettings,
+    GenerationSettings,
+    attention_report,
+    generation_report,
+    measure_attention,
+    measure_generation,
+)
+from evaluation.diagnostics.attention_figures import draw_attention
 from evaluation.exposure_strip import add_strip
 from evaluation.grid import footnotes, grid
 from evaluation.records import write
@@ -122,10 +132,7 @@ def measure_loss(settings: EvaluationSettings, run: Path, console: Console) -> i
         console=console,
     )
     result.left_out = left_out
-    result.facts["corpus"] = corpus
-    result.facts["changed"] = trained.changed
-    result.facts["command"] = shlex.join(["python", "evaluate.py", *sys.argv[1:]])
-    result.facts["finished"] = datetime.now(UTC).isoformat(timespec="seconds")
+    result.facts |= told(trained, corpus)
     analysis = analyse(result)
     folder = run / "evaluation" / (settings.folder or f"{settings.protocol}-{settings_hash(settings)}")
     write(result, analysis, folder)
@@ -142,6 +149,48 @@ def measure_loss(settings: EvaluationSettings, run: Path, console: Console) -> i
         print(line)
     print(f"figure: {figures[0]}\nnumbers: {folder / 'results.csv'}, {folder / 'results.json'}")
     return 0
+
+
+def diagnose_attention(settings: AttentionSettings, run: Path, console: Console) -> int:
+    """Where attention goes, by length, layer and head."""
+    return diagnose(settings, run, console, measure_attention, attention_report, draw_attention)
+
+
+def diagnose_generation(settings: GenerationSettings, run: Path, console: Console) -> int:
+    """What the model writes past its trained length."""
+    return diagnose(settings, run, console, measure_generation, generation_report, generation_report.draw)
+
+
+def diagnose(settings: DiagnosticSettings, run: Path, console: Console, measure, report, draw) -> int:
+    """What the diagnostics share: measure, write, draw, and print words and a table."""
+    trained = load(run, console=console)
+    if trained.changed:
+        console.say(trained.changed)
+    subject = subject_of(trained, settings.device, console)
+    rules = resolve_rules(settings.rules, read_rules(RULES), subject.trained_length)
+    store, corpus, *_ = open_stores(settings, run, trained.tokenizer)
+    found = measure(settings, subject, store=store, tokenizer=trained.tokenizer, rules=rules, console=console)
+    found.facts |= told(trained, corpus)
+    folder = run / "evaluation" / (settings.folder or f"{settings.protocol}-{settings.identity()}")
+    report.write(found, folder)
+    write_text(folder / "settings.yaml", dump(settings))
+    figures = draw(found, folder)
+    for line in report.words(found):
+        print(line)
+    console.table(*report.table(found))
+    print(f"figures: {', '.join(map(str, figures))}")
+    print(f"numbers: {folder / 'results.csv'}, {folder / 'results.json'}")
+    return 0
+
+
+def told(trained: Loaded, corpus: str) -> dict:
+    """What results say of where they come from."""
+    return {
+        "corpus": corpus,
+        "changed": trained.changed,
+        "command": shlex.join(["python", "evaluate.py", *sys.argv[1:]]),
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
 
 
 def subject_of(trained: Loaded, device: str, console: Console) -> Subject:
@@ -181,7 +230,7 @@ def offered(root: RunSettings, rule_words) -> dict:
 
 
 def open_stores(
-    settings: EvaluationSettings, run: Path, tokenizer
+    settings: EvaluationSettings | DiagnosticSettings, run: Path, tokenizer
 ) -> tuple[Store, str, Store | None, Path | None]:
     """The store to read, its name, the run's own training store (None if gone), and where text found in both
     is kept: beside the training text, for all runs on it.
@@ -226,6 +275,8 @@ KINDS = [
         EvaluationSettings,
         measure_loss,
     ),
+    Kind("Where attention goes", ("attention",), AttentionSettings, diagnose_attention),
+    Kind("What the model writes", ("generation",), GenerationSettings, diagnose_generation),
 ]
 
 if __name__ == "__main__":

@@ -82,7 +82,7 @@ def evaluate(
     are dropped for; `overlaps`: folder in which passages found in both are kept. Interrupting keeps every
     finished cell, and of the one in progress what was done.
     """
-    schemes = _resolve_all(rules, subject)
+    schemes = resolve_all(rules, subject)
     text = Text(store, settings.bos, getattr(tokenizer, "bos_id", None))
     plan = make_plan(settings, text, store.hash, tokenizer.hash, subject.trained_length)
     if plan.note and console:
@@ -118,7 +118,7 @@ def evaluate(
     return result
 
 
-def _resolve_all(rules: list[Rule], subject: Subject) -> dict[str, dict]:
+def resolve_all(rules: list[Rule], subject: Subject) -> dict[str, dict]:
     """Position settings of every rule; all that are refused are named at once."""
     schemes, refused = {}, []
     for rule in rules:

@@ -51,7 +51,7 @@ def encoding_figure(points: dict[str, np.ndarray], formulas: dict[str, str], wor
     columns = min(3, len(points))
     rows = math.ceil(len(points) / columns)
     with rc_context(STYLE):
-        figure, (low, high) = _canvas(words, 2.45 * rows)
+        figure, (low, high) = canvas(words, 2.45 * rows)
         inches = figure.get_size_inches()[1]
         for n, (name, at) in enumerate(points.items()):
             left, top = (n % columns) / columns, high - (high - low) * (n // columns) / rows
@@ -172,7 +172,7 @@ def lines_figure(
     ys = np.concatenate([np.asarray(curve.y, float) for curve in everything])
     ys = ys[np.isfinite(ys)]
     with rc_context(STYLE):
-        figure, (low, high) = _canvas(words, height * len(panels))
+        figure, (low, high) = canvas(words, height * len(panels))
         inches = figure.get_size_inches()[1]
         right = 1 - _room([curve.label for curve in everything], keyed) / WIDTH
         share = (high - low) / len(panels)
@@ -181,7 +181,7 @@ def lines_figure(
             area = (LEFT, high - share * (n + 1) + foot, right - LEFT, share - foot - top)
             axes = figure.add_axes(area, label=str(n))
             axes.set_title(heading, loc="left", fontsize=9.5, color=INK, pad=4)
-            _grid(axes)
+            grid(axes)
             drawn = _draw(axes, curves, step)
             if symlog:
                 _symlog(axes)
@@ -190,7 +190,7 @@ def lines_figure(
                 axes.set_ylim(ys.min() - 0.04 * np.ptp(ys), ys.max() + 0.04 * np.ptp(ys))
             axes.set_xlim(xs.min(), xs.max())
             if marked:
-                _mark(axes, *marked)
+                mark(axes, *marked)
             axes.set_ylabel(y, color=INK)
             axes.set_xlabel(x if n == len(panels) - 1 else "", color=INK)
             if keyed:
@@ -276,7 +276,7 @@ def pair_figure(
     """
     with rc_context(STYLE):
         names = {curve.label: None for _, curves in panels for curve in curves}
-        figure, (low, high) = _canvas(words, height + (0.3 if len(names) > 1 else 0))
+        figure, (low, high) = canvas(words, height + (0.3 if len(names) > 1 else 0))
         inches = figure.get_size_inches()[1]
         width = (1 - 0.02) / len(panels)
         foot, handles = (0.74 if len(names) > 1 else 0.44) / inches, []
@@ -284,7 +284,7 @@ def pair_figure(
             area = (n * width + LEFT, low + foot, width - LEFT, high - low - foot - 0.3 / inches)
             axes = figure.add_axes(area, label=str(n))
             axes.set_title(heading, loc="left", fontsize=9.5, color=INK, pad=5)
-            _grid(axes)
+            grid(axes)
             handles = _draw(axes, curves, None)
             if len(curves[0].x) <= FEW:
                 handles[0].set(marker="o", ms=3.4, lw=0.9, mec="none", zorder=4)
@@ -313,11 +313,11 @@ def wavelength_figure(
     Pairs that stand still have no wavelength and no point.
     """
     with rc_context(STYLE):
-        figure, (low, high) = _canvas(words, height)
+        figure, (low, high) = canvas(words, height)
         foot = 0.44 / figure.get_size_inches()[1]
         right = 1 - _room(list(spectra), False) / WIDTH
         axes = figure.add_axes((LEFT, low + foot, right - LEFT, high - low - foot))
-        _grid(axes)
+        grid(axes)
         axes.set_yscale("log")
         axes.yaxis.set_minor_locator(NullLocator())
         ends = []
@@ -359,7 +359,7 @@ def wavelength_figure(
         return figure
 
 
-def _canvas(words: Words, height: float) -> tuple[Figure, tuple[float, float]]:
+def canvas(words: Words, height: float) -> tuple[Figure, tuple[float, float]]:
     """A figure whose drawing takes `height` inches; returned with the range that is left for it."""
     head = HEAD if words.title else 0.1
     foot = 0.24 if words.note else 0.06
@@ -372,14 +372,14 @@ def _canvas(words: Words, height: float) -> tuple[Figure, tuple[float, float]]:
     return figure, (foot / total, 1 - head / total)
 
 
-def _grid(axes: Axes) -> None:
+def grid(axes: Axes) -> None:
     axes.grid(axis="y", color=FAINT, lw=0.7, zorder=0)
     axes.set_axisbelow(True)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
 
 
-def _mark(axes: Axes, x: float, text: str) -> None:
+def mark(axes: Axes, x: float, text: str) -> None:
     axes.axvline(x, color=SOFT, lw=0.9, ls=(0, (1, 2)), zorder=1)
     axes.annotate(
         text,

@@ -89,7 +89,7 @@ class Session:
                 windows = self.plan.windows[length]
                 out.append(Cell(rule, length, windows, self._key(rule, length, self.settings.dtype)))
             for length in lengths if self.settings.dtype == "bfloat16" else []:
-                few = _every(self.plan.windows[length], PRECISION_SAMPLE)
+                few = evenly_spread(self.plan.windows[length], PRECISION_SAMPLE)
                 key = self._key(rule, length, "float32") | {"sample": PRECISION_SAMPLE}
                 out.append(Cell(rule, length, few, key, sample=True))
         if self.plan.protocol == "by-position":
@@ -210,7 +210,7 @@ def _chosen(n: int, count: int) -> np.ndarray:
     return np.unique(np.linspace(0, n - 1, min(n, count)).round().astype(np.int64))
 
 
-def _every(windows: Windows, count: int) -> Windows:
+def evenly_spread(windows: Windows, count: int) -> Windows:
     """At most `count` windows, evenly spread."""
     rows = _chosen(len(windows), count)
     return Windows(windows.document[rows], windows.end[rows], windows.inputs[rows], windows.keep[rows])

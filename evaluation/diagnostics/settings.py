@@ -13,6 +13,7 @@ class DiagnosticSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    protocol: str
     folder: str | None = Field(
         None,
         pattern=r"^\w[\w.+-]*$",
@@ -53,9 +54,7 @@ class AttentionSettings(DiagnosticSettings):
         None, description="input tokens; the trained length L0 is always added; default: L0 x 1, 2, 4, 8, 16"
     )
     targets: int = Field(64, ge=1, description="last queries of a window that are looked at; every length >=")
-    documents: int = Field(
-        200, ge=1, description="targets are drawn as for the loss: at most so many documents"
-    )
+    documents: int = Field(200, ge=1, description="targets are drawn as for the loss: in so many documents")
     spans_per_document: int = Field(16, ge=1, description="... and so many disjoint spans in each")
     windows: int = Field(16, ge=1, description="how many of those spans are looked at, evenly spread")
     shorten: bool = Field(False, description="drop lengths that too few documents reach, and say so")
@@ -86,7 +85,7 @@ class GenerationSettings(DiagnosticSettings):
     bucket: int | None = Field(
         None,
         ge=8,
-        description="tokens of a bucket of positions, and how far back a repetition is looked for; "
+        description="tokens of a bucket of positions, and how far back repetitions are looked for; "
         "default: L0 / 2",
     )
     temperatures: list[float] = Field([0.0, 1.0], description="of sampling; 0 is greedy")

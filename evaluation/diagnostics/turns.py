@@ -1,4 +1,4 @@
-"""Rotary pairs: which of them ever completed a turn in training, and what rounding does to tables and losses."""
+"""Rotary pairs that never completed a turn in training, and what rounding does to tables and losses."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def pairs_of(trained: Transformer, model: Transformer, length: int) -> list[Pair
 
 
 def unturned_features(model: Transformer) -> list[Tensor | None]:
-    """For each layer, (D,) 1 for the features of rotary pairs that complete no turn within the trained length,
-    else 0; None where a layer turns no pairs at fixed frequencies."""
+    """For each layer, (D,) 1 for the features of rotary pairs that complete no turn within the trained
+    length, else 0; None where a layer turns no pairs at fixed frequencies."""
     out: list[Tensor | None] = []
     for layer in range(model.settings.layers):
         scheme = scheme_of_layer(model, layer)
@@ -66,10 +66,8 @@ def unturned_features(model: Transformer) -> list[Tensor | None]:
             continue
         length = model.train_length
         slow = (turns_within(scheme.frequencies(scheme.stretch(length))[0], length) < 1).float()
-        if scheme.settings.layout == "half":
-            turned = torch.cat([slow, slow])
-        else:
-            turned = slow.repeat_interleave(2)
+        half = scheme.settings.layout == "half"
+        turned = torch.cat([slow, slow]) if half else slow.repeat_interleave(2)
         out.append(F.pad(turned, (0, model.settings.features - len(turned))))
     return out
 
@@ -77,8 +75,8 @@ def unturned_features(model: Transformer) -> list[Tensor | None]:
 def table_drift(model: Transformer, length: int) -> dict[str, float] | None:
     """Largest difference of looked-up table entries from float64 over a window of `length` tokens.
 
-    ``as used``: the tables this model looks up in float32, which are made in float64 and rounded. The others are
-    what cos and sin of a rotary table would be off by were they ``stored in bfloat16``, or were the angle
+    ``as used``: the tables this model looks up in float32, which are made in float64 and rounded. The others
+    are what cos and sin of a rotary table would be off by were they ``stored in bfloat16``, or were the angle
     position·θ ``computed in float32`` or ``in bfloat16``; None for a model that looks nothing up.
     """
     drift: dict[str, float] = {}

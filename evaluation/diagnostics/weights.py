@@ -34,13 +34,13 @@ MEASURES = {
     "reach_90": "distance below which 90% of the mass lies, tokens",
     "distance_mean": "mean distance of the mass, tokens",
     "keys": "visible keys of a query",
-    "unturned_variance": "share of the logits' variance from rotary pairs that made no whole turn in training",
+    "unturned_variance": "share of the logits' variance from rotary pairs without a whole turn in training",
 }
 
 
 def bucket_edges(longest: int, trained_length: int) -> list[int]:
-    """0, 1, 2, 4, 8, ... up to past `longest`, and the trained length among them: bucket n holds the distances
-    from edge n up to below edge n + 1."""
+    """0, 1, 2, 4, 8, ... and `longest` at the end, the trained length among them: bucket n holds the
+    distances from edge n up to below edge n + 1."""
     edges = {0, trained_length}
     edge = 1
     while edge < longest:
@@ -56,7 +56,7 @@ class Seen:
     Attributes:
         values: name of a measure -> (B, layers, H), the mean over the queries.
         by_distance: (B, layers, H, buckets) mass.
-        visible: (layers, buckets) the share of the visible keys in each bucket: the mass if attention were uniform.
+        visible: (layers, buckets) the share of visible keys in each bucket: the mass of uniform attention.
         mismatch: largest |weights·values − output of the model's kernel|.
     """
 
@@ -73,7 +73,7 @@ class Recorder:
         tokens: (B, L) of the windows; BOS is looked for among them.
         edges: of the distance buckets.
         bos_id: None where there is none.
-        unturned: for each layer the features (D,) of rotary pairs that made no whole turn in training, or None.
+        unturned: for each layer the features (D,) of rotary pairs without a whole turn in training, or None.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class Recorder:
         out = {
             "entropy": _sum(entropy, some),
             "n:entropy": some.sum(-1),
-            "entropy_relative": _sum(entropy / keys.clamp(min=2).log(), several),
+            "entropy_relative": _sum(entropy / keys.clamp(min=2).double().log(), several),
             "n:entropy_relative": several.sum(-1),
             "first_token": _sum((weights * first).sum(-1)),
             "mass_beyond": _sum((weights * (distance >= self.trained_length)).sum(-1)),
@@ -190,8 +190,8 @@ def _sum(values: Tensor, counted: Tensor | None = None) -> Tensor:
 
 
 def _reach(shares: Tensor, distance: Tensor) -> Tensor:
-    """(B, H, t) the smallest r so that keys at distances below r have 90% of the mass. Keys stand in the order
-    of time, so that reversed they stand in the order of distance; those of the future have no mass."""
+    """(B, H, t) the smallest r so that keys at distances below r have 90% of the mass. Keys stand in the
+    order of time, so that reversed they stand in that of distance; those of the future have no mass."""
     running = shares.flip(-1).cumsum(-1)
     nearest = (running < REACH - ROUNDING).sum(-1, keepdim=True).clamp(max=shares.shape[-1] - 1)
     far = distance.flip(-1).expand(*shares.shape[:3], -1)
@@ -228,8 +228,8 @@ def _centred(values: Tensor, counted: Tensor) -> Tensor:
 def _variances(
     views: list[View], spelled: Spelled, features: Tensor, scale: float, start: int, stop: int
 ) -> dict[str, Tensor]:
-    """Variance of the logits over the keys, and its covariance with the part that some features of queries and
-    keys make, summed over the queries: the parts of all features add up to the variance."""
+    """Variance of the logits over the keys, and its covariance with the part that some features of queries
+    and keys make, summed over the queries: the parts of all features add up to the variance."""
     assert spelled.logits is not None
     part = torch.zeros_like(spelled.logits)
     for view in views:
@@ -257,8 +257,8 @@ def last_outputs(
 ) -> Tensor:
     """(B, keep, V) logits after the last `keep` of tokens (B, L), the ones before them prefilled in chunks.
 
-    `length` is what the model is told the length of the sequence is; `watch` sees the last pass alone, in which
-    there are exactly `keep` queries.
+    `length` is what the model is told the length of the sequence is; `watch` sees the last pass alone, in
+    which there are exactly `keep` queries.
     """
     rows, inputs = tokens.shape
     cache = Cache(model, rows, inputs)

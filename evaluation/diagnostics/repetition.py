@@ -1,0 +1,68 @@
+"""How much a text repeats itself, by position. Pure functions of token ids."""
+
+from __future__ import annotations
+
+import numpy as np
+
+GRAMS = (1, 2, 3, 4)
+
+MEASURES = {
+    **{
+        f"repeated_{n}": f"share of {n}-grams that ended before within as many tokens as a bucket has"
+        for n in GRAMS
+    },
+    **{f"distinct_{n}": f"different {n}-grams of a bucket, as a share of its {n}-grams" for n in GRAMS},
+    "longest_run": "longest stretch of a bucket, in tokens, that repeats one of the last tokens before",
+    "nll": "NLL of the tokens under the model, nats, at temperature 1",
+}
+
+
+def repeated_runs(tokens: np.ndarray, back: int) -> np.ndarray:
+    """(R, N) ids → (R, N) the length of the longest stretch that ends here and ended before, at most `back`
+    tokens earlier. Stretches may overlap: after `aaaa` comes a run of 4."""
+    rows, count = tokens.shape
+    longest = np.zeros((rows, count), dtype=np.int64)
+    place = np.arange(count)
+    for shift in range(1, min(back, count - 1) + 1):
+        same = tokens[:, shift:] == tokens[:, :-shift]
+        # The run that ends here is as long as the last place that differs is far away.
+        last = np.maximum.accumulate(np.where(same, -1, place[: count - shift]), axis=1)
+        np.maximum(longest[:, shift:], place[: count - shift] - last, out=longest[:, shift:])
+    return longest
+
+
+def distinct(tokens: np.ndarray, n: int) -> float:
+    """Different n-grams of a stretch of ids, as a share of all its n-grams; NaN where it has none."""
+    count = len(tokens) - n + 1
+    if count < 1:
+        return float("nan")
+    grams = np.lib.stride_tricks.sliding_window_view(tokens, n)
+    return len(np.unique(grams, axis=0)) / count
+
+
+def by_bucket(
+    tokens: np.ndarray, ends: np.ndarray, nll: np.ndarray, edges: list[int]
+) -> dict[str, np.ndarray]:
+    """Every measure, (R, buckets); NaN where a row has no token in a bucket.
+
+    Args:
+        tokens: (R, N) ids, the prompt first.
+        ends: (R,) how many tokens of each row there are.
+        nll: (R, N) nats; only entries from the first edge on are read.
+        edges: of the buckets of positions, the first one the prompt's length; the first bucket's width is how
+            far back repetitions are looked for.
+    """
+    runs, buckets = repeated_runs(tokens, edges[1] - edges[0]), len(edges) - 1
+    out = {name: np.full((len(tokens), buckets), np.nan) for name in MEASURES}
+    for row, end in enumerate(ends.tolist()):
+        for n in range(buckets):
+            low, high = edges[n], min(edges[n + 1], end)
+            if low >= high:
+                break
+            here = runs[row, low:high]
+            for gram in GRAMS:
+                out[f"repeated_{gram}"][row, n] = (here >= gram).mean()
+                out[f"distinct_{gram}"][row, n] = distinct(tokens[row, low:high], gram)
+            out["longest_run"][row, n] = here.max()
+            out["nll"][row, n] = nll[row, low:high].mean()
+    return out

@@ -1,0 +1,287 @@
+"""Attention measured against hand-worked cases and brute force; repetition and drift against loops."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from evaluation.diagnostics.attention import merged
+from evaluation.diagnostics.repetition import by_bucket, distinct, repeated_runs
+from evaluation.diagnostics.turns import output_drift, pairs_of, scored, table_drift, unturned_features
+from evaluation.diagnostics.weights import Recorder, bucket_edges, last_outputs
+from model import Places
+from model.kernels import attend, spell_out
+from model.position import SCHEMES, Geometry, Span
+from tests.model.zoo import CASES, T, build, ids, reach_of
+
+H, G, D, KEEP, L0 = 4, 2, 6, 3, 8
+
+
+def look(q, k, *, sink=None, bos=None, tokens=None, window=None, sinks=0):
+    """What a recorder says of queries q (B, H, KEEP, D) over keys k (B, G, L, D) without positions."""
+    length = k.shape[2]
+    tokens = torch.zeros(len(q), length, dtype=torch.int64) if tokens is None else tokens
+    settings, scheme = SCHEMES["none"]
+    choice = settings(name="none", window=window, sinks=sinks)
+    places = Places.plain(length)
+    span = Span(places, places.last(KEEP), places, len(q), H, torch.device("cpu"), window=window, sinks=sinks)
+    views = scheme(choice, Geometry(H * D, H, D, L0, L0, G)).plan(span).read(q, k)
+    recorder = Recorder(tokens, KEEP, bucket_edges(length, L0), L0, bos, [None])
+    v = torch.randn(k.shape, dtype=k.dtype, generator=torch.Generator().manual_seed(3))
+    recorder.watches()[0](views, v, 1.0, sink, attend(views, v, 1.0, sink=sink))
+    found = recorder.result()
+    assert found.mismatch < 1e-12
+    return {name: value[:, 0] for name, value in found.values.items()}, found
+
+
+def zeros(rows, length, heads, dtype=torch.float64):
+    return torch.zeros(rows, heads, length, D, dtype=dtype)
+
+
+def test_uniform_attention_by_hand():
+    values, found = look(zeros(2, KEEP, H), zeros(2, 21, G))
+    seen = [19, 20, 21]  # keys of the last three queries
+    assert values["entropy"].shape == (2, H)
+
+    def is_(name, numbers):
+        torch.testing.assert_close(values[name], torch.full((2, H), float(np.mean(numbers))).double())
+
+    is_("entropy", [math.log(n) for n in seen])
+    is_("entropy_relative", [1, 1, 1])
+    is_("first_token", [1 / n for n in seen])
+    is_("mass_beyond", [(n - L0) / n for n in seen])
+    is_("mass_lost", [0, 0, 0])
+    is_("logit_std", [0, 0, 0])
+    is_("logit_max", [0, 0, 0])
+    is_("reach_90", [math.ceil(0.9 * n) for n in seen])
+    is_("distance_mean", [(n - 1) / 2 for n in seen])
+    is_("keys", seen)
+    edges = bucket_edges(21, L0)
+    assert edges == [0, 1, 2, 4, 8, 16, 21] and "bos" not in values
+    sizes = [[1, 1, 2, 4, 8, n - 16] for n in seen]
+    mass = np.mean([np.array(size) / n for size, n in zip(sizes, seen, strict=True)], axis=0)
+    np.testing.assert_allclose(found.by_distance[1, 0, 2], mass, rtol=1e-12)
+    np.testing.assert_allclose(found.visible[0], mass, rtol=1e-12)
+
+
+def test_one_key_by_hand():
+    """Every query's mass is on key 3 of 20: distances 14, 15, 16."""
+    q, k = zeros(1, KEEP, H), zeros(1, 20, G)
+    q[..., 0], k[:, :, 3, 0] = 1.0, 1e3
+    tokens = torch.zeros(1, 20, dtype=torch.int64)
+    tokens[0, 3] = 7
+    values, found = look(q, k, bos=7, tokens=tokens)
+    for name, number in (
+        ("entropy", 0),
+        ("first_token", 0),
+        ("bos", 1),
+        ("mass_beyond", 1),
+        ("reach_90", 16),
+        ("distance_mean", 15),
+        ("logit_max", 1000),
+        ("logit_std", np.mean([1000 * math.sqrt((n - 1) / n**2) for n in (18, 19, 20)])),
+    ):
+        torch.testing.assert_close(values[name], torch.full((1, H), float(number)).double())
+    np.testing.assert_allclose(found.by_distance[0, 0, 0], [0, 0, 0, 0, 2 / 3, 1 / 3], atol=1e-12)
+
+
+def test_a_sink_takes_weight_and_a_window_hides():
+    values, _ = look(zeros(1, KEEP, H), zeros(1, 21, G), sink=torch.zeros(H).double(), window=5)
+    for name, number in (("mass_lost", 1 / 6), ("entropy", math.log(5)), ("first_token", 0), ("keys", 5)):
+        torch.testing.assert_close(values[name], torch.full((1, H), float(number)).double())
+    values, _ = look(zeros(1, KEEP, H), zeros(1, 21, G), window=5, sinks=2)
+    reached = [19, 20, 21]  # the seven keys of a query: five near ones, and two that far away
+    torch.testing.assert_close(values["first_token"], torch.full((1, H), 1 / 7).double())
+    torch.testing.assert_close(values["reach_90"], torch.full((1, H), np.mean(reached)).double())
+
+
+def watch(model, tokens, keep=4, bos=None):
+    length = tokens.shape[1]
+    recorder = Recorder(tokens, keep, bucket_edges(length, L0), L0, bos, unturned_features(model))
+    last_outputs(model, tokens, keep, length=length, chunk=5, watch=recorder.watches())
+    return recorder.result()
+
+
+def brute(model, tokens, keep):
+    """Weights (layers, B, H, keep, L) over all keys by one pass without a cache, placed by position."""
+    length = tokens.shape[1]
+    full = []
+
+    def note(views, v, scale, sink, out):
+        queries = views[0].pairs.queries
+        full.append(spell_out(views, v, scale, sink, 0, queries, whole=True, logits=True))
+
+    with torch.no_grad():
+        model(tokens, Places.plain(length), watch=[note] * len(model.layers))
+    return [(one.weights[:, :, -keep:], one.logits[:, :, -keep:]) for one in full]
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        "rope",
+        "rope-sinks",
+        "alibi-window",
+        "none-ssmax",
+        "rope-self-extend",
+        "shaw-values",
+        "stick_breaking",
+        "pattern-alibi",
+        "kerple-log3",
+    ],
+)
+def test_measures_agree_with_loops_over_a_pass_without_a_cache(case, keep=4):
+    model = build(case)
+    tokens = ids(2, reach_of(model, T))
+    found, length = watch(model, tokens, keep, bos=int(tokens[0, 2])), tokens.shape[1]
+    assert found.mismatch < 1e-10
+    for layer, (weights, logits) in enumerate(brute(model, tokens, keep)):
+        for row in range(2):
+            for head in range(weights.shape[1]):
+                wanted = {name: [] for name in found.values}
+                mass = np.zeros(len(bucket_edges(length, L0)) - 1)
+                for i in range(keep):
+                    query = length - keep + i
+                    w = weights[row, head, i, : query + 1].numpy()
+                    z = logits[row, head, i, : query + 1].numpy()
+                    z = z[np.isfinite(z)]
+                    p, distance = w / w.sum(), query - np.arange(query + 1)
+                    keys = int(((weights[row, head, i] > 0) | torch.isfinite(logits[row, head, i])).sum())
+                    entropy = -sum(x * math.log(x) for x in p if x > 0)
+                    wanted["entropy"].append(entropy)
+                    wanted["entropy_relative"].append(entropy / math.log(keys))
+                    wanted["first_token"].append(w[0])
+                    wanted["mass_beyond"].append(w[distance >= L0].sum())
+                    wanted["mass_lost"].append(1 - w.sum())
+                    wanted["logit_std"].append(z.std())
+                    wanted["logit_max"].append(z.max())
+                    near = next(r for r in range(1, query + 2) if p[distance < r].sum() >= 0.9 - 1e-9)
+                    wanted["reach_90"].append(near)
+                    wanted["distance_mean"].append((p * distance).sum())
+                    wanted["keys"].append(keys)
+                    marked = tokens[row, : query + 1].numpy() == int(tokens[0, 2])
+                    wanted["bos"].append(w[marked].sum() if (tokens[row] == tokens[0, 2]).any() else math.nan)
+                    for at, d in zip(w, distance, strict=True):
+                        mass[np.searchsorted(bucket_edges(length, L0), d, side="right") - 1] += at / keep
+                for name, numbers in wanted.items():
+                    if name != "unturned_variance":
+                        value = float(found.values[name][row, layer, head])
+                        assert value == pytest.approx(np.mean(numbers), abs=1e-9, nan_ok=True), name
+                np.testing.assert_allclose(found.by_distance[row, layer, head], mass, atol=1e-10)
+
+
+def test_pairs_without_a_turn_and_their_share_of_the_variance():
+    """Wavelengths by the formula; the share from q and k turned by hand, feature by feature."""
+    model = build({"name": "rope", "theta": 100.0, "fraction": 0.8}, train=11)
+    pairs = pairs_of(model, model, 44)
+    assert [pair.kind for pair in pairs] == ["all"] * 4
+    for n, pair in enumerate(pairs):
+        wave = 2 * math.pi * 100 ** (2 * n / 8)
+        assert pair.wavelength == pytest.approx(wave)
+        assert pair.turns_trained == pytest.approx(11 / wave) and pair.turns == pytest.approx(44 / wave)
+    slow = [n for n in range(4) if 2 * math.pi * 100 ** (2 * n / 8) > 11]
+    assert slow == [1, 2, 3]
+    features = unturned_features(model)[0]
+    assert features is not None
+    assert features.tolist() == [float(n % 4 in slow) for n in range(8)] + [0.0, 0.0]
+    tokens = ids(2, 13)
+    found = watch(model, tokens, 4)
+    seen = []
+
+    def note(views, v, scale, sink, out):
+        seen.append((views[0].q[:, :, -4:], views[0].k.repeat_interleave(2, dim=1), scale))
+
+    with torch.no_grad():
+        model(tokens, Places.plain(13), watch=[note] * 3)
+    for layer, (q, k, scale) in enumerate(seen):
+        above = below = 0.0
+        for i in range(4):
+            each = q[0, 1, i] * k[0, 1, : 10 + i] * scale  # (keys, D) what every feature adds
+            total, part = each.sum(-1), each[:, [n for n in range(8) if n % 4 in slow]].sum(-1)
+            above += float(((total - total.mean()) * (part - part.mean())).sum())
+            below += float((total - total.mean()).square().sum())
+        assert float(found.values["unturned_variance"][0, layer, 1]) == pytest.approx(
+            above / below, abs=1e-10
+        )
+    assert (
+        unturned_features(build("alibi")) == [None] * 3 and pairs_of(build("alibi"), build("alibi"), 9) == []
+    )
+
+
+def test_batches_are_put_together_in_order():
+    model, tokens = build("rope-sinks"), ids(4, T)
+    whole = watch(model, tokens, bos=5)
+    parts = merged([watch(model, tokens[:3], bos=5), watch(model, tokens[3:], bos=5)])
+    for name, value in whole.values.items():
+        torch.testing.assert_close(parts.values[name], value, equal_nan=True)
+    torch.testing.assert_close(parts.by_distance, whole.by_distance)
+    torch.testing.assert_close(parts.visible, whole.visible)
+
+
+def test_queries_in_blocks_give_the_same(monkeypatch):
+    model, tokens = build("t5"), ids(2, T)
+    whole = watch(model, tokens)
+    monkeypatch.setattr("evaluation.diagnostics.weights.PAIRS_AT_ONCE", 1)
+    for name, value in watch(model, tokens).values.items():
+        torch.testing.assert_close(value, whole.values[name])
+
+
+def test_drift_of_tables_and_outputs():
+    model = build("rope")
+    drift = table_drift(model, 5000)
+    assert drift is not None and drift["as used"] <= 2**-24
+    angle = 4999.0 * 1.0  # the fastest pair; 4999 is 4992 in bfloat16
+    assert drift["computed in bfloat16"] >= abs(math.cos(angle) - math.cos(4992.0))
+    assert 1e-5 < drift["computed in float32"] < 1e-3
+    assert 2**-10 < drift["stored in bfloat16"] <= 2**-8
+    assert table_drift(build("none"), 50) is None
+    tokens = ids(2, T + 1)
+    how = {"length": T, "chunk": 4}
+    logits = last_outputs(model, tokens[:, :-1], 5, **how)
+    exact = logits, scored(logits, tokens[:, -5:])
+    torch.testing.assert_close(exact[1], -logits.log_softmax(-1).gather(-1, tokens[:, -5:, None])[..., 0])
+    again = output_drift(exact, model, tokens, 5, **how)
+    assert all(value == 0 for value in again.values())
+    single = output_drift(exact, build("rope", dtype=torch.float32), tokens, 5, **how)
+    half = output_drift(exact, build("rope", dtype=torch.bfloat16), tokens, 5, **how)
+    assert 1e-8 < single["logit_max"] < 1e-4 < half["logit_max"] and abs(half["nll_mean"]) <= half["nll_max"]
+
+
+def test_repeated_runs_by_loops():
+    tokens = np.random.default_rng(4).integers(0, 3, size=(5, 60))
+    runs = repeated_runs(tokens, 7)
+    for row in range(5):
+        for t in range(60):
+            wanted = 0
+            for back in range(1, min(7, t) + 1):
+                n = 0
+                while t - back - n >= 0 and tokens[row, t - n] == tokens[row, t - back - n]:
+                    n += 1
+                wanted = max(wanted, n)
+            assert runs[row, t] == wanted
+    assert repeated_runs(np.array([[5, 5, 5, 5]]), 3).tolist() == [[0, 1, 2, 3]]
+
+
+def test_buckets_by_hand():
+    tokens = np.array([[1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3, 4], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]])
+    nll = np.arange(24.0).reshape(2, 12)
+    found = by_bucket(tokens, np.array([12, 10]), nll, [4, 8, 12])
+    assert found["repeated_1"].tolist() == [[1, 1], [0, 0]]
+    assert found["repeated_4"].tolist() == [[0.25, 1], [0, 0]]  # at 7 the first four tokens are back
+    assert found["longest_run"].tolist() == [[4, 8], [0, 0]]
+    assert found["distinct_1"].tolist() == [[1, 1], [1, 1]]
+    assert found["nll"].tolist() == [[5.5, 9.5], [17.5, 20.5]]
+    assert distinct(np.array([1, 2, 1, 2, 1]), 2) == 0.5
+    assert math.isnan(distinct(np.array([1]), 2))
+    ended = by_bucket(tokens, np.array([12, 8]), nll, [4, 8, 12])
+    assert math.isnan(ended["nll"][1, 1]) and ended["nll"][0, 1] == 9.5
+
+
+def test_every_case_of_the_zoo_can_be_measured():
+    for case in list(CASES)[::7]:
+        model = build(case)
+        found = watch(model, ids(1, reach_of(model, T)))
+        assert found.mismatch < 1e-10 and torch.isfinite(found.values["entropy"]).all(), case
+        near = found.by_distance.sum(-1) + found.values["mass_lost"]
+        torch.testing.assert_close(near, torch.ones_like(near))

@@ -1,0 +1,167 @@
+"""evaluate.py with protocol=attention and protocol=generation, from a run folder to files."""
+
+import csv
+import io
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import evaluate as script
+from evaluation import EvaluationError, Subject
+from evaluation.diagnostics import GenerationSettings, measure_generation
+from evaluation.diagnostics.generation import _prompts_each
+from evaluation.rules import Rule
+from model import Places
+from tests.evaluation.test_evaluate_script import call, home, make_run  # noqa: F401
+from training.console import Console
+
+
+def read(folder):
+    return json.loads((folder / "results.json").read_text())
+
+
+def test_attention_from_run_folder_to_files(home, monkeypatch, capsys):  # noqa: F811
+    words = ["protocol=attention", "lengths=[24,48,96]", "targets=8", "spans_per_document=2", "device=cpu"]
+    assert (
+        call(monkeypatch, home / "run", *words, "windows=9", "rules=[trained,truncate,yarn]", "folder=a") == 0
+    )
+    out, _ = capsys.readouterr()
+    assert out.startswith("as trained, from 24 to 96 tokens: entropy") and "rotary pairs never" in out
+    folder = home / "run" / "evaluation" / "a"
+    names = {path.stem for path in folder.glob("*.png")}
+    by_rule = {"attention_by_length", "mass_by_distance", "reach_of_heads"}
+    assert names == by_rule | {f"{n}-yarn" for n in by_rule} | {"attention_by_rule", "rotary_pairs"}
+    report = read(folder)
+    assert report["kind"] == "attention" and report["lengths"] == [24, 48, 96] and report["windows"] == 9
+    assert list(report["rules"]) == ["trained", "yarn"] and report["mismatch"] < 1e-5
+    flat = {(c["rule"], c["length"], c["layer"], c["head"], c["measure"]): c for c in report["cells"]}
+    assert len(flat) == len(report["cells"])
+    for measure in ("entropy", "first_token", "logit_std", "reach_90"):
+        heads = [flat["trained", 48, 1, head, measure]["value"] for head in range(6)]
+        assert flat["trained", 48, 1, None, measure]["value"] == pytest.approx(np.mean(heads), rel=1e-4)
+    top = flat["trained", 96, None, None, "entropy"]
+    assert top["low"] < top["value"] < top["high"] < math.log(96)
+    assert (
+        flat["trained", 24, None, None, "mass_beyond"]["value"]
+        == 0
+        < flat["yarn", 96, 0, 0, "mass_beyond"]["value"]
+    )
+    # Of one length, the trained model and a rule that does nothing there are the same.
+    assert flat["trained", 24, 0, 3, "entropy"]["value"] == flat["yarn", 24, 0, 3, "entropy"]["value"]
+    spread = [row for row in report["by_distance"] if row["length"] == 96]
+    assert len(spread) == 2 * (1 + 2 * 7) and spread[0]["edges"] == [0, 1, 2, 4, 8, 16, 24, 32, 64, 96]
+    assert sum(spread[0]["mass"]) == pytest.approx(1, abs=1e-4) == sum(spread[0]["uniform"])
+    assert {row["dtype"] for row in report["precision"]} == {"float32", "bfloat16"}
+    assert {row["variant"] for row in report["tables"]} >= {"as used", "computed in float32"}
+    assert len([row for row in report["pairs"] if row["rule"] == "yarn" and row["length"] == 96]) == 2
+    rows = list(csv.DictReader(io.StringIO((folder / "results.csv").read_text())))
+    assert len(rows) == len(report["cells"]) and float(rows[0]["value"]) == report["cells"][0]["value"]
+    call(monkeypatch, home / "run", folder / "settings.yaml")
+    again = read(folder)
+    assert again["cells"] == report["cells"] and again["by_distance"] == report["by_distance"]
+
+
+def test_what_has_no_attention_or_no_positions(home, monkeypatch, capsys):  # noqa: F811
+    monkeypatch.setattr(script, "draw_attention", lambda found, folder: [])  # figures take time
+    words = ["protocol=attention", "targets=8", "spans_per_document=1", "windows=2", "precision=[]"]
+    assert call(monkeypatch, home / "learned", *words, "lengths=[24,48]", "folder=a") == 0
+    assert "trained at 48: its positions end after 24 tokens" in capsys.readouterr().out
+    report = read(home / "learned" / "evaluation" / "a")
+    assert [row["length"] for row in report["absent"]] == [48] and not report["precision"]
+    assert call(monkeypatch, home / "pattern", *words, "lengths=[24,48]", "folder=a") == 0
+    assert read(home / "pattern" / "evaluation" / "a")["layer_kinds"] == ["a", "b"]
+    make_run(home, "linear", "model.mixer.name=linear")
+    with pytest.raises(EvaluationError, match="linear attention"):
+        call(monkeypatch, home / "linear", *words, "lengths=[24]")
+    with pytest.raises(EvaluationError, match="longest usable length"):
+        call(monkeypatch, home / "run", *words, "lengths=[4096]")
+    with pytest.raises(ValueError, match="shorter than a span"):
+        call(monkeypatch, home / "run", "protocol=attention", "lengths=[24]", "targets=32")
+
+
+def test_generation_from_run_folder_to_files(home, monkeypatch, capsys):  # noqa: F811
+    words = ["protocol=generation", "prompts=8", "length=72", "device=cpu", "folder=g"]
+    assert call(monkeypatch, home / "run", *words, "rules=[trained,yarn]") == 0
+    out, _ = capsys.readouterr()
+    assert out.startswith("as trained, greedy: 4-grams repeated")
+    folder = home / "run" / "evaluation" / "g"
+    assert {path.stem for path in folder.glob("*.png")} == {"generation", "generation-yarn"}
+    report = read(folder)
+    assert report["edges"] == [12, 24, 36, 48, 60, 72] and report["prompts"] == 8
+    assert {c["source"] for c in report["cells"]} == {"greedy", "temperature 1", "real text"}
+    assert len(report["samples"]) == 6
+    cells = [c for c in report["cells"] if c["measure"] == "nll" and c["source"] == "real text"]
+    assert all(c["low"] < c["value"] < c["high"] and c["rows"] == 8 for c in cells) and len(cells) == 10
+    assert call(monkeypatch, home / "learned", *words) == 0
+    assert "trained: shorter, its positions end after 24 tokens" in capsys.readouterr().out
+    report = read(home / "learned" / "evaluation" / "g")
+    assert {(c["start"], c["stop"]) for c in report["cells"]} == {(12, 24)}
+    with pytest.raises(EvaluationError, match="less than a bucket"):
+        call(monkeypatch, home / "run", "protocol=generation", "length=20")
+    with pytest.raises(EvaluationError, match="no room for 12 tokens past a prompt of 30"):
+        call(monkeypatch, home / "learned", "protocol=generation", "prompt=30", "length=72")
+
+
+ROPE = {"name": "rope", "scaling": {"name": "yarn"}}
+
+
+def measured(sharp, make_store, tokenizer, position, **keys):
+    """What the model of a fixture writes, in memory."""
+    model = sharp(position, train_length=16, dtype=torch.float64)
+    subject = Subject("tiny", "hash", 0, 16, 16, lambda words: {}, lambda words, dtype: model)
+    settings = GenerationSettings(prompts=6, length=60, dtype="float64", **keys)
+    tokenizer.decode = lambda row: " ".join(map(str, row))
+    return model, measure_generation(
+        settings,
+        subject,
+        store=make_store([90, 80, 70, 100, 100, 95, 120]),
+        tokenizer=tokenizer,
+        rules=[Rule("trained", ())],
+        console=Console(quiet=True),
+    )
+
+
+@pytest.mark.parametrize("position", [{"name": "alibi"}, ROPE])
+def test_the_loss_of_its_own_text_is_that_of_the_choices_it_made(position, sharp, make_store, tokenizer):
+    """Step by step without a cache: greedy tokens are the likeliest, and the NLL is that of each choice."""
+    model, found = measured(sharp, make_store, tokenizer, position, temperatures=[0.0])
+    tokens, ends = found.tokens["trained", "greedy"]
+    real, _ = found.tokens["trained", "real text"]
+    assert found.edges == [8, 16, 24, 32, 40, 48, 60] and tokens.shape == (6, 60)
+    for row in range(2):
+        ids = tokens[row].tolist()
+        assert ids[:8] == real[row, :8].tolist() and ids != real[row].tolist()
+        losses = []
+        for at in range(8, ends[row]):
+            with torch.no_grad():
+                logits = model(torch.tensor([ids[:at]]), Places.plain(at, length=60))[0, -1]
+            assert int(logits.argmax()) == ids[at]
+            losses.append(float(-logits.log_softmax(-1)[ids[at]]))
+        for n, value in enumerate(found.values["trained", "greedy"]["nll"][row]):
+            here = losses[found.edges[n] - 8 : found.edges[n + 1] - 8]
+            assert value == pytest.approx(np.mean(here), abs=1e-9) if here else math.isnan(value)
+
+
+def test_text_ends_where_the_model_ends_it(sharp, make_store, tokenizer):
+    _, found = measured(sharp, make_store, tokenizer, ROPE, temperatures=[2.0])
+    tokens, ends = found.tokens["trained", "temperature 2"]
+    assert (ends < 60).any(), "a row that ends is what this test is about"
+    for row, end in zip(tokens, ends, strict=True):
+        assert tokenizer.eos_id not in row[8:end]
+        assert end == 60 or row[end] == tokenizer.eos_id
+    alive = np.isfinite(found.values["trained", "temperature 2"]["nll"])
+    assert (alive == (np.array(found.edges[:-1]) < ends[:, None])).all()
+    same = measured(sharp, make_store, tokenizer, ROPE, temperatures=[2.0])[1]
+    other = measured(sharp, make_store, tokenizer, ROPE, temperatures=[2.0], seed=1)[1]
+    assert (same.tokens["trained", "temperature 2"][0] == tokens).all()
+    assert same.targets_hash != other.targets_hash
+
+
+def test_prompts_are_spread_over_documents():
+    lengths = np.array([100, 100, 148, 50])  # 100: one prompt of 52 + 48; 148: two; 50: none
+    assert _prompts_each(lengths, 3, 100, 48) == 1
+    assert _prompts_each(lengths, 5, 100, 48) == 1  # two of one document would be fewer in all
+    assert _prompts_each(np.array([148, 150]), 4, 100, 48) == 2
