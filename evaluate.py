@@ -63,6 +63,7 @@ from evaluation.exposure_strip import add_strip
 from evaluation.grid import footnotes, grid
 from evaluation.records import write
 from evaluation.report import table, words
+from evaluation.rules import new_sinks
 from evaluation.settings import settings_hash
 from model import ModelError, Transformer, legal_overrides
 from training.config import asked_for, describe, dump, load_settings
@@ -112,13 +113,15 @@ def measure_loss(settings: EvaluationSettings, run: Path, console: Console) -> i
     if trained.changed:
         console.say(trained.changed)
     root, tokenizer = trained.settings, trained.tokenizer
+    subject = subject_of(trained, settings.device, console)
     builtin = read_rules(RULES)
     rules, left_out = resolve_rules(settings.rules, builtin, root.train_length), {}
     if settings.matrix:
-        found, left_out = compatible_rules(builtin, root.train_length, lambda words: offered(root, words))
+        found, left_out = compatible_rules(
+            builtin, root.train_length, lambda words: offered(root, words, settings.bos, subject.bos_first)
+        )
         rules += [rule for rule in found if rule.label not in {one.label for one in rules}]
 
-    subject = subject_of(trained, settings.device, console)
     store, corpus, train, overlaps = open_stores(settings, run, tokenizer)
     result = evaluate(
         settings,
@@ -215,10 +218,25 @@ def subject_of(trained: Loaded, device: str, console: Console) -> Subject:
         load=load_rule,
         longest=lambda rule_words: longest_input(override(root, rule_words)),
         legal=legal_overrides(root.model),
+        bos_first=bos_first(root, read_json(trained.folder / MANIFEST)),
     )
 
 
-def offered(root: RunSettings, rule_words) -> dict:
+def bos_first(root: RunSettings, manifest: dict) -> str:
+    """Why the model knows BOS as the first token it can see, '' where it was trained otherwise.
+
+    Running text is cut into windows anywhere: there the first token of one is any token.
+    """
+    if not root.data.bos:
+        return ""
+    if manifest.get("data") is None:
+        return "This model comes from elsewhere, and is taken to be trained with BOS first"
+    if root.data.packing == "documents":
+        return "This model was trained with BOS first (data.bos=true, data.packing=documents)"
+    return ""
+
+
+def offered(root: RunSettings, rule_words, bos: str, begins: str) -> dict:
     """Position settings under a built-in rule; raises where --matrix leaves it out, saying why."""
     try:
         asked = override(root, rule_words)
@@ -226,7 +244,10 @@ def offered(root: RunSettings, rule_words) -> dict:
         raise EvaluationError(why(error)) from error
     if widens(root, asked):
         raise EvaluationError("the window it was trained with is narrower")
-    return asked.model.position.model_dump(mode="json")
+    scheme = asked.model.position.model_dump(mode="json")
+    if begins and bos != "every-window" and new_sinks(scheme, root.model.position.model_dump(mode="json")):
+        raise EvaluationError(f"sinks need bos=every-window. {begins}")
+    return scheme
 
 
 def open_stores(

@@ -4,6 +4,7 @@ training.
 
 from evaluation.analysis import Analysis, analyse
 from evaluation.baselines import unigram_nll
+from evaluation.comparable import comparable
 from evaluation.errors import EvaluationError
 from evaluation.figures import draw_figures
 from evaluation.matrix import Result, Subject, evaluate
@@ -29,6 +30,7 @@ __all__ = [
     "Text",
     "Windows",
     "analyse",
+    "comparable",
     "compatible_rules",
     "draw_figures",
     "draw_targets",

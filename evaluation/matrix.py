@@ -10,8 +10,8 @@ from evaluation.baselines import unigram_nll
 from evaluation.cells import Cells
 from evaluation.contamination import Screening, screen
 from evaluation.errors import EvaluationError
-from evaluation.plan import Plan, make_plan, targets_bytes
-from evaluation.rules import Rule
+from evaluation.plan import Plan, make_plan, spelled_out, targets_bytes
+from evaluation.rules import Rule, new_sinks
 from evaluation.session import Session
 from evaluation.settings import EvaluationSettings
 from evaluation.text import Text
@@ -33,6 +33,7 @@ class Subject:
     load: Callable[[Sequence[str], str], Transformer]
     longest: Callable[[Sequence[str]], int | None] = lambda words: None
     legal: str = ""
+    bos_first: str = ""  # why BOS is what this model knows as a text's first token, '' where it is not
 
 
 @dataclass
@@ -58,6 +59,7 @@ class Result:
     truncated: np.ndarray | None = None  # context cut to L0: the baseline of every net gain
     failed: dict[tuple[str, int], str] = field(default_factory=dict)
     absent: dict[tuple[str, int], str] = field(default_factory=dict)  # cells that cannot exist, and why
+    notes: list[str] = field(default_factory=list)  # what a reader must know of the rules
     left_out: dict[str, str] = field(default_factory=dict)  # built-in rules that do not apply, and why
     precision: dict[tuple[str, int], float] = field(default_factory=dict)  # mean bfloat16 - float32, nats
     files: dict[str, str] = field(default_factory=dict)  # "rule@length" -> file of per-target NLL
@@ -83,6 +85,7 @@ def evaluate(
     finished cell, and of the one in progress what was done.
     """
     schemes = resolve_all(rules, subject)
+    notes = _sinks(rules, schemes, settings.bos, subject)
     text = Text(store, settings.bos, getattr(tokenizer, "bos_id", None))
     plan = make_plan(settings, text, store.hash, tokenizer.hash, subject.trained_length)
     if plan.note and console:
@@ -108,11 +111,12 @@ def evaluate(
         unit=unit_of[document],
         unit_kind=unit_kind,
         screening=screening,
-        n_bytes=targets_bytes(ids, tokenizer.token_bytes),
+        n_bytes=targets_bytes(ids, tokenizer.token_bytes) if spelled_out(text, document, tokenizer) else None,
         unigram=None if train is None else unigram_nll(train, ids, tokenizer.vocab_size),
         unit_names=unit_names,
         seen=None if seen is None else seen[document],
         absent=_absent(rules, plan.lengths, subject, settings.unreachable == "refuse"),
+        notes=notes,
     )
     Session(result, text, Cells(cells), console).run()
     return result
@@ -129,6 +133,27 @@ def resolve_all(rules: list[Rule], subject: Subject) -> dict[str, dict]:
     if refused:
         raise EvaluationError("\n       ".join(refused))
     return schemes
+
+
+def _sinks(rules: list[Rule], schemes: dict[str, dict], bos: str, subject: Subject) -> list[str]:
+    """A note where rules keep the first tokens of windows that begin anywhere in a text.
+
+    Raises EvaluationError where the model was trained to find BOS there.
+    """
+    trained = subject.resolve(())
+    with_sinks = [rule.label for rule in rules if new_sinks(schemes[rule.label], trained)]
+    if not with_sinks or bos == "every-window":
+        return []
+    names = ", ".join(with_sinks)
+    if subject.bos_first:
+        raise EvaluationError(
+            f"{names}: the first tokens of a window are kept as sinks. {subject.bos_first}, and windows cut "
+            "out of a document begin with any token: set bos=every-window, or leave out what keeps sinks"
+        )
+    return [
+        f"Sinks ({names}) are the first tokens of a window, here any tokens of running text, as at the "
+        "beginning of a training window; bos=every-window puts BOS first."
+    ]
 
 
 def _absent(

@@ -150,3 +150,15 @@ def targets_bytes(ids: np.ndarray, token_bytes: np.ndarray) -> int | None:
     """Raw bytes behind the targets; None where an id stands for none, for then the tokenisation lost text."""
     sizes = np.asarray(token_bytes, dtype=np.int64)[ids]
     return int(sizes.sum()) if len(sizes) and (sizes > 0).all() else None
+
+
+def spelled_out(text: Text, documents: np.ndarray, tokenizer) -> bool:
+    """Whether the tokens of `documents` stand for just as many bytes as their raw text has: only then are
+    bits per byte those of the text."""
+    raw, prefix = getattr(text.store, "bytes", None), len(getattr(tokenizer, "prefix", b""))
+    if raw is None:
+        return True  # a store that does not say cannot be asked
+    return all(
+        int(tokenizer.token_bytes[text.store.document(document)].sum()) == int(raw[document]) + prefix
+        for document in np.unique(documents).tolist()
+    )

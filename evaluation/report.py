@@ -40,7 +40,7 @@ def words(result: Result, analysis: Analysis, brief: bool = False) -> list[str]:
         )
     for (rule, failure), lengths in _not_measured(analysis).items():
         lines.append(f"Not measured: {rule} at {', '.join(map(str, lengths))}: {failure}.")
-    return lines + analysis.notes
+    return lines + analysis.notes + result.notes
 
 
 def _not_measured(analysis: Analysis) -> dict[tuple[str, str], list[int]]:

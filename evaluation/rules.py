@@ -87,6 +87,17 @@ def compatible_rules(
     return rules, left_out
 
 
+def new_sinks(scheme: dict, trained: dict) -> bool:
+    """Whether tokens stay visible as sinks under the position settings `scheme` that did not in training."""
+
+    def sinks(settings: dict) -> dict[str, int]:
+        kinds = settings.get("kinds") or {"": settings}
+        return {name: one.get("sinks", 0) for name, one in kinds.items()}
+
+    before = sinks(trained)
+    return any(count > before.get(name, 0) for name, count in sinks(scheme).items())
+
+
 def _filled_in(word: str, trained_length: int) -> str:
     def value(found: re.Match) -> str:
         number = int(found[2] or 0)

@@ -141,13 +141,16 @@ def test_words_do_not_go_across_documents_and_long_documents_are_whole():
     long = prose(60_000, 4)
     raw = long.encode()
     assert len(raw) > 2.5 * BLOCK
-    for at in (0, BLOCK - 1100, BLOCK - 1000, BLOCK - 100, BLOCK - 10, 2 * BLOCK - 1050, len(raw) - 300):
+    for at in (0, BLOCK - 1100, BLOCK - 1000, BLOCK - 100, BLOCK - 60, 2 * BLOCK - 1050, len(raw) - 300):
         copy = raw[at : at + 300].decode(errors="ignore")
         found = check(Corpus(f"{prose(20, 7)} {copy}"), Corpus(long))
         assert found.record["in_training"] > 250, at
         back = check(Corpus(long), Corpus(copy))
         inside = np.flatnonzero(~back.kept)
         assert at <= inside.min() and inside.max() < at + 300 and len(inside) > 250, at
+        # ... and one of hardly more than 13 words, which nothing beside it would make up for.
+        short = raw[at + 40 : at + 160].decode(errors="ignore")
+        assert check(Corpus(long), Corpus(short)).record["in_training"] > 90, at
 
 
 def test_documents_that_share_a_passage_count_it_once():

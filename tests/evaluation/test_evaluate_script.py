@@ -143,6 +143,31 @@ def test_text_seen_in_training_is_refused_or_dropped(home, monkeypatch, capsys):
     assert "no held-out text" in capsys.readouterr().out
 
 
+def test_who_was_trained_with_bos_first_is_offered_sinks_with_bos_in_every_window_alone():
+    def settings(*words):
+        return load_settings(RunSettings, ["model.position.name=rope", *words])
+
+    ours = {"data": "prepared/some"}
+    for words, manifest, known in (
+        (["data.packing=documents"], ours, True),
+        (["data.packing=running"], ours, False),
+        (["data.packing=documents", "data.bos=false"], ours, False),
+        ([], {}, True),  # a model from elsewhere
+        (["data.bos=false"], {}, False),
+    ):
+        root = settings(*words)
+        begins = script.bos_first(root, manifest)
+        assert bool(begins) == known
+        sinks = ["model.position.window=60", "model.position.sinks=4"]
+        assert script.offered(root, sinks, "every-window", begins)["sinks"] == 4
+        assert script.offered(root, sinks[:1], "as-trained", begins)["window"] == 60
+        if known:
+            with pytest.raises(EvaluationError, match="sinks need bos=every-window"):
+                script.offered(root, sinks, "as-trained", begins)
+        else:
+            assert script.offered(root, sinks, "as-trained", begins)["sinks"] == 4
+
+
 def test_what_cannot_work_is_one_clear_error(home, monkeypatch):
     run = home / "run"
     with pytest.raises(EvaluationError, match=r"(?s)rule 'theta'.*rule 'other'") as caught:
@@ -234,6 +259,7 @@ def test_the_matrix_of_a_pattern_lays_a_rule_over_each_kind(home, monkeypatch, c
     assert schemes["window"] == "rope, window 9 | none, window 24"
     assert schemes["log_n"] == "rope, temperature log_n, window 9 | none, temperature log_n"
     assert "extend_clip: model.position.extend=clip: no kind of layer can take it; a: " in out
+    assert "Sinks (window_sinks" in out
     assert "lambda: " in out and "its window of 9 is narrower" in out
 
 

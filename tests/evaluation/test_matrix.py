@@ -18,6 +18,7 @@ from evaluation import (
 )
 from evaluation.records import write
 from evaluation.report import table, words
+from evaluation.rules import new_sinks
 from model import ModelError, check_override
 
 BUILTIN = {
@@ -170,6 +171,36 @@ def test_progress_adds_up_and_the_forecast_comes_first(do):
     do(console)
     assert console.lines[0].startswith("forecast: 9 cells") and "peak memory" in console.lines[0]
     assert console.advanced == pytest.approx(console.total, rel=1e-9)
+
+
+def test_sinks_are_refused_where_the_model_knows_bos_as_its_first_token(do, subject, monkeypatch):
+    known = subject.resolve
+    sinks = {"name": "rope", "window": 12, "sinks": 4}
+    monkeypatch.setitem(BUILTIN, "streaming", ["sinks"])
+    object.__setattr__(subject, "resolve", lambda words: sinks if words == ("sinks",) else known(words))
+    object.__setattr__(subject, "bos_first", "It was trained so")
+    with pytest.raises(EvaluationError, match=r"streaming: the first tokens.*trained so.*bos=every-window"):
+        do(rules=("trained", "streaming", "window"))
+    assert subject.loads == []
+    do(rules=("trained", "window"))  # without sinks, any BOS rule will do
+    assert new_sinks(sinks, {"name": "rope"}) and not new_sinks(sinks, sinks)
+    kinds = {"kinds": {"a": sinks, "b": {"name": "none"}}}
+    assert new_sinks(kinds, {"kinds": {"a": {"name": "rope", "sinks": 0}, "b": {"name": "none"}}})
+    assert not new_sinks(kinds, kinds)
+
+
+def test_bits_per_byte_are_not_given_where_the_tokens_lost_text(do, make_store, tokenizer):
+    store = make_store([90, 120, 75, 99, 130, 81, 77], seed=1)
+    pieces = tokenizer.token_bytes
+    store.bytes = np.array([sum(pieces[i] for i in document) for document in store.documents])
+    result = do(store=store)
+    ids = result.plan.target_ids(Text(store))
+    assert result.n_bytes == sum(pieces[i] for i in ids) > len(ids)
+    cell = next(row for row in analyse(result).rows if row.length == 64 and row.rule == "trained")
+    nats = result.nll["trained", 64].sum()
+    assert cell.bits_per_byte == pytest.approx(nats / np.log(2) / result.n_bytes, rel=1e-12)
+    store.bytes[3] += 1  # a byte of this document stands behind no token
+    assert do(store=store).n_bytes is None
 
 
 def test_incompatible_rules_are_refused_together_before_any_compute(do, subject):
