@@ -11,6 +11,7 @@ from data import ByteTokenizer, DataSettings, Prepared, prepare, prepared_folder
 from data.files import canonical
 from data.settings import BytesSettings, SentencePieceSettings
 from evaluation import EvaluationSettings, Text
+from evaluation.contamination import screen
 from evaluation.plan import make_plan
 from studies.errors import StudyError
 from studies.plan import USER_ERRORS, CellPlan, Evaluation, Refusals
@@ -77,7 +78,7 @@ class Texts:
         refused.raise_any(len(plans))
 
     def _check_lengths(self, plan: CellPlan, evaluation: Evaluation, drawn: dict[str, str]) -> None:
-        """Draw the targets as evaluate.py will: documents may be too few or too short."""
+        """Draw the targets as evaluate.py will: documents may be too few, too short, or trained on."""
         settings, prepared = evaluation.settings, self.of_evaluation(plan, evaluation)
         if prepared is None or not isinstance(settings, EvaluationSettings):
             return
@@ -89,7 +90,10 @@ class Texts:
             tokenizer = prepared.tokenizer
             try:
                 text = Text(store, settings.bos, tokenizer.bos_id)
-                make_plan(settings, text, store.hash, tokenizer.hash, length)
+                windows = make_plan(settings, text, store.hash, tokenizer.hash, length).truncated
+                if (own := self.of_run(plan)) is not None:
+                    how = {"cache": own.folder / "overlaps", "console": self.console}
+                    screen(settings.contamination, text, windows, own.train, tokenizer, **how)
             except USER_ERRORS as error:
                 drawn[key] = str(error)
         if drawn[key]:

@@ -8,6 +8,7 @@ import pytest
 
 from studies.errors import StudyError
 from studies.records import VOLATILE
+from studies.report import write_report
 from tests.studies.conftest import ROOT, STUDY
 from tests.studies.forks import call
 from training.log import read_metrics
@@ -221,3 +222,42 @@ def test_help_teaches(monkeypatch, capsys):
     with pytest.raises(StudyError, match="which study"):
         call(monkeypatch)
     assert (ROOT / "configs" / "studies" / "quick.yaml").is_file()
+
+
+def test_an_evaluation_that_fails_takes_nothing_else_with_it(clean, write_study, monkeypatch, tmp_path):
+    folder = tmp_path / "other"
+    shutil.copytree(clean[1], folder)
+    tight = """  tight: {{words: ["lengths=[24]", targets=8, memory=0.000001]}}\nreport:"""
+    file = write_study(STUDY.replace("report:", tight))
+    assert call(monkeypatch, file, "--folder", folder, "--only", "scheme=rope,seed=0") == 1
+    found = results(folder)["cells"]
+    assert found[0]["status"] == "failed" and found[0]["error"].startswith("tight: length 24 needs about")
+    assert "logs/scheme=rope,seed=0/tight.log" in found[0]["error"]
+    assert set(found[0]["evaluations"]) == {"held-out"} and found[1]["status"] == "done"
+
+
+def test_text_that_was_trained_on_is_refused_before_training(write_study, monkeypatch, tmp_path):
+    known = """  known:
+    words: ["lengths=[48]", targets=8]
+    data: ["data.source={{name: files, path: {corpus}}}"]
+report:"""
+    file = write_study(STUDY.replace("report:", known))
+    with pytest.raises(StudyError, match=r"every cell: evaluations\.known: .*training text"):
+        call(monkeypatch, file, "--folder", tmp_path / "other")
+    assert not (tmp_path / "other" / "runs").exists()
+
+
+def test_the_report_is_made_of_the_stored_results_alone(clean, monkeypatch, tmp_path, capsys):
+    file, folder = clean
+    at_the_end = json.loads((folder / "report.html").read_text(encoding="utf-8"))
+    assert at_the_end == results(folder) and at_the_end["study"]["report"]["baseline"] == "rope"
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    shutil.copy(folder / "results.json", alone)
+    assert call(monkeypatch, "--report", "--folder", alone, report=write_report) == 0
+    assert capsys.readouterr().out.strip() == f"report: {alone / 'report.html'}"
+    assert "rope + yarn" in (alone / "report.md").read_text(encoding="utf-8")
+    assert call(monkeypatch, file, "report.baseline=learned", "--report", "--folder", alone) == 0
+    assert json.loads((alone / "report.html").read_text("utf-8"))["study"]["report"]["baseline"] == "learned"
+    with pytest.raises(StudyError, match=r"results\.json does not exist: run the study first"):
+        call(monkeypatch, "--report", "--folder", tmp_path / "nowhere")
