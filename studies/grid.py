@@ -4,7 +4,7 @@ import itertools
 from dataclasses import dataclass
 
 from studies.errors import StudyError
-from studies.settings import SEED, StudySettings
+from studies.settings import SEED, StudySettings, matches
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ def cells_of(settings: StudySettings) -> list[Cell]:
     found = []
     for labels in itertools.product(*settings.grid.values()):
         axes = dict(zip(settings.grid, labels, strict=True))
-        if any(all(axes[axis] in out for axis, out in entry.items()) for entry in settings.skip):
+        if matches(axes, settings.skip):
             continue
         words = [word for axis, label in axes.items() for word in settings.grid[axis][label]]
         found.append(Cell(len(found), axes, (*settings.base, *words)))

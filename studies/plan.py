@@ -17,7 +17,7 @@ from evaluation.rules import TRAINED, Rule
 from model import ModelError
 from studies.errors import StudyError
 from studies.grid import Cell
-from studies.settings import SCHEME, EvaluationEntry, StudySettings
+from studies.settings import SCHEME, EvaluationEntry, StudySettings, matches
 from training.config import differences, load_settings
 from training.errors import TrainingError
 from training.overrides import override
@@ -28,6 +28,8 @@ from training.start import check_model
 
 # What a cell can be refused for; anything else is a bug and keeps its traceback.
 USER_ERRORS = (StudyError, TrainingError, EvaluationError, ModelError, DataError, OSError)
+
+STORES = ("store", "haystack_store")  # settings of evaluations that name a prepared corpus
 
 
 class Kind(Protocol):
@@ -48,6 +50,7 @@ class Evaluation:
     words: tuple[str, ...]
     settings: BaseModel
     data: DataSettings | None = None  # another corpus; its tokenizer is the run's
+    place: str = ""  # the setting of evaluate.py that names the corpus
 
 
 @dataclass
@@ -95,6 +98,8 @@ class Planner:
                 )
         plan = CellPlan(cell, settings, run)
         for name, entry in self.study.evaluations.items():
+            if matches(cell.axes, entry.skip):
+                continue
             try:
                 plan.evaluations.append(self._evaluation(name, entry, cell, settings))
             except USER_ERRORS as error:
@@ -108,18 +113,18 @@ class Planner:
         if "unreachable" in fields:  # all schemes share the targets of the longest length
             words.append("unreachable=dash")
         settings: Any = load_settings(kind.settings, words)
-        wanted = self._rules_of_variants(cell)
         if "rules" in fields:
-            words += self._with_rules(settings.rules, wanted)
+            words += self._with_rules(settings.rules, self._rules_of_variants(cell))
             settings = load_settings(kind.settings, words)
             self._check_rules(settings.rules, run)
-        elif wanted:
-            raise StudyError(
-                f"{kind.title.lower()} knows no rules, and a variant asks for {', '.join(wanted)}"
-            )
         if "lengths" in fields and "targets" in fields:
             _check_lengths(settings, run)
-        return Evaluation(name, tuple(words), settings, None if entry.data is None else _corpus(entry.data))
+        if entry.data is None:
+            return Evaluation(name, tuple(words), settings)
+        place = next((key for key in STORES if key in fields), None)
+        if place is None:
+            raise StudyError(f"{kind.title.lower()}: reads no corpus, so data has no meaning; remove it")
+        return Evaluation(name, tuple(words), settings, _corpus(entry.data), place)
 
     def _rules_of_variants(self, cell: Cell) -> list[str]:
         mine = [one.rule for one in self.study.variants.values() if one.scheme == cell.axes.get(SCHEME)]

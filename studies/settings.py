@@ -31,6 +31,14 @@ class EvaluationEntry(Settings):
         description="files and words (data.KEY=value) of text to evaluate on: all of it, prepared with each "
         "run's own tokenizer; null: the run's own held-out text",
     )
+    skip: list[dict[str, list[str]]] = Field(
+        [], description="cells that are not asked, as under `skip`: a scheme that ends before these lengths"
+    )
+
+    @field_validator("skip", mode="before")
+    @classmethod
+    def _lists(cls, entries: Any) -> Any:
+        return _lists_of_labels(entries)
 
 
 class ReportSettings(Settings):
@@ -86,19 +94,11 @@ class StudySettings(Settings):
     @field_validator("skip", mode="before")
     @classmethod
     def _lists(cls, entries: Any) -> Any:
-        if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-            raise ValueError("skip must be a list of mappings such as {scheme: fox, seed: [1, 2]}")
-        return [
-            {
-                axis: [_text(one) for one in (value if isinstance(value, list) else [value])]
-                for axis, value in e.items()
-            }
-            for e in entries
-        ]
+        return _lists_of_labels(entries)
 
     @model_validator(mode="after")
     def _names_exist(self) -> "StudySettings":
-        problems = [*_of_axes(self.grid), *_of_skips(self.skip, self.grid)]
+        problems = [*_of_axes(self.grid), *_of_skips("skip", self.skip, self.grid)]
         schemes = self.grid.get(SCHEME, {})
         for label, variant in self.variants.items():
             if SCHEME not in self.grid:
@@ -109,7 +109,8 @@ class StudySettings(Settings):
                 )
             if label in schemes and (variant.scheme, variant.rule) != (label, TRAINED):
                 problems.append(f"variants.{label}: a scheme has this name; choose another")
-        for name in self.evaluations:
+        for name, entry in self.evaluations.items():
+            problems += _of_skips(f"evaluations.{name}.skip", entry.skip, self.grid)
             if not _NAME.match(name):
                 problems.append(f"evaluations.{name}: a folder gets this name: use letters, digits, . + - _")
         known = [*schemes, *self.variants]
@@ -123,6 +124,18 @@ class StudySettings(Settings):
         if problems:
             raise ValueError("\n       ".join(problems))
         return self
+
+
+def _lists_of_labels(entries: Any) -> Any:
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise ValueError("skip must be a list of mappings such as {scheme: fox, seed: [1, 2]}")
+    return [
+        {
+            axis: [_text(one) for one in (value if isinstance(value, list) else [value])]
+            for axis, value in e.items()
+        }
+        for e in entries
+    ]
 
 
 def _words_by_label(axis: str, value: Any) -> Any:
@@ -161,16 +174,23 @@ def _of_axes(grid: dict[str, dict[str, list[str]]]) -> list[str]:
     return problems
 
 
-def _of_skips(skip: list[dict[str, list[str]]], grid: dict[str, dict[str, list[str]]]) -> list[str]:
+def _of_skips(
+    where: str, skip: list[dict[str, list[str]]], grid: dict[str, dict[str, list[str]]]
+) -> list[str]:
     problems = []
     for i, entry in enumerate(skip):
         if not entry:
-            problems.append(f"skip.{i} is empty and would leave out every cell")
+            problems.append(f"{where}.{i} is empty and would leave out every cell")
         for axis, labels in entry.items():
             if axis not in grid:
-                problems.append(f"skip.{i}.{axis}: no such axis; there are {', '.join(grid)}")
+                problems.append(f"{where}.{i}.{axis}: no such axis; there are {', '.join(grid)}")
                 continue
             unknown = [label for label in labels if label not in grid[axis]]
             if unknown:
-                problems.append(f"skip.{i}.{axis}: {', '.join(unknown)} not among {', '.join(grid[axis])}")
+                problems.append(f"{where}.{i}.{axis}: {', '.join(unknown)} not among {', '.join(grid[axis])}")
     return problems
+
+
+def matches(axes: dict[str, str], skip: list[dict[str, list[str]]]) -> bool:
+    """Whether an entry of `skip` holds for a cell on all of the entry's axes."""
+    return any(all(axes[axis] in out for axis, out in entry.items()) for entry in skip)

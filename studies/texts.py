@@ -49,7 +49,7 @@ class Texts:
     def words(self, plan: CellPlan, evaluation: Evaluation) -> list[str]:
         """The word that names another corpus to evaluate.py."""
         prepared = self.of_evaluation(plan, evaluation) if evaluation.data is not None else None
-        return [] if prepared is None else [f"store={prepared.folder}"]
+        return [] if prepared is None else [f"{evaluation.place}={prepared.folder}"]
 
     def _prepared(self, data: DataSettings) -> Prepared | None:
         key = canonical(data.model_dump(mode="json", exclude={"packing", "positions"}))

@@ -87,6 +87,7 @@ BAD = {
     "grid: {scheme: [{name: rope}]}": "give such values a label",
     "grid: {seed: [0]}\nskip: [{sede: 0}]": "no such axis",
     "grid: {seed: [0]}\nskip: [{seed: 3}]": "3 not among 0",
+    "grid: {seed: [0]}\nevaluations: {a: {skip: [{seed: 9}]}}": r"evaluations.a.skip.0.seed: 9 not among 0",
     "grid: {seed: [0]}\nskip: [{}]": "would leave out every cell",
     "grid: {seed: [0]}\nskip: seed": "must be a list of mappings",
     "grid: {seed: [0]}\nvariants: {x: {scheme: rope}}": "needs an axis `scheme`",

@@ -52,7 +52,7 @@ def test_killed_twice_it_ends_with_the_results_of_one_that_was_not(write_study, 
 def test_killed_ten_times_at_random_it_ends_with_the_results_of_one_that_was_not(write_study, tmp_path):
     """Whole processes, SIGKILL for the group of the study; its commands, each in a session of its own, die
     with it."""
-    file = write_study(tokens=12 * TOKENS)
+    file = write_study(tokens=6 * TOKENS)
     whole, folder = tmp_path / "whole", tmp_path / "killed"
 
     def start(place: Path) -> subprocess.Popen:

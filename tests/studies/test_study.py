@@ -227,13 +227,16 @@ def test_help_teaches(monkeypatch, capsys):
 def test_an_evaluation_that_fails_takes_nothing_else_with_it(clean, write_study, monkeypatch, tmp_path):
     folder = tmp_path / "other"
     shutil.copytree(clean[1], folder)
-    tight = """  tight: {{words: ["lengths=[24]", targets=8, memory=0.000001]}}\nreport:"""
+    tight = """  tight:
+    words: ["lengths=[24]", targets=8, memory=0.000001]
+    skip: [{{scheme: learned}}]
+report:"""
     file = write_study(STUDY.replace("report:", tight))
-    assert call(monkeypatch, file, "--folder", folder, "--only", "scheme=rope,seed=0") == 1
+    assert call(monkeypatch, file, "--folder", folder, "--only", "*seed=0") == 1
     found = results(folder)["cells"]
     assert found[0]["status"] == "failed" and found[0]["error"].startswith("tight: length 24 needs about")
     assert "logs/scheme=rope,seed=0/tight.log" in found[0]["error"]
-    assert set(found[0]["evaluations"]) == {"held-out"} and found[1]["status"] == "done"
+    assert set(found[0]["evaluations"]) == {"held-out"} and found[2]["status"] == "done"
 
 
 def test_text_that_was_trained_on_is_refused_before_training(write_study, monkeypatch, tmp_path):
