@@ -5,6 +5,7 @@
     python evaluate.py RUN lengths=[256,512] rules=[trained,truncate,yarn] targets=128
     python evaluate.py RUN --matrix                            every rule it can take, in one table
     python evaluate.py RUN --matrix --verbose                  ... and why the other rules do not apply
+    torchrun --nproc_per_node 2 evaluate.py RUN                shared by two processes, on a CPU or two GPUs
     python evaluate.py --help                                  every setting
 
 `protocol` says what is measured: the loss of text (fixed-targets, sliding, non-overlapping, by-position), and
@@ -21,10 +22,12 @@ Rules follow the declared length of a window, chosen once for all its tokens: ch
 numbers of a single pass. A rule that follows the running length, which no cache can hold, is not offered.
 
 Results go to RUN/evaluation/<folder>/: results.csv, results.json, summary.txt, targets.json and figures.
-Cells that were measured before are not measured again; an interrupted call goes on where it stopped.
+Cells that were measured before are not measured again; an interrupted call goes on where it stopped. Several
+processes give the very numbers of one; rank 0 writes and prints.
 """
 
 import shlex
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -61,6 +64,7 @@ from evaluation.diagnostics import (
 from evaluation.diagnostics.attention_figures import draw_attention
 from evaluation.exposure_strip import add_strip
 from evaluation.grid import footnotes, grid
+from evaluation.ranks import joined, this_process
 from evaluation.records import write
 from evaluation.report import table, words
 from evaluation.rules import new_sinks
@@ -90,10 +94,18 @@ def main() -> int:
         print(f"rules: {', '.join(read_rules(RULES))} (configs/evaluation/rules.yaml), or your own")
         return 0
     prepare_cpu(None)
+    # A batch system's notice is as good as Ctrl-C: what was measured is kept.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     kind = kind_of(arguments[1:])
     wanted = ["matrix=true"] if "--matrix" in sys.argv else []
     settings = load_settings(kind.settings, [*arguments[1:], *wanted])
-    return kind.measure(settings, Path(arguments[0]), Console())
+    with joined() as ranks:
+        if ranks.world > 1 and not kind.shared:
+            raise EvaluationError(
+                f"protocol={asked_for(arguments[1:], 'protocol')} is measured by one process, and "
+                f"{ranks.world} were started: run it without torchrun"
+            )
+        return kind.measure(settings, Path(arguments[0]), Console(quiet=not ranks.main))
 
 
 def kind_of(words: list[str]) -> "Kind":
@@ -108,7 +120,7 @@ def kind_of(words: list[str]) -> "Kind":
 
 def measure_loss(settings: EvaluationSettings, run: Path, console: Console) -> int:
     """Loss of text under one or many rules, by length or by position."""
-    verbose = "--verbose" in sys.argv
+    verbose, ranks = "--verbose" in sys.argv, this_process()
     trained = load(run, console=console)
     if trained.changed:
         console.say(trained.changed)
@@ -132,8 +144,11 @@ def measure_loss(settings: EvaluationSettings, run: Path, console: Console) -> i
         rules=rules,
         cells=run / "evaluation" / "cells",
         overlaps=overlaps,
-        console=console,
+        console=console if ranks.main else None,
+        ranks=ranks,
     )
+    if not ranks.main:
+        return 0
     result.left_out = left_out
     result.facts |= told(trained, corpus)
     analysis = analyse(result)
@@ -198,15 +213,13 @@ def told(trained: Loaded, corpus: str) -> dict:
 
 def subject_of(trained: Loaded, device: str, console: Console) -> Subject:
     """A run's checkpoint as something to evaluate on `device` (auto: a GPU where there is one)."""
-    root = trained.settings
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+    root, place = trained.settings, this_process().device(device)
 
     def resolve(rule_words) -> dict:
         return override(root, rule_words).model.position.model_dump(mode="json")
 
     def load_rule(rule_words, dtype: str) -> Transformer:
-        return load(trained.folder, rule_words, device, getattr(torch, dtype), trained.step, console).model
+        return load(trained.folder, rule_words, place, getattr(torch, dtype), trained.step, console).model
 
     return Subject(
         name=str(trained.folder),
@@ -287,6 +300,7 @@ class Kind:
     protocols: tuple[str, ...]
     settings: type[BaseModel]
     measure: Callable[[Any, Path, Console], int]
+    shared: bool = False  # whether several processes may share the work
 
 
 KINDS = [
@@ -295,6 +309,7 @@ KINDS = [
         ("fixed-targets", "sliding", "non-overlapping", "by-position"),
         EvaluationSettings,
         measure_loss,
+        shared=True,
     ),
     Kind("Where attention goes", ("attention",), AttentionSettings, diagnose_attention),
     Kind("What the model writes", ("generation",), GenerationSettings, diagnose_generation),

@@ -30,19 +30,28 @@ class Cells:
         return self._read(self.folder / self.name(key), key)
 
     def load_partial(self, key: dict) -> np.ndarray | None:
-        """What an interrupted cell had, NaN where nothing was scored yet."""
-        return self._read(self.folder / f"partial-{self.name(key)}", key)
+        """What an interrupted cell had, over all ranks; NaN where nothing was scored yet."""
+        found = [self._read(path, key) for path in self._partials(key)]
+        parts = [part for part in found if part is not None]
+        whole = parts[0] if parts else None
+        for part in parts[1:]:
+            whole = np.where(np.isnan(whole), part, whole)
+        return whole
+
+    def _partials(self, key: dict) -> list[Path]:
+        return sorted(self.folder.glob(f"partial-*-{self.name(key)}"))
 
     def save(self, key: dict, nll: np.ndarray) -> Path:
         path = self.folder / self.name(key)
         self._write(path, key, nll)
-        (self.folder / f"partial-{path.name}").unlink(missing_ok=True)
+        for partial in self._partials(key):
+            partial.unlink(missing_ok=True)
         return path
 
-    def save_partial(self, key: dict, nll: np.ndarray, *, now: bool = False) -> None:
-        """Keep an unfinished cell, at most every 30 s unless `now`."""
+    def save_partial(self, key: dict, nll: np.ndarray, rank: int = 0, *, now: bool = False) -> None:
+        """Keep a rank's part of an unfinished cell, at most every 30 s unless `now`."""
         if now or time.monotonic() - self._saved > PARTIAL_EVERY:
-            self._write(self.folder / f"partial-{self.name(key)}", key, nll)
+            self._write(self.folder / f"partial-{rank}-{self.name(key)}", key, nll)
             self._saved = time.monotonic()
 
     def _write(self, path: Path, key: dict, nll: np.ndarray) -> None:

@@ -11,6 +11,9 @@ from evaluation.cells import Cells
 from evaluation.contamination import Screening, screen
 from evaluation.errors import EvaluationError
 from evaluation.plan import Plan, make_plan, spelled_out, targets_bytes
+from evaluation.plan import Plan, make_plan, targets_bytes
+from evaluation.ranks import Ranks
+from evaluation.rules import Rule
 from evaluation.rules import Rule, new_sinks
 from evaluation.session import Session
 from evaluation.settings import EvaluationSettings
@@ -76,13 +79,15 @@ def evaluate(
     cells: Path,
     overlaps: Path | None = None,
     console=None,
+    ranks: Ranks | None = None,
 ) -> Result:
     """Measure every cell that is not on disk yet. Raises EvaluationError before any compute where it cannot
     work.
 
     `store` is read; `train` (or None) is the text it was trained on: the unigram baseline, and what targets
     are dropped for; `overlaps`: folder in which passages found in both are kept. Interrupting keeps every
-    finished cell, and of the one in progress what was done.
+    finished cell, and of the one in progress what was done. With several `ranks` all
+    must call; each measures its share and all return the same.
     """
     schemes = resolve_all(rules, subject)
     notes = _sinks(rules, schemes, settings.bos, subject)
@@ -118,7 +123,7 @@ def evaluate(
         absent=_absent(rules, plan.lengths, subject, settings.unreachable == "refuse"),
         notes=notes,
     )
-    Session(result, text, Cells(cells), console).run()
+    Session(result, text, Cells(cells), console, ranks or Ranks()).run()
     return result
 
 

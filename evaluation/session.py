@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from evaluation.cells import Cells
 from evaluation.forecast import choose_batch, measure_pace, memory_free, memory_needed
 from evaluation.plan import truncation_step
 from evaluation.protocols import Windows
+from evaluation.ranks import Ranks
 from evaluation.rules import TRAINED, TRUNCATE, Rule
-from evaluation.scoring import CellFailed, ModelScorer, measure
+from evaluation.scoring import CellFailed, ModelScorer, batches, gather, measure
 from evaluation.text import Text
 from model import ModelError, Transformer
 
@@ -39,13 +39,10 @@ class Cell:
 class Session:
     """The state of one `evaluate` call: which model is loaded, how much memory there is."""
 
-    def __init__(self, result: Result, text: Text, cells: Cells, console):
+    def __init__(self, result: Result, text: Text, cells: Cells, console, ranks: Ranks):
         self.result, self.text, self.cells, self.console = result, text, cells, console
         self.settings, self.subject, self.plan = result.settings, result.subject, result.plan
-        wanted = self.settings.device
-        self.device = torch.device(
-            wanted if wanted != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
-        )
+        self.ranks, self.device = ranks, ranks.device(self.settings.device)
         self.loaded: tuple[tuple, Transformer] | None = None
         self.budget = 0
         self.samples: dict[tuple[str, int], np.ndarray] = {}  # float32 beside bfloat16
@@ -53,8 +50,10 @@ class Session:
     def run(self) -> None:
         todo = self._cells()
         missing = []
-        for cell in todo:
-            found = self.cells.load(cell.key)
+        # Rank 0 looks: by the time another rank did, there could be more.
+        for cell, found in zip(
+            todo, self._of_main(lambda: [self.cells.load(c.key) for c in todo]), strict=True
+        ):
             if found is None:
                 missing.append(cell)
             else:
@@ -80,6 +79,10 @@ class Session:
             self.result.truncated = baseline
             if any(rule.truncates for rule in self.result.rules):
                 self.result.nll.update({(TRUNCATE, length): baseline for length in self.plan.lengths})
+
+    def _of_main(self, read: Callable[[], Any]) -> Any:
+        """What rank 0 reads, on every rank."""
+        return self.ranks.collect(read() if self.ranks.main else None)[0]
 
     def _cells(self) -> list[Cell]:
         out = []
@@ -122,7 +125,11 @@ class Session:
     def _measure(self, missing: list[Cell]) -> None:
         model = self._model(missing[0])
         limit = self.settings.memory
-        self.budget = int(limit * 2**30) if limit else int(0.8 * memory_free(self.device))
+        budget = limit * 2**30 if limit else 0.8 * memory_free(self.device)
+        if self.device.type == "cpu":
+            budget /= self.ranks.beside
+        # The same on every rank, for it decides the batches and these the last bits.
+        self.budget = int(min(self.ranks.collect(budget)))
         # The longest first, so that a refusal names the length that decides.
         ordered = sorted(missing, key=lambda cell: -cell.length)
         peak = max(self._batch(model, cell)[0] for cell in ordered)
@@ -130,35 +137,59 @@ class Session:
         costs = [cell.windows.n_inputs * model.flops_per_token(cell.length) / 3e9 for cell in missing]
         if self.console is None:
             for cell in missing:
-                self._score(cell, lambda inputs: None)
+                self._score(cell, lambda share: None)
             return
         with self.console.bar("evaluating", total=sum(costs), unit="GFLOP") as bar:
             for cell, cost in zip(missing, costs, strict=True):
-                share = cost / cell.windows.n_inputs
-                self._score(cell, lambda inputs, share=share: bar.advance(inputs * share))
+                self._score(cell, lambda share, cost=cost: bar.advance(share * cost))
 
-    def _score(self, cell: Cell, advance: Callable[[int], None]) -> None:
+    def _score(self, cell: Cell, advance: Callable[[float], None]) -> None:
+        """Measure this rank's windows of a cell and join them with the others'. `advance` is told shares of
+        the cell: what this rank has done of its own stands for all."""
+        rank, world = self.ranks.rank, self.ranks.world
         model = self._model(cell)
         scorer = ModelScorer(model, device=self.device, chunk=self.settings.chunk, length=cell.length)
+        known = self._of_main(lambda: self.cells.load_partial(cell.key))
+        if known is None:
+            known = np.full(cell.windows.n_targets, np.nan)
+        batch, out = self._batch(model, cell)[1], known.copy()
+        total = sum(cell.windows.inputs[m].sum() for m in batches(cell.windows, batch)[rank::world])
 
         def after(inputs: int, out: np.ndarray) -> None:
-            advance(inputs)
-            self.cells.save_partial(cell.key, out)
+            advance(inputs / total)
+            self.cells.save_partial(cell.key, out, rank)
 
-        partial = self.cells.load_partial(cell.key)
-        out = np.full(cell.windows.n_targets, np.nan) if partial is None else partial
-        batch = self.settings.batch or self._batch(model, cell)[1]
+        error = ""
         try:
-            nll = measure(scorer, self.text, cell.windows, batch=batch, out=out, after_batch=after)
+            measure(
+                scorer,
+                self.text,
+                cell.windows,
+                batch=batch,
+                rank=rank,
+                world=world,
+                out=out,
+                after_batch=after,
+            )
         except KeyboardInterrupt:
-            self.cells.save_partial(cell.key, out, now=True)
+            self.cells.save_partial(cell.key, out, rank, now=True)
             raise
-        except (CellFailed, ModelError) as error:
-            self.result.failed[cell.rule.label, cell.length] = str(error)
+        except (CellFailed, ModelError) as failure:
+            error = str(failure)
+        if world > 1 and not error:
+            self.cells.save_partial(cell.key, out, rank, now=True)  # the wait for the others may be cut short
+        # What was known before is rank 0's.
+        mine = out if self.ranks.main else np.where(np.isnan(known), out, np.nan)
+        errors, parts = zip(*self.ranks.collect((error, mine)), strict=True)
+        if any(errors):
+            error = next(filter(None, errors))
+            self.result.failed[cell.rule.label, cell.length] = error
             if self.console:
                 self.console.warn(f"{cell.rule.label} at {cell.length}: {error}; this cell is left out")
             return
-        self.cells.save(cell.key, nll)
+        nll = gather(list(parts))
+        if self.ranks.main:
+            self.cells.save(cell.key, nll)
         self._keep(cell, nll)
 
     def _keep(self, cell: Cell, nll: np.ndarray) -> None:
@@ -196,7 +227,7 @@ class Session:
         lengths = [cell.length for cell in missing]
         keep = min(int(missing[0].windows.keep.max()), min(lengths))
         pace = measure_pace(scorer, model, min(lengths), max(lengths), keep)
-        seconds = sum(pace.seconds(cell.windows) for cell in missing)
+        seconds = sum(pace.seconds(cell.windows) for cell in missing) / self.ranks.world
         tokens = sum(cell.windows.n_inputs for cell in missing)
         weights = sum(p.numel() * p.element_size() for p in model.parameters())
         self.console.say(

@@ -1,0 +1,253 @@
+"""Several processes share an evaluation: the numbers of one, and one that writes."""
+
+import multiprocessing
+import os
+import queue
+import shutil
+import socket
+import time
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from evaluation import EvaluationError, EvaluationSettings, Subject, evaluate, resolve_rules
+from evaluation.cells import Cells
+from evaluation.ranks import Ranks, joined, refuse_silent_launch, this_process
+from evaluation.scoring import ModelScorer
+
+YARN = {"name": "rope", "scaling": {"name": "yarn", "factor": "auto"}}
+LENGTHS = (16, 32, 64)
+
+
+class Numbers(NamedTuple):
+    """What a process sends home of its result."""
+
+    nll: dict
+    failed: dict
+    targets: str
+
+
+@pytest.fixture
+def measured(make_store, tokenizer, sharp, tmp_path):
+    """A function that runs one small evaluation, here or as one of several processes."""
+    store = make_store([90, 120, 75, 99, 130, 81, 77], seed=1)
+
+    def run(ranks=None, cells="cells", spoil=None, **more):
+        def load(words, dtype):
+            model = sharp(YARN if words else None, dtype=getattr(torch, dtype))
+            return model if spoil is None else spoil(model, ranks)
+
+        subject = Subject("run", "abc", 7, 16, 16, lambda w: YARN if w else {"name": "rope"}, load)
+        settings = EvaluationSettings(
+            rules=["trained", "yarn"],
+            lengths=list(LENGTHS),
+            targets=5,
+            spans_per_document=2,
+            device="cpu",
+            **more,
+        )
+        rules = resolve_rules(["trained", "yarn"], {"trained": [], "yarn": ["yarn"]}, 16)
+        folder = tmp_path / cells
+        result = evaluate(
+            settings,
+            subject,
+            store=store,
+            train=None,
+            tokenizer=tokenizer,
+            rules=rules,
+            cells=folder,
+            ranks=ranks,
+        )
+        return Numbers(result.nll, result.failed, result.plan.hash)
+
+    return run
+
+
+def port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+def together(world, work, seconds=240):
+    """`work(ranks)` in `world` forked processes that form a group; their results or errors by rank."""
+    context = multiprocessing.get_context("fork")
+    answers, at = context.Queue(), port()
+
+    def one(rank):
+        here = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": world}
+        where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(at)}
+        os.environ.update({name: str(number) for name, number in here.items()} | where)
+        try:
+            with joined() as ranks:
+                answers.put((rank, work(ranks)))
+        except BaseException as error:
+            answers.put((rank, error))
+        answers.close()
+        answers.join_thread()
+        os._exit(0)
+
+    processes = [context.Process(target=one, args=(rank,), daemon=True) for rank in range(world)]
+    for process in processes:
+        process.start()
+    found, end = {}, time.monotonic() + seconds
+    while len(found) < world:
+        try:
+            rank, answer = answers.get(timeout=max(0.1, end - time.monotonic()))
+        except queue.Empty:
+            for process in processes:
+                process.kill()
+            raise AssertionError(f"only ranks {sorted(found)} answered") from None
+        found[rank] = answer
+    for process in processes:
+        process.join()
+    return [found[rank] for rank in range(world)]
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_every_rank_returns_the_bits_of_one_process(measured, world, tmp_path):
+    alone = measured(batch=2, cells="alone")
+    results = together(world, lambda ranks: (ranks, measured(ranks, batch=2)))
+    for rank, answer in enumerate(results):
+        ranks, result = answer
+        assert (ranks.rank, ranks.world, ranks.local, ranks.beside) == (rank, world, rank, world)
+        assert set(result.nll) == set(alone.nll) and result.targets == alone.targets
+        for where, nll in alone.nll.items():
+            assert (result.nll[where] == nll).all(), where
+    # The cells on disk are those of one process as well, and nothing unfinished is left.
+    names = {path.name for path in (tmp_path / "alone").iterdir()}
+    assert {path.name for path in (tmp_path / "cells").iterdir()} == names and len(names) == 6
+    again = measured(batch=2, spoil=lambda model, ranks: pytest.fail("measured again"))
+    assert all((again.nll[where] == nll).all() for where, nll in alone.nll.items())
+
+
+def test_each_rank_scores_its_own_windows_only(measured, monkeypatch):
+    scored, saved, call, save = [], [], ModelScorer.__call__, Cells.save
+
+    def counted(self, windows, keep):
+        scored.append((self.length, len(windows)))
+        return call(self, windows, keep)
+
+    monkeypatch.setattr(ModelScorer, "__call__", counted)
+    monkeypatch.setattr(Cells, "save", lambda self, key, nll: saved.append(key) or save(self, key, nll))
+
+    def work(ranks):
+        measured(ranks, batch=1)
+        return scored, len(saved)
+
+    (first, six), (second, none) = together(2, work)
+    assert (six, none) == (6, 0)  # rank 0 alone writes
+    for share in (first, second):
+        # 7 documents × 2 spans × 2 rules at each length, half of them here.
+        assert all(sum(n for length, n in share if length == one) == 14 for one in LENGTHS)
+
+
+def test_batches_of_another_size_change_rounding_only(measured):
+    alone = measured(batch=1, cells="alone", dtype="float64")
+    result, _ = together(2, lambda ranks: measured(ranks, batch=3, dtype="float64"))
+    assert all(np.abs(result.nll[where] - nll).max() < 1e-12 for where, nll in alone.nll.items())
+
+
+def test_a_cell_that_fails_on_one_rank_fails_on_all_alike(measured, monkeypatch):
+    call = ModelScorer.__call__
+
+    def broken(self, windows, keep):
+        nll = call(self, windows, keep)
+        bad = this_process().rank == 1 and self.length == 32
+        return nll * np.nan if bad else nll
+
+    monkeypatch.setattr(ModelScorer, "__call__", broken)
+    first, second = together(2, lambda ranks: measured(ranks, batch=2))
+    assert first.failed == second.failed
+    assert set(first.failed) == {("trained", 32), ("yarn", 32)}
+    assert "not finite" in first.failed["trained", 32]
+    assert set(first.nll) == {(rule, length) for rule in ("trained", "yarn") for length in (16, 64)}
+
+
+def test_a_rank_that_ends_ends_the_others_and_a_rerun_uses_what_they_had(measured, monkeypatch, tmp_path):
+    call, calls = ModelScorer.__call__, []
+
+    def interrupted(self, windows, keep):
+        calls.append(1)
+        if len(calls) == 3 and this_process().rank == 1:
+            raise KeyboardInterrupt
+        return call(self, windows, keep)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ModelScorer, "__call__", interrupted)
+        first, second = together(2, lambda ranks: measured(ranks, batch=2))
+    assert isinstance(second, KeyboardInterrupt)
+    assert isinstance(first, EvaluationError) and "another process" in str(first)
+    parts = sorted((tmp_path / "cells").glob("partial-*"))
+    assert [path.name.split("-")[1] for path in parts] == ["0", "1"]
+    shutil.copytree(tmp_path / "cells", tmp_path / "again")
+    asked = []
+    monkeypatch.setattr(ModelScorer, "__call__", lambda s, w, k: asked.append(len(w)) or call(s, w, k))
+    again = measured(batch=2)
+    alone_cells = sum(14 for _ in range(6))
+    assert sum(asked) == alone_cells - 8 - 4  # rank 0 had done its 4 batches of two, rank 1 two of its 3
+    asked.clear()
+    alone = measured(batch=2, cells="alone")
+    assert sum(asked) == alone_cells
+    for result in (again, *together(2, lambda ranks: measured(ranks, batch=2, cells="again"))):
+        assert all((result.nll[where] == nll).all() for where, nll in alone.nll.items())
+    for name in ("cells", "again"):
+        assert len(list((tmp_path / name).iterdir())) == 6 and not list((tmp_path / name).glob("partial-*"))
+
+
+def test_the_smallest_budget_decides_for_all(measured, monkeypatch):
+    def work(ranks):
+        free = 1 << 34 if ranks.main else 1 << 30
+        monkeypatch.setattr("evaluation.session.memory_free", lambda device: free)
+        budgets = []
+        monkeypatch.setattr(
+            "evaluation.session.choose_batch", lambda *a, **k: budgets.append(k["budget"]) or 2
+        )
+        measured(ranks)
+        return set(budgets)
+
+    # Two processes on one machine: each may take half of 80% of what is free.
+    assert together(2, work) == [{int(0.8 * (1 << 30) / 2)}] * 2
+
+
+def test_parts_of_several_ranks_are_one_cell(tmp_path):
+    cells, key, nan = Cells(tmp_path), {"a": 1}, np.nan
+    cells.save_partial(key, np.array([1.0, nan, nan, nan]), 0, now=True)
+    cells.save_partial(key, np.array([nan, nan, 3.0, nan]), 1, now=True)
+    cells.save_partial({"a": 2}, np.array([9.0, 9.0, 9.0, 9.0]), 1, now=True)
+    np.testing.assert_array_equal(cells.load_partial(key), [1.0, nan, 3.0, nan])
+    cells.save(key, np.arange(4.0))
+    assert cells.load_partial(key) is None and cells.load_partial({"a": 2}) is not None
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"ACCELERATE_MIXED_PRECISION": "no", "MASTER_PORT": "29500", "MASTER_ADDR": "127.0.0.1"},
+        {"SLURM_STEP_NUM_TASKS": "4"},
+        {"OMPI_COMM_WORLD_SIZE": "2"},
+    ],
+)
+def test_several_processes_that_do_not_know_of_each_other_are_refused(environment):
+    with pytest.raises(EvaluationError, match="torchrun --nproc_per_node"):
+        refuse_silent_launch(environment)
+    refuse_silent_launch(environment | {"WORLD_SIZE": "2"})
+    refuse_silent_launch({"SLURM_STEP_NUM_TASKS": "1", "ACCELERATE_MIXED_PRECISION": "no"})
+
+
+def test_devices_are_each_ranks_own(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    assert [Ranks(5, 8, local, 4).device("auto").index for local in range(4)] == [0, 1, 2, 3]
+    assert Ranks().device("auto") == torch.device("cuda")
+    assert Ranks(1, 2, 1, 2).device("cuda:3").index == 3 and Ranks(1, 2, 1, 2).device("cpu").type == "cpu"
+
+
+def test_without_a_launcher_a_process_is_alone(monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with joined() as ranks:
+        assert ranks == Ranks() == this_process() and not dist.is_initialized()
+        assert ranks.collect("mine") == ["mine"]

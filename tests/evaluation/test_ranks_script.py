@@ -1,0 +1,113 @@
+"""evaluate.py under launchers: the files of one process, written once; and how it ends."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.evaluation.test_evaluate_script import SMALL, call, home  # noqa: F401
+
+ROOT = Path(__file__).resolve().parents[2]
+LAUNCHERS = {
+    "torchrun": ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node"],
+    "accelerate": [
+        *(
+            "-m",
+            "accelerate.commands.launch",
+            "--multi_gpu",
+            "--num_machines",
+            "1",
+            "--mixed_precision",
+            "no",
+        ),
+        *("--mixed_precision", "no", "--dynamo_backend", "no", "--num_processes"),
+    ],
+}
+
+
+def started(launcher, processes, run, *words, **environment):
+    """evaluate.py on a run, by several processes."""
+    return subprocess.Popen(
+        [sys.executable, *LAUNCHERS[launcher], str(processes), ROOT / "evaluate.py", run, *words],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"} | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def results(run):
+    """What an evaluation left, but for what differs between any two calls."""
+    record = json.loads((run / "evaluation" / "one" / "results.json").read_text())
+    text = json.dumps({k: v for k, v in record.items() if k not in ("command", "finished")})
+    table = (run / "evaluation" / "one" / "results.csv").read_text()
+    cells = {path.name: np.load(path)["nll"] for path in (run / "evaluation" / "cells").glob("*.npz")}
+    return text.replace(str(run), "RUN"), table.replace(str(run), "RUN"), cells
+
+
+@pytest.mark.parametrize(
+    ("launcher", "processes"),
+    [
+        ("torchrun", 2),
+        pytest.param("torchrun", 4, marks=pytest.mark.slow),
+        pytest.param("accelerate", 2, marks=pytest.mark.slow),
+    ],
+)
+def test_processes_of_a_launcher_leave_the_files_of_one(home, monkeypatch, capsys, launcher, processes):  # noqa: F811
+    words = [*SMALL, "folder=one", "batch=2", "rules=[trained,window]"]
+    alone, shared = home / f"alone-{launcher}-{processes}", home / f"{launcher}-{processes}"
+    for copy in (alone, shared):
+        shutil.copytree(home / "run", copy, ignore=shutil.ignore_patterns("evaluation"))
+    call(monkeypatch, alone, *words)
+    printed = capsys.readouterr()
+    process = started(launcher, processes, shared, *words)
+    out, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    text, table, cells = results(shared)
+    want_text, want_table, want_cells = results(alone)
+    assert text == want_text and table == want_table
+    assert set(cells) == set(want_cells) and len(cells) == 6
+    assert all((cells[name] == want_cells[name]).all() for name in cells)
+    # One process speaks: the same lines as that of one.
+    assert out == printed.out.replace(str(alone), str(shared))
+    assert errors.count("forecast:") == 1 and errors.count("evaluating: done") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_the_launcher_ends_every_process_and_keeps_what_was_measured(home, number):  # noqa: F811
+    run = home / f"signal-{number}"
+    shutil.copytree(home / "run", run, ignore=shutil.ignore_patterns("evaluation"))
+    words = [*SMALL[:1], "targets=1", "spans_per_document=16", "device=cpu", "folder=one", "batch=1"]
+    process = started("torchrun", 2, run, *words)
+    cells, end = run / "evaluation" / "cells", time.monotonic() + 200
+    while not list(cells.glob("*.npz")) and time.monotonic() < end and process.poll() is None:
+        time.sleep(0.002)
+    process.send_signal(number)
+    process.communicate(timeout=120)
+    assert process.returncode != 0
+    assert not subprocess.run(["pgrep", "-f", str(run)], capture_output=True, check=False).stdout
+    assert list(cells.glob("*.npz")) and not (run / "evaluation" / "one").exists()
+
+
+@pytest.mark.slow
+def test_a_launcher_that_silently_starts_one_process_is_refused(home):  # noqa: F811
+    launch = ["-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "--num_machines", "1"]
+    kept = {name: value for name, value in os.environ.items() if name not in ("WORLD_SIZE", "MASTER_PORT")}
+    done = subprocess.run(
+        [sys.executable, *launch, "--mixed_precision", "no", ROOT / "evaluate.py", home / "run", *SMALL],
+        env=kept,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "several processes were asked for and one was started" in done.stderr
+    assert not (home / "run" / "evaluation").exists()
