@@ -14,7 +14,7 @@ from model.position.alibi import alibi_slopes
 from model.position.base import Geometry, Plan, Position, PositionSettings, Span
 from model.position.kerple import SMALLEST
 from model.position.places import Places
-from model.position.weighing import UNROLLED, pairs_by_position
+from model.position.weighing import UNROLLED, over_pairs, pairs_by_position
 
 
 def kept_positive(r: Tensor) -> Tensor:
@@ -82,9 +82,15 @@ class Dape(Position):
             b = self._bias(block.distance.clamp(min=0).to(scores.dtype), slopes)  # (R, H, t, s)
             w1, w2 = self.weight1.to(scores.dtype), self.weight2.to(scores.dtype)
             of_a, of_b = w1.tensor_split(2, dim=1)
-            # Products over the heads; pairs are flattened behind them, so that nothing is transposed.
-            hidden = (of_a @ scores.flatten(2)) + (of_b @ b.flatten(2)) + self.bias1.to(scores.dtype)[:, None]
-            mixed = (w2 @ F.leaky_relu(hidden)).unflatten(2, scores.shape[2:])
+            constant = self.bias1.to(scores.dtype)[:, None]
+
+            def network(a: Tensor, b: Tensor) -> Tensor:
+                return w2 @ F.leaky_relu(torch.addmm(constant, of_a, a) + of_b @ b)
+
+            # Products over the heads; pairs are flattened behind them.
+            pairs_of = [x.expand_as(scores).transpose(0, 1).flatten(1) for x in (scores, b)]
+            mixed = over_pairs(network, len(w2), *pairs_of)
+            mixed = mixed.view(-1, len(scores), *scores.shape[2:]).transpose(0, 1)
             return block.softmax(scores + b + mixed)
 
         return Plan(read=lambda q, k: [View(q, k, pairs, weigh=weigh)])

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
 from model.pairs import View, precise
 from model.position.base import Geometry, Plan, Position, PositionSettings, Span
+from model.position.weighing import over_pairs
 
 
 class FireSettings(PositionSettings):
@@ -99,8 +99,13 @@ class Fire(Position):
         def network(h: Tensor, x: Tensor) -> Tensor:
             if h.ndim:  # the hidden layer is evaluated once for all heads
                 with torch.autocast(x.device.type, enabled=False):
-                    hidden = F.linear(x.squeeze(1)[..., None], w1, b1).relu_()  # (R, t, s, width)
-                    return F.linear(hidden, w2[h.flatten()]).movedim(-1, 1)
+                    of_heads = w2[h.flatten()]
+                    out = over_pairs(
+                        lambda x: of_heads @ torch.addmm(b1[:, None], w1, x).relu_(),
+                        len(of_heads),
+                        x.reshape(1, -1),
+                    )
+                    return out.view(-1, x.shape[0], *x.shape[2:]).transpose(0, 1)
             out = x * 0
             for unit in range(width):  # in FlexAttention nothing but arithmetic on single numbers
                 k = h * 0 + unit

@@ -1,6 +1,9 @@
-"""What schemes share that weigh pairs themselves (`View.weigh`): sums along keys, rows by distance."""
+"""What schemes share that work out a number for each pair: networks over pairs, sums along keys, rows by
+distance."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -12,6 +15,25 @@ from model.position.places import Places
 
 # What such schemes say in `Position.exempt`.
 UNROLLED = {"graphs": "blocks of queries are unrolled when compiled: one graph for each length"}
+
+
+PAIRS_AT_ONCE = 8192  # hidden features of so many pairs fit into a processor's cache
+
+
+def over_pairs(network: Callable[..., Tensor], features: int, *inputs: Tensor) -> Tensor:
+    """network(*inputs) (features, N), for inputs (·, N) whose columns, the pairs, are independent.
+
+    On a CPU a few columns at a time where nothing is to be differentiated: what a network has between its
+    layers is many times as large as what comes out, and would go through the memory.
+    """
+    count = inputs[0].shape[1]
+    if torch.is_grad_enabled() or inputs[0].device.type != "cpu":
+        return network(*inputs)
+    out = inputs[0].new_empty(features, count)
+    for start in range(0, count, PAIRS_AT_ONCE):
+        part = slice(start, start + PAIRS_AT_ONCE)
+        out[:, part] = network(*(x[:, part] for x in inputs))
+    return out
 
 
 def sum_from(x: Tensor) -> Tensor:
