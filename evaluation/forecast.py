@@ -4,6 +4,7 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,9 +12,14 @@ import torch
 from evaluation.errors import EvaluationError
 from evaluation.protocols import Windows
 from evaluation.scoring import ModelScorer
-from model import LinearMixer, Transformer
+from model import LinearMixer, Places, Transformer
+from model.kernels import choose, query_block
+from model.transformer import Attention
 
-QUERY_BLOCK = 256  # queries whose scores exist at once
+# Blocks of scores that exist at once: measured as resident memory, the largest of each kind of kernel.
+BLOCKS = {"masked": 6, "views": 12, "weighed": 24}
+SLACK = 1.2  # the allocator's
+LONG_TRIAL = 1.0  # seconds; a trial that takes longer is not repeated
 HEAD_FLOATS = 1 << 23  # logits that exist at once; more are made in chunks
 TOKENS_AT_ONCE = {"cpu": 1024, "cuda": 65_536}  # per batch: a CPU gains nothing from more, a GPU does
 
@@ -21,8 +27,8 @@ TOKENS_AT_ONCE = {"cpu": 1024, "cuda": 65_536}  # per batch: a CPU gains nothing
 def memory_needed(model: Transformer, length: int, keep: int, batch: int, chunk: int) -> int:
     """Peak bytes of one batch of windows beside the weights: an upper estimate.
 
-    Activations of one chunk, the cache where there is more than one chunk, one block of queries × L of
-    scores, and logits of the kept outputs.
+    Activations of one chunk, the cache where there is more than one chunk, blocks of queries × L of scores as
+    far as the model's kernels spell them out, and logits of the kept outputs.
     """
     s = model.settings
     element = model.embed.weight.element_size()
@@ -30,15 +36,47 @@ def memory_needed(model: Transformer, length: int, keep: int, batch: int, chunk:
     width = 6 * s.dim + 3 * s.mlp_width + 3 * (s.heads + 2 * s.kv_heads) * s.features
     activations = batch * tokens * width * max(4, element)
     cache = model.remembered_per_token * length * batch * element if length > chunk else 0
-    scores = 2 * batch * s.heads * min(QUERY_BLOCK, tokens) * length * max(4, element)
     if isinstance(s.mixer, LinearMixer):  # pairs and sums of all chunks at once; the sums alone are cached
         pairs = min(s.mixer.chunk, tokens)
         sums = batch * s.kv_heads * (s.features + 1) ** 2 * max(4, element)
         cache = s.layers * sums if length > chunk else 0
         scores = 2 * batch * s.heads * tokens * pairs * max(4, element)
         scores += 2 * (tokens // pairs + 2) * sums
+    else:
+        queries, blocks = min(tokens, query_block(batch * s.heads, length)), spelled_out(model)
+        # Beside the blocks keys and values are repeated for every head; masks by distance are but vectors.
+        per_key = blocks * queries + (2 * s.features if blocks else 0) + 8
+        scores = batch * s.heads * length * per_key * max(4, element)
     logits = 3 * min(batch * min(keep, tokens) * model.vocab_size, HEAD_FLOATS) * max(4, element)
-    return activations + cache + scores + logits
+    return int(SLACK * (activations + cache + scores + logits))
+
+
+@torch.no_grad()
+def spelled_out(model: Transformer) -> int:
+    """Blocks of scores (B, H, t, S) that exist at once in the layers' kernels: found by asking what each
+    would do with a pass of two tokens."""
+    device, found = model.embed.weight.device, [0]
+
+    def look(attention: Attention, args: tuple[Any, ...]) -> None:
+        x, span, plan = args[:3]
+        bound = plan.bind(x, None)
+        views = bound.read(attention.queries(span.of_queries(x)), bound.write(attention.keys(x)))
+        kernel = choose(views, bound.sink, device.type)
+        if views[0].weigh is not None:
+            found.append(BLOCKS["weighed"])
+        elif kernel == "explicit":
+            found.append(BLOCKS["views"])
+        elif kernel == "blocks" and not views[0].pairs.is_by_distance:
+            found.append(BLOCKS["masked"])
+
+    layers = [layer for layer in model.modules() if isinstance(layer, Attention)]
+    hooks = [layer.register_forward_pre_hook(look) for layer in layers]
+    try:
+        model(torch.zeros(1, 2, dtype=torch.long, device=device), Places.plain(2, device=device))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return max(found)
 
 
 def memory_free(device: torch.device) -> int:
@@ -92,17 +130,18 @@ class Pace:
 
 
 def measure_pace(scorer: ModelScorer, model: Transformer, short: int, long: int, keep: int) -> Pace:
-    """Time one short and one longer window (at most 4096 tokens) of this model."""
-    long = min(long, 4096, model.limit or long)
+    """Time one short and one longer window of this model: at most two chunks, or 8192 tokens, so that where
+    there will be chunks they are timed as well."""
+    long = min(long, 2 * scorer.chunk, 8192, model.limit or long)
 
     def timed(length: int) -> float:
         windows = np.zeros((1, length + 1), dtype=np.int64)
-        scorer(windows, min(keep, length))
-        best = float("inf")
-        for _ in range(2):
+        best, left = float("inf"), 3
+        while left:
             start = time.perf_counter()
             scorer(windows, min(keep, length))
-            best = min(best, time.perf_counter() - start)
+            took = time.perf_counter() - start
+            best, left = min(best, took), 0 if took > LONG_TRIAL else left - 1
         return best
 
     at_short = timed(short)

@@ -136,16 +136,16 @@ def _recomputed(function, several: bool, *args) -> Tensor:
     return function(*args)
 
 
-def _query_block(pairs: Pairs) -> int:
-    """Queries of a block whose scores are spelled out."""
-    return min(QUERY_BLOCK, max(8, SCORES_AT_ONCE // (pairs.batch * pairs.heads * pairs.keys)))
+def query_block(rows: int, keys: int) -> int:
+    """Queries of a block whose scores (rows = B·H, t, S = keys) are spelled out."""
+    return min(QUERY_BLOCK, max(8, SCORES_AT_ONCE // (rows * keys)))
 
 
 def _blocks(q: Tensor, k: Tensor, v: Tensor, pairs: Pairs, scale: float) -> Tensor:
     """Blocks of queries through the fused kernel, each with only the keys it may see."""
     by_distance = pairs.is_by_distance
     learned = by_distance and pairs.by_distance().requires_grad
-    size = QUERY_BLOCK if by_distance else _query_block(pairs)
+    size = QUERY_BLOCK if by_distance else query_block(pairs.batch * pairs.heads, pairs.keys)
     several = pairs.queries > size
     outputs = []
     for start in range(0, pairs.queries, size):
@@ -196,7 +196,7 @@ def _distance_block(
 
 def _explicit(views: list[View], v: Tensor, scale: float, sink: Tensor | None) -> Tensor:
     pairs = views[0].pairs
-    size = _query_block(pairs)
+    size = query_block(pairs.batch * pairs.heads, pairs.keys)
     outputs = [
         _recomputed(
             _explicit_block, pairs.queries > size, views, v, scale, sink, i, min(i + size, pairs.queries)

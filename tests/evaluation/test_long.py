@@ -1,0 +1,177 @@
+"""Long lengths on small machines: pieces change no number, and what it takes is said before."""
+
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from evaluation import EvaluationError, ModelScorer
+from evaluation.forecast import Pace, choose_batch, measure_pace, spelled_out
+from evaluation.protocols import Windows
+from model import ModelSettings, Places, Transformer
+from tests.model.zoo import CASES, TRAIN, V, settings_of
+
+ROOT = Path(__file__).resolve().parents[2]
+LENGTH, KEEP = 41, 9  # several times the zoo's trained length
+
+
+def zoo_model(case, dtype):
+    """A model of the zoo's shape whose attention says something, also with schemes that start at zero."""
+    model = Transformer(settings_of(CASES[case]), V, TRAIN).initialise(3)
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "position" in name:
+                weight.add_(0.1 * torch.randn(weight.shape, generator=generator))
+            elif weight.ndim == 2:
+                weight.mul_(8 if name in ("head.weight", "embed.weight") else 2)
+    return model.to(dtype).eval()
+
+
+def reachable(case):
+    model = zoo_model(case, torch.float64)
+    return LENGTH if model.limit is None else min(LENGTH, model.limit)
+
+
+def scores(case, dtype, chunk, head=None, monkeypatch=None):
+    length = reachable(case)
+    tokens = np.random.default_rng(2).integers(0, V, (2, length + 1))
+    model = zoo_model(case, dtype)
+    if head is not None:  # rows of logits that exist at once
+        monkeypatch.setitem(sys.modules["model.transformer"].LOGITS_AT_ONCE, "cpu", head * V)
+    return ModelScorer(model, chunk=chunk)(tokens, min(KEEP, length))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_chunks_of_any_size_give_the_numbers_of_one_pass(case, monkeypatch):
+    with torch.no_grad():
+        length = reachable(case)
+        model = zoo_model(case, torch.float64)
+        tokens = torch.from_numpy(np.random.default_rng(2).integers(0, V, (2, length + 1)))
+        logits = model(tokens[:, :-1], Places.plain(length))
+        every = -torch.log_softmax(logits, -1).gather(-1, tokens[:, 1:, None])[..., 0]
+    whole = every[:, -min(KEEP, length) :].numpy()
+    assert whole.std() > 0.1
+    for chunk, head in ((1000, 3), (17, None), (KEEP + 1, 2), (KEEP - 1, None), (4, 1)):
+        if case == "rope-dynamic" or length > chunk or chunk == 1000:
+            got = scores(case, torch.float64, chunk, head, monkeypatch)
+            assert np.abs(got - whole).max() <= 1e-9, (chunk, head)
+
+
+@pytest.mark.parametrize("case", ["rope", "rope-yarn-auto", "alibi", "t5", "fire", "fox", "cope", "path"])
+def test_float32_chunks_stay_within_the_stated_bounds(case):
+    exact, whole = scores(case, torch.float64, 1000), scores(case, torch.float32, 1000)
+    for chunk in (17, 4):
+        parts = scores(case, torch.float32, chunk)
+        assert np.abs(parts - whole).max() <= 1e-3 and abs((parts - whole).mean()) <= 1e-5
+        assert np.abs(parts - exact).max() <= 1e-3
+
+
+KERNELS = {
+    "masked": ["fire", "fox"],
+    "views": ["rope-rerope", "rope-sinks", "none-ssmax"],
+    "weighed": ["cope", "dape", "path", "shaw", "stick_breaking", "transformer_xl"],
+}
+PLAIN = [
+    "rope",
+    "none",
+    "sinusoidal",
+    "alibi",
+    "kerple",
+    "t5",
+    "sandwich",
+    "xpos",
+    "rope-window",
+    "alibi-auto",
+]
+
+
+def test_the_forecast_knows_which_schemes_spell_their_scores_out():
+    kinds = {
+        name: {spelled_out(zoo_model(case, torch.float32)) for case in cases}
+        for name, cases in KERNELS.items()
+    }
+    assert all(len(found) == 1 for found in kinds.values())
+    assert {spelled_out(zoo_model(case, torch.float32)) for case in PLAIN} == {0}
+    (masked,), (views,), (weighed,) = (kinds[name] for name in KERNELS)
+    assert 0 < masked < views < weighed
+
+
+def test_a_length_that_does_not_fit_is_refused_with_the_longest_that_does():
+    settings = ModelSettings(dim=192, layers=4, heads=6, groups=2)
+    for scheme, gib in (("rope", 0.2), ("fire", 0.5)):
+        model = Transformer(
+            settings.model_copy(update={"position": ModelSettings(position={"name": scheme}).position}),
+            64,
+            256,
+        )
+        budget, how = int(gib * 2**30), {"chunk": 1024, "device": "cpu"}
+        with pytest.raises(EvaluationError, match="length 131072 needs about") as refused:
+            choose_batch(model, 131_072, 64, budget=budget, **how)
+        found = re.search(r"length (\d+) would fit", str(refused.value))
+        assert found is not None
+        longest = int(found[1])
+        assert 1024 < longest < 131_072
+        assert choose_batch(model, longest, 64, budget=budget, **how) == 1
+        with pytest.raises(EvaluationError):
+            choose_batch(model, longest + 1, 64, budget=budget, **how)
+
+
+def test_the_time_of_a_long_window_is_told_from_two_short_ones(monkeypatch):
+    clock, asked = [0.0], []
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+
+    class Timed:
+        chunk = 4096
+
+        def __call__(self, windows, keep):
+            length = windows.shape[1] - 1
+            asked.append(length)
+            clock[0] += 3e-5 * length + 2e-8 * length**2
+
+    class Endless:
+        limit = None
+
+    pace = measure_pace(Timed(), Endless(), 256, 131_072, 64)  # type: ignore[arg-type]
+    # Chunked passes are timed where there will be any, and none longer than two chunks.
+    assert max(asked) == 8192 and asked.count(8192) == 1
+    windows = Windows(*(np.array([n]) for n in (0, 200_000, 131_072, 64)))
+    assert abs(pace.seconds(windows) / (3e-5 * 131_072 + 2e-8 * 131_072**2) - 1) < 1e-9
+    assert measure_pace(Timed(), Endless(), 512, 512, 64) == Pace(3e-5 + 2e-8 * 512, 0.0)  # type: ignore[arg-type]
+
+
+def rows_of(folder, *words):
+    """What scripts/long_context.py measures, each in a process of its own."""
+    script = [sys.executable, ROOT / "scripts" / "long_context.py", *words, "--results", folder]
+    done = subprocess.run(script, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    text = (folder / "long_context.csv").read_text().splitlines()
+    names = text[0].split(",")
+    return [dict(zip(names, line.split(","), strict=True)) for line in text[1:]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["rope", "t5", "fire", "fox", "cope", "shaw", "stick_breaking"])
+def test_the_memory_forecast_is_an_upper_bound_within_twice_the_measured(scheme, tmp_path):
+    for row in rows_of(tmp_path, scheme, "--length", "6000,12000", "--threads", "1"):
+        used = float(row["peak_gib"]) - float(row["before_gib"])
+        assert used <= float(row["forecast_gib"]) <= 2 * used, row
+
+
+# On a machine that is busy the clock says nothing; two cores have two CPU seconds in each.
+@pytest.mark.slow
+@pytest.mark.timeout(4 * 3600)
+@pytest.mark.parametrize(
+    ("scheme", "minutes"), [("rope", 10), ("alibi", 10), ("t5", 25), ("fire", 25), ("fox", 25)]
+)
+def test_a_span_of_131072_tokens_on_two_cores(scheme, minutes, tmp_path):
+    (row,) = rows_of(tmp_path, scheme, "--length", "131072", "--threads", "2")
+    assert float(row["cpu_seconds"]) <= 2 * 60 * minutes
+    assert float(row["peak_gib"]) <= 4
+    # A model that is not trained knows no more than ln V; what is left is its small head's own noise.
+    assert abs(float(row["nll"]) - np.log(4096)) < 0.1
