@@ -1,0 +1,214 @@
+"""One span of text at a length far beyond what small machines are thought to hold: seconds and peak memory.
+
+    python scripts/long_context.py --length 131072              every class of scheme, weights drawn anew
+    python scripts/long_context.py rope alibi fire --length 131072   these schemes
+    python scripts/long_context.py runs/quickstart --length 131072   a trained run under its own scheme
+    python scripts/long_context.py rope fire --length 8192,32768 --threads 1
+
+A scheme that is not trained is measured in the model of configs/tiny.yaml (3.1M parameters) on random tokens:
+time and memory do not depend on what the weights are. Each measurement has a process of its own, so that its
+peak is its own: 64 targets at the end of one span, chunks of 4096 tokens through the cache, the whole
+process's resident memory. The forecast that evaluate.py prints stands beside it. Rows are added to
+docs/results/long_context.csv, and the table in .md is made from it; a row of the same subject, length and
+threads is replaced.
+"""
+
+import argparse
+import csv
+import io
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import numpy as np
+import torch
+
+from data.files import write_text
+from evaluation import ModelScorer
+from evaluation.forecast import memory_needed
+from model import SCHEMES, Transformer
+from training.config import load_settings
+from training.console import Console, duration, run_main
+from training.errors import TrainingError
+from training.hardware import peak_memory, prepare_cpu
+from training.run import is_run, load
+from training.settings import RunSettings
+
+ROOT = Path(__file__).resolve().parent.parent
+SUBJECTS = ["rope", "none", "sinusoidal", "alibi", "kerple", "t5", "fire", "fox"]
+VOCABULARY, TARGETS, CHUNK, WARM = 4096, 64, 4096, 512
+HEAD = """# One long span on a small machine
+
+`python scripts/long_context.py`: 64 targets at the end of one span, in chunks of 4096 tokens through the
+cache, float32, by the model of configs/tiny.yaml (3.1M parameters). Clock times are disturbed by whatever
+else ran; CPU seconds (over all threads) are less so. Peak: resident memory of the whole process; of it the
+span: what it added to Python, libraries and weights; forecast: what evaluate.py says of that before it
+starts. Machine: {machine}.
+
+"""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measurement."""
+
+    subject: str
+    length: int
+    threads: int
+    seconds: float  # by the clock, on what else the machine did
+    cpu_seconds: float  # of this process, over its threads
+    peak_gib: float  # resident, the whole process
+    before_gib: float  # the same before the span: Python, libraries, weights, one short pass
+    forecast_gib: float  # beside that, by evaluate.py
+    nll: float  # mean of the targets: random tokens of a model that is not trained give about ln V
+
+
+def main() -> int:
+    assert __doc__
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("subjects", nargs="*", default=SUBJECTS, help="run folders or names of schemes")
+    parser.add_argument("--length", default="131072", help="input tokens; several with commas")
+    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of each measurement")
+    parser.add_argument("--results", default=str(ROOT / "docs" / "results"), help="folder of the two files")
+    parser.add_argument(
+        "--one", action="store_true", help=argparse.SUPPRESS
+    )  # the process of one measurement
+    options = parser.parse_args()
+    lengths = [int(length) for length in options.length.split(",")]
+    if options.one:
+        print(json.dumps(asdict(measure(options.subjects[0], lengths[0], options.threads))))
+        return 0
+    console, folder = Console(), Path(options.results)
+    for subject in options.subjects:
+        model_of(subject, max(lengths))  # what cannot work is refused before anything is measured
+    for length in sorted(lengths):
+        for subject in options.subjects:
+            words = [subject, "--length", str(length), "--threads", str(options.threads), "--one"]
+            console.say(f"{subject} at {length:,} tokens ...")
+            done = subprocess.run([sys.executable, __file__, *words], stdout=subprocess.PIPE, text=True)
+            if done.returncode:  # it has said why
+                return done.returncode
+            row = Row(**json.loads(done.stdout.splitlines()[-1]))
+            console.say(f"{subject} at {length:,} tokens: {told(row)}")
+            keep(row, folder)
+    rows = read(folder)
+    console.table("", *table([row for row in rows if row.length in lengths]))
+    return 0
+
+
+def model_of(subject: str, length: int) -> Transformer:
+    """The model of a run, or of configs/tiny.yaml with a scheme of this name and weights drawn anew.
+
+    Raises TrainingError or ModelError where there is no such subject, or positions end before `length`.
+    """
+    if is_run(Path(subject)):
+        model = load(subject).model
+    elif subject in SCHEMES:
+        words = [f"model.position.name={subject}"]
+        if subject == "learned":
+            words.append(f"model.position.max_length={length}")
+        settings = load_settings(RunSettings, [str(ROOT / "configs" / "tiny.yaml"), *words])
+        model = Transformer(settings.model, VOCABULARY, settings.train_length).initialise(0).eval()
+    else:
+        known = ", ".join(SCHEMES)
+        raise TrainingError(f"{subject} is neither a run folder nor a scheme; known schemes are {known}")
+    if model.limit is not None and length > model.limit:
+        raise TrainingError(f"{subject}: its positions end after {model.limit} tokens; lower --length")
+    return model
+
+
+def measure(subject: str, length: int, threads: int) -> Row:
+    """Time and peak memory of this process for one span."""
+    prepare_cpu(threads)
+    model = model_of(subject, length)
+    tokens = np.random.default_rng(0).integers(3, model.vocab_size, (1, length + 1))
+    scorer, device = ModelScorer(model, chunk=CHUNK), torch.device("cpu")
+    scorer(tokens[:, : WARM + 1], min(TARGETS, length))  # libraries are loaded, tables begun
+    before, clock, used = peak_memory(device), time.perf_counter(), time.process_time()
+    nll = scorer(tokens, TARGETS)
+    return Row(
+        subject=subject,
+        length=length,
+        threads=threads,
+        seconds=time.perf_counter() - clock,
+        cpu_seconds=time.process_time() - used,
+        peak_gib=peak_memory(device) / 2**30,
+        before_gib=before / 2**30,
+        forecast_gib=memory_needed(model, length, TARGETS, 1, CHUNK) / 2**30,
+        nll=float(nll.mean()),
+    )
+
+
+def told(row: Row) -> str:
+    return (
+        f"{duration(row.seconds)} by the clock, {row.cpu_seconds:.0f} CPU seconds, "
+        f"peak {row.peak_gib:.2f} GiB"
+    )
+
+
+def read(folder: Path) -> list[Row]:
+    """The rows measured so far."""
+    path = folder / "long_context.csv"
+    if not path.exists():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        return [
+            Row(**{field.name: field.type(row[field.name]) for field in fields(Row)})  # type: ignore[operator]
+            for row in csv.DictReader(file)
+        ]
+
+
+def keep(row: Row, folder: Path) -> None:
+    """Write the row among the others, in both files."""
+    same = (row.subject, row.length, row.threads)
+    rows = [old for old in read(folder) if (old.subject, old.length, old.threads) != same] + [row]
+    rows.sort(key=lambda one: (-one.length, one.threads, one.subject))
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, fieldnames=[field.name for field in fields(Row)])
+    writer.writeheader()
+    writer.writerows(
+        {k: f"{v:.4g}" if isinstance(v, float) else v for k, v in asdict(one).items()} for one in rows
+    )
+    write_text(folder / "long_context.csv", text.getvalue())
+    columns, lines = table(rows)
+    body = "\n".join("| " + " | ".join(line) + " |" for line in [columns, ["---"] * len(columns), *lines])
+    write_text(folder / "long_context.md", HEAD.format(machine=machine()) + body + "\n")
+
+
+def table(rows: list[Row]) -> tuple[list[str], list[list[str]]]:
+    columns = [
+        *("subject", "length", "threads", "CPU seconds", "by the clock", "peak GiB", "of it the span"),
+        "forecast",
+    ]
+    lines = [
+        [
+            row.subject,
+            f"{row.length:,}",
+            str(row.threads),
+            f"{row.cpu_seconds:.0f}",
+            duration(row.seconds),
+            f"{row.peak_gib:.2f}",
+            f"{row.peak_gib - row.before_gib:.2f}",
+            f"{row.forecast_gib:.2f}",
+        ]
+        for row in rows
+    ]
+    return columns, lines
+
+
+def machine() -> str:
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return f"{os.cpu_count()} cores ({platform.machine()}), {total:.0f} GiB, torch {torch.__version__}"
+
+
+if __name__ == "__main__":
+    run_main(main)
