@@ -79,7 +79,9 @@ def attend(
     if len(views) > 1 or sink is not None:
         return _explicit(views, v, scale, sink)
     q, k = first.q.to(v.dtype), first.k.to(v.dtype)
-    if kernel == "sdpa":
+    # The CPU's fused kernel wants values as wide as keys; what stands in for it makes all T × S scores.
+    whole = q.shape[-1] != v.shape[-1] and q.device.type == "cpu" and not torch.is_grad_enabled()
+    if kernel == "sdpa" and not (whole and first.pairs.queries > QUERY_BLOCK):
         if first.pairs.queries == 1:  # the last query sees every key
             return F.scaled_dot_product_attention(q, k, v, scale=scale, enable_gqa=True)
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
@@ -148,7 +150,7 @@ def _blocks(q: Tensor, k: Tensor, v: Tensor, pairs: Pairs, scale: float) -> Tens
     size = QUERY_BLOCK if by_distance else query_block(pairs.batch * pairs.heads, pairs.keys)
     several = pairs.queries > size
     outputs = []
-    for start in range(0, pairs.queries, size):
+    for start in _last_first(pairs.queries, size):
         stop = min(start + size, pairs.queries)
         queries = q[:, :, start:stop]
         if by_distance:
@@ -160,7 +162,17 @@ def _blocks(q: Tensor, k: Tensor, v: Tensor, pairs: Pairs, scale: float) -> Tens
             keys = pairs.keys_of(start, stop)
             args = (queries, *_taken(k, v, keys), pairs, start, keys, scale)
             outputs.append(_recomputed(_masked_block, several, *args))
-    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
+    return _in_order(outputs)
+
+
+def _last_first(queries: int, size: int) -> range:
+    """Starts of the blocks, that of the most keys first: what it leaves free is large enough for all others,
+    where memory that grows block by block would be taken anew each time."""
+    return range((queries - 1) // size * size, -1, -size)
+
+
+def _in_order(outputs: list[Tensor]) -> Tensor:
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs[::-1], dim=2)
 
 
 def _taken(k: Tensor, v: Tensor, keys: slice | Tensor) -> tuple[Tensor, Tensor]:
@@ -201,9 +213,9 @@ def _explicit(views: list[View], v: Tensor, scale: float, sink: Tensor | None) -
         _recomputed(
             _explicit_block, pairs.queries > size, views, v, scale, sink, i, min(i + size, pairs.queries)
         )
-        for i in range(0, pairs.queries, size)
+        for i in _last_first(pairs.queries, size)
     ]
-    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
+    return _in_order(outputs)
 
 
 def _explicit_block(

@@ -73,7 +73,7 @@ def test_float32_chunks_stay_within_the_stated_bounds(case):
 
 
 KERNELS = {
-    "masked": ["fire", "fox"],
+    "masked": ["fire", "fox", "pope"],
     "views": ["rope-rerope", "rope-sinks", "none-ssmax"],
     "weighed": ["cope", "dape", "path", "shaw", "stick_breaking", "transformer_xl"],
 }
@@ -142,7 +142,8 @@ def test_the_time_of_a_long_window_is_told_from_two_short_ones(monkeypatch):
     assert max(asked) == 8192 and asked.count(8192) == 1
     windows = Windows(*(np.array([n]) for n in (0, 200_000, 131_072, 64)))
     assert abs(pace.seconds(windows) / (3e-5 * 131_072 + 2e-8 * 131_072**2) - 1) < 1e-9
-    assert measure_pace(Timed(), Endless(), 512, 512, 64) == Pace(3e-5 + 2e-8 * 512, 0.0)  # type: ignore[arg-type]
+    alone = measure_pace(Timed(), Endless(), 512, 512, 64)  # type: ignore[arg-type]
+    assert alone == Pace(pytest.approx(3e-5 + 2e-8 * 512), 0.0)
 
 
 def rows_of(folder, *words):
@@ -157,10 +158,11 @@ def rows_of(folder, *words):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["rope", "t5", "fire", "fox", "cope", "shaw", "stick_breaking"])
-def test_the_memory_forecast_is_an_upper_bound_within_twice_the_measured(scheme, tmp_path):
+def test_the_memory_forecast_is_an_upper_bound_within_a_few_times_the_measured(scheme, tmp_path):
     for row in rows_of(tmp_path, scheme, "--length", "6000,12000", "--threads", "1"):
         used = float(row["peak_gib"]) - float(row["before_gib"])
-        assert used <= float(row["forecast_gib"]) <= 2 * used, row
+        # One figure stands for every scheme of a kernel, so that the leanest need a third of it.
+        assert used <= float(row["forecast_gib"]) <= 4 * used, row
 
 
 # On a machine that is busy the clock says nothing; two cores have two CPU seconds in each.
