@@ -43,7 +43,7 @@ def memory_needed(model: Transformer, length: int, keep: int, batch: int, chunk:
         scores = 2 * batch * s.heads * tokens * pairs * max(4, element)
         scores += 2 * (tokens // pairs + 2) * sums
     else:
-        queries, blocks = min(tokens, query_block(batch * s.heads, length)), spelled_out(model)
+        queries, blocks = min(tokens, query_block(batch * s.heads, length)), blocks_at_once(model)
         # Beside the blocks keys and values are repeated for every head; masks by distance are but vectors.
         per_key = blocks * queries + (2 * s.features if blocks else 0) + 8
         scores = batch * s.heads * length * per_key * max(4, element)
@@ -52,7 +52,7 @@ def memory_needed(model: Transformer, length: int, keep: int, batch: int, chunk:
 
 
 @torch.no_grad()
-def spelled_out(model: Transformer) -> int:
+def blocks_at_once(model: Transformer) -> int:
     """Blocks of scores (B, H, t, S) that exist at once in the layers' kernels: found by asking what each
     would do with a pass of two tokens."""
     device, found = model.embed.weight.device, [0]

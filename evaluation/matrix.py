@@ -11,9 +11,7 @@ from evaluation.cells import Cells
 from evaluation.contamination import Screening, screen
 from evaluation.errors import EvaluationError
 from evaluation.plan import Plan, make_plan, spelled_out, targets_bytes
-from evaluation.plan import Plan, make_plan, targets_bytes
 from evaluation.ranks import Ranks
-from evaluation.rules import Rule
 from evaluation.rules import Rule, new_sinks
 from evaluation.session import Session
 from evaluation.settings import EvaluationSettings

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from evaluation import EvaluationError, ModelScorer
-from evaluation.forecast import Pace, choose_batch, measure_pace, spelled_out
+from evaluation.forecast import Pace, blocks_at_once, choose_batch, measure_pace
 from evaluation.protocols import Windows
 from model import ModelSettings, Places, Transformer
 from tests.model.zoo import CASES, TRAIN, V, settings_of
@@ -93,11 +93,11 @@ PLAIN = [
 
 def test_the_forecast_knows_which_schemes_spell_their_scores_out():
     kinds = {
-        name: {spelled_out(zoo_model(case, torch.float32)) for case in cases}
+        name: {blocks_at_once(zoo_model(case, torch.float32)) for case in cases}
         for name, cases in KERNELS.items()
     }
     assert all(len(found) == 1 for found in kinds.values())
-    assert {spelled_out(zoo_model(case, torch.float32)) for case in PLAIN} == {0}
+    assert {blocks_at_once(zoo_model(case, torch.float32)) for case in PLAIN} == {0}
     (masked,), (views,), (weighed,) = (kinds[name] for name in KERNELS)
     assert 0 < masked < views < weighed
 
