@@ -19,14 +19,14 @@ class Draughtsman:
     """Draws into a folder and keeps the list of files. A scheme has one colour and marker in all figures."""
 
     def __init__(self, study: Study, folder: Path):
-        self.folder = folder
+        self.study, self.folder = study, folder
         self.files: list[Path] = []
         self.look = look([variant.name for variant in study.variants], study.baseline)
         self.first: tuple[str, Group] | None = None
 
     def by_length(self, comparison: Comparison) -> list[Picture]:
         """NLL against length, all variants in one picture."""
-        series = [self._series(line) for line in comparison.lines]
+        series = [self._series(line, comparison.losses.group) for line in comparison.lines]
         l0, name = comparison.losses.trained_length, comparison.baseline
         base = comparison.line(name) if name else None
         levels = [(f"{name} cut to {l0:,}", base.trained.estimate)] if base else []
@@ -61,7 +61,7 @@ class Draughtsman:
         """The same, each variant before all others in grey."""
         if len(comparison.lines) < 3:
             return []
-        series = [self._series(line) for line in comparison.lines]
+        series = [self._series(line, comparison.losses.group) for line in comparison.lines]
         top = None if comparison.losses.unigram is None else float(comparison.losses.unigram.mean())
         figure = panels_figure(
             series,
@@ -75,6 +75,12 @@ class Draughtsman:
             "Each scheme in colour before the others in grey, all on one scale. Dashed: its own "
             "truncation baseline."
         )
+        if any(one.shown for one in series):
+            caption += (
+                " The strips below are what training has shown: positions in the upper row, distances "
+                "to a visible "
+                "key in the lower; darker is oftener (log scale), empty is never."
+            )
         alt = f"Small line charts of NLL against context length for {listed([one.label for one in series])}."
         return [self._keep(comparison, "nll_by_length_each", figure, caption, alt)]
 
@@ -197,7 +203,16 @@ class Draughtsman:
         alt = f"Dot plot of NLL at the trained length. {'; '.join(told)}. {beside}".strip()
         return [self._keep(comparison, "learned", figure, caption, alt)]
 
-    def _series(self, line: Line) -> Series:
+    def _shown(self, scheme: str, group: Group) -> list[tuple[list[float], list[float]]]:
+        """Positions and distances that training has shown to a scheme: (tokens of context, share) of each."""
+        for cell in self.study.cells:
+            exposure = (cell.record.get("training") or {}).get("exposure")
+            if exposure and (cell.scheme, cell.group) == (scheme, group):
+                both = (exposure["positions"], exposure["distances"])
+                return [(one["context"], one["share"]) for one in both if one["context"]]
+        return []
+
+    def _series(self, line: Line, group: Group) -> Series:
         """The change's own interval around each level: levels of two schemes share most of their spread."""
         colour, marker = self.look[line.variant.name]
         readings = line.measured
@@ -216,6 +231,7 @@ class Draughtsman:
             colour,
             marker,
             line.trained.estimate,
+            self._shown(line.variant.scheme, group),
         )
 
     def _subtitle(self, comparison: Comparison) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from matplotlib import rc_context
 from matplotlib.axes import Axes
@@ -22,6 +23,8 @@ OTHERS = "#C9C9C9"
 DASHED, DOTTED = (0, (5, 3)), (0, (1, 2))
 LEFT, HEAD, FOOT = 0.72, 0.64, 0.78  # inches left of, above and below the axes
 PANEL = 1.45  # inches of a small axes' height
+STRIP = 0.17  # inches of what training has shown, below it
+FAINTEST = 4.0  # decades of a share below which a strip is as light as it gets
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,7 @@ class Series:
     colour: str = INK
     marker: str = "o"
     own: float | None = None
+    shown: Sequence[tuple[Sequence[float], Sequence[float]]] = ()  # of training: (tokens of context, share)
 
 
 def look(names: Sequence[str], baseline: str | None) -> dict[str, tuple[str, str]]:
@@ -106,13 +110,14 @@ def panels_figure(
     with rc_context(STYLE):
         columns = min(3, len(series))
         rows = math.ceil(len(series) / columns)
-        step = PANEL + 0.34
+        strips = any(one.shown for one in series)
+        step = PANEL + 0.34 + (STRIP + 0.03 if strips else 0)
         height = HEAD + FOOT + rows * step
         figure = sheet(height, title, subtitle, note)
         wide = (WIDTH - LEFT - 0.12) / columns
         for n, one in enumerate(series):
             row, column = divmod(n, columns)
-            bottom = height - HEAD - (row + 1) * step + 0.12
+            bottom = height - HEAD - row * step - PANEL - 0.22
             axes = figure.add_axes(
                 ((LEFT + column * wide) / WIDTH, bottom / height, (wide - 0.14) / WIDTH, PANEL / height)
             )
@@ -124,6 +129,8 @@ def panels_figure(
                 axes.axhline(one.own, color=SOFT, lw=1.0, ls=DASHED, zorder=2)
             _draw(axes, one)
             axes.set_title(one.label, loc="left", fontsize=9, color=one.colour, fontweight="bold", pad=3)
+            if strips:
+                _strip(figure, axes, one, height)
             if one.y and one.y[-1] > axes.get_ylim()[1]:
                 axes.annotate(
                     f"{_number(one.y[-1], 2)} ↑", (1, 1), (0, 3), "axes fraction", "offset points",
@@ -132,7 +139,8 @@ def panels_figure(
             if column:
                 axes.tick_params(labelleft=False)
             if n + columns < len(series):
-                axes.tick_params(labelbottom=False)
+                for under in figure.axes[-2:]:
+                    under.tick_params(labelbottom=False)
         figure.text(
             0.02,
             (height - HEAD - rows * step / 2) / height,
@@ -147,6 +155,34 @@ def panels_figure(
             ha="center", fontsize=9, color=INK,
         )  # fmt: skip
         return figure
+
+
+def _strip(figure: Figure, axes: Axes, one: Series, height: float) -> None:
+    """Below small axes, how often training has shown each position (upper row) and distance (lower): the
+    darker the oftener, empty where never. Shades are see-through, so that they follow a dark page."""
+    place = axes.get_position()
+    area = (place.x0, place.y0 - (STRIP + 0.03) / height, place.width, STRIP / height)
+    strip = figure.add_axes(area)
+    strip.set_xscale("log", base=2)
+    strip.set_xlim(*axes.get_xlim())
+    strip.set_ylim(0, 2)
+    low, high = axes.get_xlim()
+    for row, (context, share) in enumerate(reversed(one.shown)):
+        edges = [math.sqrt(a * b) for a, b in pairwise(context)]
+        # The first bin begins at its own centre, the last one ends there: where training ends.
+        for left, right, value in zip([context[0], *edges], [*edges, context[-1]], share, strict=True):
+            if value > 0 and right > low and left < high:
+                shade = min(1.0, max(0.12, 1 + math.log10(value) / FAINTEST))
+                span = (max(left, low), min(right, high) - max(left, low))
+                strip.broken_barh([span], (row + 0.1, 0.8), facecolors=INK, alpha=shade, lw=0)
+    strip.yaxis.set_major_locator(NullLocator())
+    strip.xaxis.set_major_locator(FixedLocator(list(axes.get_xticks())))
+    strip.xaxis.set_minor_locator(NullLocator())
+    strip.xaxis.set_major_formatter(axes.xaxis.get_major_formatter())
+    strip.tick_params(labelsize=7.5, length=2.5)
+    for side in ("top", "right", "left"):
+        strip.spines[side].set_visible(False)
+    axes.tick_params(axis="x", labelbottom=False, length=0)
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ def overview(comparison: Comparison) -> Table:
         "Which scheme holds to which length",
         columns,
         rows,
-        f"NLL in nats a token, as trained at {l0:,}, mean over {losses.kind}s and seeds. unigram −: by "
+        f"NLL in nats a token, as trained at {l0:,}, mean over {losses.kind}s and seeds. below unigram: by "
         "how much a "
         "unigram model is worse on the same tokens; near zero, a scheme has learned little. change: NLL "
         "there less "
@@ -276,6 +276,7 @@ def basis(comparison: Comparison, study: Study) -> Table:
     losses = comparison.losses
     facts = losses.facts
     documents = facts.get("documents")
+    of = f" of {documents} documents" if documents and losses.kind != "document" else ""
     seeds = {v.name: [*losses.reference[v.name]] for v in losses.variants if v.name in losses.reference}
     rows = [
         ["protocol", str(facts.get("protocol"))],
@@ -284,9 +285,9 @@ def basis(comparison: Comparison, study: Study) -> Table:
         ["targets", f"{int(losses.targets.sum()):,}"],
         [
             "units",
-            f"{len(losses.units)} {losses.kind}s" + (f" of {documents} documents" if documents else ""),
+            f"{len(losses.units)} {losses.kind}s{of}",
         ],
-        ["names of the units", ", ".join(losses.units)],
+        ["names of the units", _some(losses.units)],
         ["BOS rule", str(facts.get("bos"))],
         ["corpus", f"{facts.get('corpus', '')}"],
         ["corpus hash", str(facts.get("corpus_hash", ""))],
@@ -300,6 +301,11 @@ def basis(comparison: Comparison, study: Study) -> Table:
         ["families", f"verdicts: {comparison.family}; differences: {comparison.difference_family}"],
     ]
     return Table("What the numbers rest on", ["", ""], [r for r in rows if r[1]], numbers=2)
+
+
+def _some(names: Sequence[str], most: int = 24) -> str:
+    more = f" and {len(names) - most} more (all in results.json)" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def checkpoints(study: Study) -> Table:

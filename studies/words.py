@@ -26,9 +26,11 @@ def _headline(comparison: Comparison) -> str:
     if longest <= l0:
         return f"Only lengths up to the trained one, {l0:,} tokens, were measured."
     if not claims:
-        return (
-            f"{where}: no verdicts, for want of training seeds or of {losses.kind}s; the numbers are points."
-        )
+        found = [(line.at(longest), line.variant.name) for line in comparison.lines]
+        told = [f"{name} {_change(one)}" for one, name in found if one is not None]
+        points = f" At {longest:,} against its own {l0:,}: {listed(told)} nats." if told else ""
+        why = f"for want of training seeds or of {losses.kind}s"
+        return f"{where}: no verdicts, {why}; the numbers are points.{points}"
     parts = []
     whole = [line for line in claims if line.held_to == longest]
     if whole:
@@ -238,6 +240,10 @@ def _times(length: int, l0: int) -> str:
 
 def _names(lines: list[Line]) -> str:
     return listed([line.variant.name for line in lines])
+
+
+def _change(reading: Reading) -> str:
+    return signed(_estimate(reading))
 
 
 def _estimate(reading: Reading) -> float:

@@ -126,6 +126,12 @@ def evaluation(rules: dict[str, dict[int, np.ndarray]], of_unit: np.ndarray, see
     }
 
 
+def shown(last: int, slope: float = 0.0) -> dict:
+    """What training has shown up to `last` tokens of context, in the form of a study's results."""
+    context = [float(n) for n in range(1, last + 1)]
+    return {"context": context, "share": [(1 - slope * (n - 1) / (last + 1)) / last for n in context]}
+
+
 def _done(scheme: str, seed: int, evaluations: dict, index: int) -> dict:
     return {
         "id": f"scheme={scheme},seed={seed}",
@@ -144,6 +150,11 @@ def _done(scheme: str, seed: int, evaluations: dict, index: int) -> dict:
             "data_hash": f"{seed:02x}" * 32,
             "train_length": L0,
             "position": {"name": scheme},
+            "exposure": {
+                "tokens": 2_048_000,
+                "positions": shown(L0),
+                "distances": shown(64 if scheme == "window" else L0, slope=1.0),
+            },
         },
         "timing": {
             "seconds": 300.0 + index,
