@@ -9,6 +9,7 @@ import numpy as np
 
 from data.duplicates import Index
 from data.files import atomic, read_json, write_json
+from data.sources import GENERATED
 from data.spool import Chunk
 from data.store import Encoded, token_dtype, write_shard
 from data.tokenizer import load_tokenizer, lossless
@@ -68,7 +69,7 @@ class Job:
         names, clusters = labels
         for i in chosen:
             text, size = chunk.text(int(i)), int(chunk.bytes[i])
-            if index is not None:
+            if index is not None and not names[i].startswith(GENERATED):
                 match = index.match(text)
                 if max(match.own, match.theirs) >= self.threshold:
                     counts["copies"] += 1

@@ -132,7 +132,9 @@ def _prepare(settings: DataSettings, folder: Path, console: Any, workers: int | 
         np.save(work / f"{name}.valid.npy", mask)
         np.save(work / f"{name}.first.npy", spools[name].first)
     if settings.duplicate_threshold <= 1:
-        sets = [shingles(text) for name, spool in spools.items() for _, text in spool.texts(masks[name])]
+        # Items of a task differ by construction, and the text around them may be anybody's.
+        kept = {name: masks[name] & ~spool.generated for name, spool in spools.items()}
+        sets = [shingles(text) for name, spool in spools.items() for _, text in spool.texts(kept[name])]
         save_index(work / "shingles", sets)
     job = {"bos": settings.bos, "eos": settings.eos, "duplicate_threshold": settings.duplicate_threshold}
     write_json(work / "job.json", job)

@@ -19,7 +19,7 @@ import zstandard
 
 from data.errors import DataError
 from data.files import atomic, read_json, write_json
-from data.sources import Document, Source
+from data.sources import GENERATED, Document, Source
 
 GROWTH, CEILING = (
     8,
@@ -161,7 +161,8 @@ class Chunk:
 
 
 class Spool:
-    """A complete spool. `keys`, `bytes`: one value a document over all chunks; `first`: (chunks + 1,)."""
+    """A complete spool. `keys`, `bytes`, `generated` (made by a task, not found): one value a document over
+    all chunks; `first`: (chunks + 1,)."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -173,6 +174,8 @@ class Spool:
         self.bytes = np.concatenate([table[1] for table in tables])
         self.keys = np.concatenate([np.load(folder / f"{i:05d}.keys.npy") for i in range(self.n_chunks)])
         self.first = np.cumsum([0] + [table.shape[1] for table in tables])
+        names = [name for i in range(self.n_chunks) for name in read_json(folder / f"{i:05d}.json")["names"]]
+        self.generated = np.array([name.startswith(GENERATED) for name in names], dtype=bool)
 
     def texts(self, chosen: np.ndarray) -> Iterator[tuple[int, str]]:
         """(number, text) of the documents where the mask `chosen` is true, in order."""

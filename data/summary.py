@@ -2,6 +2,9 @@
 
 from typing import Any
 
+import numpy as np
+
+from data.sources import GENERATED
 from data.store import Store
 
 LENGTHS = tuple(1 << k for k in range(8, 16))  # 256 ... 32768 tokens
@@ -10,11 +13,14 @@ LENGTHS = tuple(1 << k for k in range(8, 16))  # 256 ... 32768 tokens
 def split_summary(store: Store) -> dict[str, Any]:
     documents, tokens, raw = store.n_documents, store.n_tokens, int(store.bytes.sum())
     control = documents * (store.has_bos + store.has_eos)
+    made = np.array([name.startswith(GENERATED) for name in store.names], dtype=bool)
     at_least = {str(length): int((store.lengths >= length).sum()) for length in LENGTHS}
     return {
         "documents": documents,
         "tokens": tokens,
         "bytes": raw,
+        "items": int(made.sum()),
+        "bytes_of_items": int(store.bytes[made].sum()),
         "bytes_per_token": raw / (tokens - control) if tokens > control else None,
         "longest": int(store.lengths.max()) if documents else 0,
         "documents_at_least": at_least,
@@ -32,6 +38,12 @@ def show(summary: dict[str, Any], console: Any) -> None:
         ["bytes per token", *(_number(s["bytes_per_token"]) for s in splits.values())],
         ["longest document", *(f"{s['longest']:,}" for s in splits.values())],
     ]
+    if any(s.get("items") for s in splits.values()):  # a folder made before there were tasks has none
+        shares = (
+            f"{s['items']:,} ({s['bytes_of_items'] / max(1, s['bytes']):.1%} of the bytes)"
+            for s in splits.values()
+        )
+        rows.append(["of which items of a task", *shares])
     for length in LENGTHS:
         key = str(length)
         cells = (

@@ -1,16 +1,25 @@
 """Where text comes from."""
 
-from data.settings import FilesSource, HubSource, StdlibSource
-from data.sources.base import Document, Source
+from data.settings import SourceSettings, TaskSource
+from data.sources.base import GENERATED, Document, Source
+from data.sources.filler import Filler
 from data.sources.hub import Hub
 from data.sources.local import Files
 from data.sources.stdlib import Stdlib
+from data.sources.task import Tasks
+from data.text_settings import TextSettings
 
-SOURCES = {"stdlib": Stdlib, "files": Files, "hub": Hub}
+SOURCES = {"stdlib": Stdlib, "filler": Filler, "files": Files, "hub": Hub}
 
 
-def open_source(settings: StdlibSource | FilesSource | HubSource) -> Source:
+def open_text(settings: TextSettings) -> Source:
+    """A source of text that was found."""
     return SOURCES[settings.name](settings)
 
 
-__all__ = ["SOURCES", "Document", "Source", "open_source"]
+def open_source(settings: SourceSettings) -> Source:
+    """Any source: of text, or of items of a task."""
+    return Tasks(settings, open_text) if isinstance(settings, TaskSource) else open_text(settings)
+
+
+__all__ = ["GENERATED", "SOURCES", "Document", "Source", "open_source", "open_text"]

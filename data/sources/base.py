@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
+GENERATED = "task:"  # how the names of documents begin that were made and not found
+
 
 class Document(NamedTuple):
     """One document, or, where `fault` says why, one that cannot be used (`text` is then empty)."""

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 from data.errors import DataError
 from data.files import canonical
-from data.settings import HubSource
 from data.sources.base import Document, checked
+from data.text_settings import HubSource
 
 
 class Hub:

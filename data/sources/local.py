@@ -17,8 +17,8 @@ import pyarrow.parquet
 import zstandard
 
 from data.errors import DataError
-from data.settings import FilesSource
 from data.sources.base import Document, checked, decoded
+from data.text_settings import FilesSource
 
 BLOCK = 1 << 20
 JSON_ENDINGS = (".jsonl", ".json", ".ndjson")

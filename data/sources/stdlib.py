@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from data.errors import DataError
-from data.settings import StdlibSource
 from data.sources.base import Document, decoded
+from data.text_settings import StdlibSource
 
 # site-packages differs from machine to machine; encodings and pydoc_data are tables, not prose or code.
 LEFT_OUT = {"site-packages", "dist-packages", "encodings", "pydoc_data", "__pycache__"}

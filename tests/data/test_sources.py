@@ -10,9 +10,9 @@ import pytest
 import zstandard
 
 from data import DataError
-from data.settings import FilesSource, HubSource, StdlibSource
 from data.sources import Document, open_source
 from data.sources.stdlib import Stdlib
+from data.text_settings import FilesSource, HubSource, StdlibSource
 
 RECORDS = [
     {"text": "first\tdocument 天", "author": "A", "id": "x1"},

@@ -1,0 +1,35 @@
+"""Text without content."""
+
+import hashlib
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+
+from data.draws import below, bits, key_of
+from data.sources.base import Document
+from data.text_settings import FillerSource
+
+SENTENCES = (
+    "The grass is green.",
+    "The sky is blue.",
+    "The sun is yellow.",
+    "Here we go.",
+    "There and back again.",
+)
+DOCUMENTS, LENGTH = 64, 20_000  # documents, and sentences of each: some 340,000 characters
+
+
+class Filler:
+    label = "filler"
+
+    def __init__(self, settings: FillerSource):
+        pass
+
+    def fingerprint(self) -> str:
+        return hashlib.sha256(repr((SENTENCES, DOCUMENTS, LENGTH)).encode()).hexdigest()
+
+    def documents(self, start: int = 0) -> Iterator[Document]:
+        for number in itertools.islice(range(DOCUMENTS), start, None):
+            order = below(bits(key_of("filler", number), np.arange(LENGTH)), len(SENTENCES))
+            yield Document(f"filler-{number:02d}", " ".join(SENTENCES[i] for i in order.tolist()))

@@ -1,0 +1,81 @@
+"""Items of a task as documents, alone or among those of a text."""
+
+import hashlib
+import itertools
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from data.draws import below, bits, key_of
+from data.files import canonical
+from data.sources.base import GENERATED, Document, Source
+from data.tasks.haystack import Haystacks, belongs
+from data.tasks.items import Bench
+from data.tasks.make import NO_TEXT, make_item
+from data.tasks.settings import Hidden, TaskSource
+from data.text_settings import TextSettings
+from data.tokenizer import ByteTokenizer
+
+ITEMS = 20_000  # where neither a number nor a text says how many
+HAYSTACKS = 256  # documents that items are hidden in
+
+
+class Tasks:
+    """The items, spelled in bytes. `open_text` opens the haystack and the text they are mixed into."""
+
+    def __init__(self, settings: TaskSource, open_text: Callable[[TextSettings], Source]):
+        self.settings = settings
+        self.label = settings.task.name
+        task = settings.task
+        self._haystack = open_text(task.haystack) if isinstance(task, Hidden) else None
+        self._text = open_text(settings.text) if settings.text is not None else None
+        if self._text is not None:
+            self.label = f"{self._text.label}-{self.label}"
+
+    def fingerprint(self) -> str:
+        parts = [one.fingerprint() for one in (self._haystack, self._text) if one is not None]
+        return hashlib.sha256(canonical([self.settings.model_dump(mode="json"), *parts])).hexdigest()
+
+    def documents(self, start: int = 0) -> Iterator[Document]:
+        if self._text is None:
+            items = self._items(start)
+            return itertools.islice(items, max(0, (self.settings.items or ITEMS) - start))
+        return itertools.islice(self._mixed(self._text), start, None)
+
+    def _mixed(self, text: Source) -> Iterator[Document]:
+        """After each document of the text, items until they have their share of all bytes."""
+        items, share, of_text, of_items = self._items(0), self.settings.share, 0, 0
+        for document in text.documents():
+            yield document
+            of_text += len(document.text.encode())
+            while of_items < share * (of_text + of_items):
+                item = next(items)
+                of_items += len(item.text.encode())
+                yield item
+
+    def _items(self, start: int) -> Iterator[Document]:
+        s, tokenizer = self.settings, ByteTokenizer()
+        bench = Bench(s.task, tokenizer, "training", s.seed)
+        haystacks = self._haystacks(tokenizer)
+        for index in itertools.count(start):
+            key = key_of("item", s.seed, index)
+            drawn = bits(key, np.arange(3))
+            length = s.least + int(below(drawn[:1], s.most - s.least + 1)[0])
+            depth = int(below(drawn[1:2], 1001)[0]) / 1000
+            text = NO_TEXT
+            if haystacks is not None:
+                text = haystacks.text(int(below(drawn[2:], len(haystacks))[0]), s.seed, index)
+            item = make_item(bench, index, length, depth, text)
+            # A character of the haystack that its beginning cuts through is left out.
+            raw = bytes([*item.prompt, *item.answer]).decode(errors="ignore")
+            missing = s.most - len(raw.encode()) if s.pad else 0
+            yield Document(f"{GENERATED}{s.task.name} {s.seed}-{index}", raw + "\n" * missing)
+
+    def _haystacks(self, tokenizer: ByteTokenizer) -> Haystacks | None:
+        source = self._haystack
+        if source is None:
+            return None
+        documents = (
+            (d.name, d.text) for d in source.documents() if d.fault is None and belongs(d.name, "training")
+        )
+        return Haystacks(documents, tokenizer, self.settings.most, HAYSTACKS, source.label)

@@ -1,0 +1,263 @@
+"""Tasks: every item is solved by a solver that reads its text, and by nothing of the product's code."""
+
+import re
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from data import ByteTokenizer, DataError
+from data.settings import SentencePieceSettings
+from data.tasks.haystack import Haystacks, belongs
+from data.tasks.items import Bench
+from data.tasks.make import FORMS, make_item
+from data.tasks.settings import (
+    AdditionTask,
+    CopyTask,
+    NeedleTask,
+    ParityTask,
+    PasskeyTask,
+    RecallTask,
+    ReverseTask,
+    VariablesTask,
+)
+from data.tokenizer_training import train_sentencepiece
+
+TEXT = "It rained on the hill, and the road ran on.\nNobody came by; the lamp was out 7 times.\n" * 40
+
+
+def solved_pairs(prompt: str, pattern: str) -> dict[str, str]:
+    """The last word of each statement, by its name."""
+    return dict(re.findall(pattern, prompt))
+
+
+def solve_passkey(prompt):
+    facts = solved_pairs(prompt, r"\nKey (\w+) (\d+)\.\n")
+    return f" {facts[prompt.rsplit(' ', 1)[1]]}.\n", [f" {value}.\n" for value in facts.values()]
+
+
+def solve_needle(prompt):
+    facts = solved_pairs(prompt, r"\nThe (\w+) hid it in the (\w+)\.\n")
+    return f" {facts[prompt.rsplit('The ', 1)[1].split()[0]]}.\n", [f" {v}.\n" for v in facts.values()]
+
+
+def solve_variables(prompt):
+    values = {}
+    for name, right in re.findall(r"\n(\w\d) = (\w+)\n", prompt):
+        values[name] = values.get(right, right)  # a link must come after what it points to
+    asked = prompt.rsplit("\n", 1)[1].removesuffix(" =")
+    return f" {values[asked]}\n", [f" {value}\n" for value in values.values()]
+
+
+def solve_recall(prompt):
+    lines = prompt.split("\n")
+    pairs = dict(line.split() for line in lines[:-1])
+    return f" {pairs[lines[-1]]}\n", [f" {value}\n" for value in pairs.values()]
+
+
+def solve_copy(prompt):
+    right = prompt.removeprefix("copy ").removesuffix(":")
+    return f" {right}\n", [exchanged(right, i) for i in range(len(right) - 1)]
+
+
+def solve_reverse(prompt):
+    right = prompt.removeprefix("reverse ").removesuffix(":")[::-1]
+    return f" {right}\n", [exchanged(right, i) for i in range(len(right) - 1)]
+
+
+def exchanged(right, i):
+    return f" {right[:i]}{right[i + 1]}{right[i]}{right[i + 2 :]}\n"
+
+
+def solve_parity(prompt):
+    ones = sum(map(int, prompt.removeprefix("ones ").removesuffix(":")))
+    return f" {ones % 2}\n", [" 0\n", " 1\n"]
+
+
+def solve_addition(prompt):
+    a, b = prompt.removesuffix("=").split("+")
+    total = int(a) + int(b)
+    spelled = [total] + [total + sign * 10**k for k in range(1, len(a) + 1) for sign in (-1, 1)]
+    return f"{total:0{len(a) + 1}}\n", [f"{wrong:0{len(a) + 1}}\n" for wrong in spelled]
+
+
+CASES = {
+    "passkey": (PasskeyTask(keys=4, digits=4), solve_passkey),
+    "needle": (NeedleTask(keys=3), solve_needle),
+    "variables": (VariablesTask(chains=3, hops=2), solve_variables),
+    "recall": (RecallTask(), solve_recall),
+    "copy": (CopyTask(), solve_copy),
+    "reverse": (ReverseTask(), solve_reverse),
+    "parity": (ParityTask(), solve_parity),
+    "addition": (AdditionTask(), solve_addition),
+}
+
+
+@pytest.fixture(scope="module")
+def subwords():
+    lines = [TEXT, "Key heron 48213.\n" * 30, "The owl hid it in the attic.\n" * 30, "copy 12:\nab 42\n" * 30]
+    return train_sentencepiece(SentencePieceSettings(vocab_size=320), iter(lines)).tokenizer
+
+
+def spelled_by(tokenizer):
+    return np.array(tokenizer.encode(TEXT))
+
+
+def test_every_task_has_a_case_here():
+    assert set(CASES) == set(FORMS)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("kind", ["bytes", "subwords"])
+def test_a_solver_that_reads_the_text_agrees(name, kind, subwords):
+    task, solve = CASES[name]
+    tokenizer = ByteTokenizer() if kind == "bytes" else subwords
+    bench, haystack = Bench(task, tokenizer, "evaluation", 3), spelled_by(tokenizer)
+    seen = set()
+    for index in range(12):
+        for length in (150, 400):
+            item = make_item(bench, index, length, index / 11, haystack)
+            prompt, answer = tokenizer.decode(item.prompt), tokenizer.decode(item.answer)
+            right, rivals = solve(prompt)
+            assert answer == right
+            others = [tokenizer.decode(other) for other in item.others]
+            assert others and right not in others and len(set(others)) == len(others)
+            assert set(others) <= set(rivals)  # what is wrong stands in the same context
+            assert {len(other) for other in item.others} == {len(item.answer)}
+            size = len(item.prompt) + len(item.answer)
+            assert size == length if task.reads else length - 20 < size <= length
+            # Pieces spelled one by one are what the whole would be spelled as: what training sees.
+            assert tokenizer.encode(prompt + answer) == item.prompt + item.answer
+            seen.add(answer)
+    assert len(seen) > (1 if name == "parity" else 5)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_items_are_functions_of_seed_purpose_and_index(name, subwords):
+    task, _ = CASES[name]
+    haystack = spelled_by(subwords)
+
+    def items(purpose, seed):
+        bench = Bench(task, subwords, purpose, seed)
+        return [make_item(bench, i, 200, 0.5, haystack) for i in (5, 2, 5)]
+
+    first, other, again = items("evaluation", 0)
+    assert first == again and first.prompt != other.prompt
+    assert [one.prompt for one in items("training", 0)] != [one.prompt for one in items("evaluation", 0)]
+    prompts = {
+        tuple(make_item(Bench(task, subwords, purpose, seed), i, 200, 0.5, haystack).prompt)
+        for purpose in ("training", "evaluation")
+        for seed in (0, 1)
+        for i in range(8)
+    }
+    assert len(prompts) == 32
+
+
+@pytest.mark.parametrize("name", ["passkey", "needle", "variables"])
+def test_depth_and_distance_are_where_the_answer_stands(name, subwords):
+    task, solve = CASES[name]
+    bench, haystack = Bench(task, subwords, "evaluation", 0), spelled_by(subwords)
+    for depth in (0.0, 0.3, 1.0):
+        item = make_item(bench, 4, 900, depth, haystack)
+        assert abs(item.depth - depth) < 0.05
+        start = len(item.prompt) - item.distance
+        value = subwords.decode(item.prompt[start : start + len(item.answer)])
+        assert value == solve(subwords.decode(item.prompt))[0]
+
+
+def test_distance_in_recall():
+    bench = Bench(RecallTask(queries=3), ByteTokenizer(), "training", 0)
+    for depth in (0.0, 0.5, 1.0):
+        item = make_item(bench, 1, 300, depth)
+        start = len(item.prompt) - item.distance
+        assert item.prompt[start : start + len(item.answer)] == item.answer
+    assert item.depth == 1.0
+
+
+def test_a_longer_item_is_the_same_question_grown():
+    tokenizer = ByteTokenizer()
+    haystack = spelled_by(tokenizer)
+    for name in ("passkey", "needle", "variables"):
+        bench = Bench(CASES[name][0], tokenizer, "evaluation", 0)
+        short, long = (make_item(bench, 1, length, 1.0, haystack) for length in (200, 700))
+        assert short.answer == long.answer and short.others == long.others
+        # What is nearest the question is the same text.
+        assert long.prompt[-30:] == short.prompt[-30:]
+    for name, pattern in (("copy", r"copy (\d+)"), ("parity", r"ones (\d+)"), ("recall", r"^(\w\w \d+)")):
+        bench = Bench(CASES[name][0], tokenizer, "evaluation", 0)
+        short, long = (
+            re.search(pattern, tokenizer.decode(make_item(bench, 1, length).prompt))[1]
+            for length in (80, 300)
+        )
+        assert name == "recall" or (long.startswith(short) and len(long) > len(short))
+
+
+def test_additions_carry_and_distractors_are_one_carry_off():
+    tokenizer = ByteTokenizer()
+    bench = Bench(AdditionTask(choices=3), tokenizer, "evaluation", 0)
+    for index in range(60):
+        item = make_item(bench, index, 16)
+        a, b = tokenizer.decode(item.prompt).removesuffix("=").split("+")
+        assert any(int(x) + int(y) > 9 for x, y in zip(a, b, strict=True))
+        for other in item.others:
+            off = abs(int(tokenizer.decode(other)) - int(a) - int(b))
+            assert re.fullmatch("10+", str(off))
+    backwards = make_item(Bench(AdditionTask(backwards=True), tokenizer, "evaluation", 0), 0, 40)
+    a, b = (int(one[::-1]) for one in tokenizer.decode(backwards.prompt).removesuffix("=").split("+"))
+    assert int(tokenizer.decode(backwards.answer).strip()[::-1]) == a + b
+
+
+def test_parity_and_depths_are_balanced():
+    tokenizer = ByteTokenizer()
+    bench = Bench(ParityTask(), tokenizer, "evaluation", 0)
+    ones = [tokenizer.decode(make_item(bench, i, 60).answer) for i in range(200)]
+    assert 70 < ones.count(" 1\n") < 130
+
+
+def test_earlier_questions_are_answered_rightly_and_end_where_there_is_no_room():
+    tokenizer = ByteTokenizer()
+    haystack = spelled_by(tokenizer)
+    bench = Bench(PasskeyTask(keys=2, queries=9), tokenizer, "training", 0)
+    counts = set()
+    for index in range(30):
+        item = make_item(bench, index, 160, 0.5, haystack)
+        found = re.findall(r"\nKey (\w+) (\d+)\.\n", tokenizer.decode(item.prompt))
+        assert len(set(found)) == 2 and len(item.prompt) + len(item.answer) == 160
+        counts.add(len(found))
+    assert min(counts) == 2 and 6 <= max(counts) <= 9  # nine and a tenth have no room
+
+
+def test_what_cannot_be_made_is_refused():
+    tokenizer = ByteTokenizer()
+    with pytest.raises(DataError, match=r"40 tokens is too short for the task passkey .* takes \d+ at least"):
+        make_item(Bench(PasskeyTask(), tokenizer, "evaluation", 0), 0, 40, 0.5, spelled_by(tokenizer))
+    for task in (CopyTask(), ReverseTask(), ParityTask(), AdditionTask(), RecallTask()):
+        with pytest.raises(DataError, match="too short"):
+            make_item(Bench(task, tokenizer, "evaluation", 0), 0, 5)
+    with pytest.raises(DataError, match="26 keys of 1 letters: raise letters"):
+        make_item(Bench(RecallTask(letters=1), tokenizer, "evaluation", 0), 0, 500)
+    with pytest.raises(DataError, match="only 10 of 10 answers"):
+        task = PasskeyTask(keys=12, digits=1)
+        make_item(Bench(task, tokenizer, "evaluation", 0), 0, 900, 0.5, spelled_by(tokenizer))
+    with pytest.raises(DataError, match="exchanges of neighbours"):
+        make_item(Bench(CopyTask(alphabet="aa", choices=2), tokenizer, "evaluation", 0), 0, 30)
+
+
+def test_haystacks_are_documents_that_are_long_enough():
+    documents = [("short", "x" * 50), ("long", "abc " * 100), ("longer", "de " * 900)]
+    found = Haystacks(documents, ByteTokenizer(), 300, 5, "here")
+    assert found.names == ["long", "longer"]
+    places = {found.text(1, i).tobytes() for i in range(20)}
+    assert len(places) == 3 and all(len(found.text(1, i)) == 300 for i in range(20))  # "de " has 3 phases
+    with pytest.raises(DataError, match=r"none of the 3 documents of here .* 3,000 tokens .* has 2,700"):
+        Haystacks(documents, ByteTokenizer(), 3000, 5, "here")
+    sides = [belongs(f"file {i}", "evaluation") for i in range(500)]
+    assert 70 < sum(sides) < 130
+    assert all(belongs(f"file {i}", "training") != side for i, side in enumerate(sides))
+
+
+def test_depths_spread_in_order():
+    tokenizer = ByteTokenizer()
+    bench, haystack = Bench(PasskeyTask(keys=2), tokenizer, "evaluation", 0), spelled_by(tokenizer)
+    distances = [make_item(bench, 0, 600, d, haystack).distance for d in (0, 0.25, 0.5, 0.75, 1)]
+    assert all(a > b for a, b in pairwise(distances))
