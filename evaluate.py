@@ -6,6 +6,7 @@
     python evaluate.py RUN --matrix                            every rule it can take, in one table
     python evaluate.py RUN --matrix --verbose                  ... and why the other rules do not apply
     torchrun --nproc_per_node 2 evaluate.py RUN                shared by two processes, on a CPU or two GPUs
+    python evaluate.py RUN configs/tasks/passkey.yaml          a task: right answers by length, depth ...
     python evaluate.py --help                                  every setting
 
 `protocol` says what is measured: the loss of text (fixed-targets, sliding, non-overlapping, by-position), and
@@ -29,7 +30,7 @@ processes give the very numbers of one; rank 0 writes and prints.
 import shlex
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -41,6 +42,9 @@ from pydantic import BaseModel
 
 from data import DataError, Store, open_prepared
 from data.files import write_text
+from data.sources import GENERATED, open_text
+from data.tasks.haystack import belongs
+from data.tasks.settings import Hidden, TaskSource
 from evaluation import (
     EvaluationError,
     EvaluationSettings,
@@ -69,6 +73,12 @@ from evaluation.records import write
 from evaluation.report import table, words
 from evaluation.rules import new_sinks
 from evaluation.settings import settings_hash
+from evaluation.tasks_analysis import analyse_tasks
+from evaluation.tasks_figures import draw_task_figures
+from evaluation.tasks_items import draw_items
+from evaluation.tasks_measure import answer_tasks
+from evaluation.tasks_report import task_table, task_words, write_tasks
+from evaluation.tasks_settings import TaskEvaluationSettings
 from model import ModelError, Transformer, legal_overrides
 from training.config import asked_for, describe, dump, load_settings
 from training.console import Console, run_main
@@ -167,6 +177,72 @@ def measure_loss(settings: EvaluationSettings, run: Path, console: Console) -> i
         print(line)
     print(f"figure: {figures[0]}\nnumbers: {folder / 'results.csv'}, {folder / 'results.json'}")
     return 0
+
+
+def measure_tasks(settings: TaskEvaluationSettings, run: Path, console: Console) -> int:
+    """Items of one task under one or many rules, by length, depth and distance."""
+    trained = load(run, console=console)
+    if trained.changed:
+        console.say(trained.changed)
+    root, tokenizer = trained.settings, trained.tokenizer
+    source = root.data.source
+    task = settings.task or (source.task if isinstance(source, TaskSource) else None)
+    if task is None:
+        raise EvaluationError(
+            f"{run} was not trained on a task: say which to measure, as in task.name=passkey"
+        )
+    if isinstance(task, Hidden):
+        task = task.model_copy(update={"queries": 1})
+    documents, haystack = None, "none"
+    if isinstance(task, Hidden):
+        documents, haystack = haystacks(settings, task, root, run)
+    rules = resolve_rules(settings.rules, read_rules(RULES), root.train_length)
+    drawn = draw_items(
+        settings,
+        task,
+        tokenizer,
+        bos=root.data.bos,
+        trained_length=root.train_length,
+        documents=documents,
+        origin=haystack,
+    )
+    subject = subject_of(trained, settings.device, console)
+    facts = {"task": task.name, "haystack": haystack, "tokenizer_hash": tokenizer.hash}
+    facts |= told(trained, haystack)
+    result = answer_tasks(
+        settings, subject, drawn, rules, cells=run / "evaluation" / "cells", facts=facts, console=console
+    )
+    analysis = analyse_tasks(result)
+    folder = run / "evaluation" / (settings.folder or f"{task.name}-{settings.hash()}")
+    write_tasks(result, analysis, folder)
+    write_text(folder / "settings.yaml", dump(settings))
+    figures = draw_task_figures(result, analysis, folder)
+    for line in task_words(result, analysis):
+        print(line)
+    console.table(*task_table(result, analysis))
+    for figure in figures:
+        print(f"figure: {figure}")
+    print(f"numbers: {folder / 'results.csv'}, {folder / 'results.json'}, {folder / 'items.csv'}")
+    return 0
+
+
+def haystacks(
+    settings: TaskEvaluationSettings, task: Hidden, root: RunSettings, run: Path
+) -> tuple[Callable[[], Iterator[tuple[str, str]]], str]:
+    """Texts that no training has seen, to hide something in, and where they come from."""
+    folder = settings.haystack_store
+    if folder is None and not isinstance(root.data.source, TaskSource):
+        folder = read_json(run / MANIFEST).get("data")
+    if folder is not None:
+        prepared = open_prepared(folder)
+        store, tokenizer = prepared.valid, prepared.tokenizer
+        store.verify()
+        names = ((i, name) for i, name in enumerate(store.names) if not name.startswith(GENERATED))
+        texts = ((name, tokenizer.decode(store.document(i).tolist())) for i, name in names)
+        return lambda: texts, f"{Path(folder).name}/valid"
+    source = open_text(task.haystack)
+    held = (d for d in source.documents() if d.fault is None and belongs(d.name, "evaluation"))
+    return lambda: ((d.name, d.text) for d in held), f"{source.label}, documents kept from training"
 
 
 def diagnose_attention(settings: AttentionSettings, run: Path, console: Console) -> int:
@@ -311,6 +387,7 @@ KINDS = [
         measure_loss,
         shared=True,
     ),
+    Kind("Items of a task", ("tasks",), TaskEvaluationSettings, measure_tasks),
     Kind("Where attention goes", ("attention",), AttentionSettings, diagnose_attention),
     Kind("What the model writes", ("generation",), GenerationSettings, diagnose_generation),
 ]

@@ -118,7 +118,7 @@ def evaluate(
         unigram=None if train is None else unigram_nll(train, ids, tokenizer.vocab_size),
         unit_names=unit_names,
         seen=None if seen is None else seen[document],
-        absent=_absent(rules, plan.lengths, subject, settings.unreachable == "refuse"),
+        absent=absent_cells(rules, plan.lengths, subject, settings.unreachable == "refuse"),
         notes=notes,
     )
     Session(result, text, Cells(cells), console, ranks or Ranks()).run()
@@ -159,7 +159,7 @@ def _sinks(rules: list[Rule], schemes: dict[str, dict], bos: str, subject: Subje
     ]
 
 
-def _absent(
+def absent_cells(
     rules: list[Rule], lengths: list[int], subject: Subject, refuse: bool
 ) -> dict[tuple[str, int], str]:
     """The cells that cannot exist because positions end, and why.

@@ -120,12 +120,12 @@ def write(result: Result, analysis: Analysis, folder: Path) -> None:
         "by_position": {rule: [asdict(b) for b in buckets] for rule, buckets in analysis.buckets.items()},
         "per_target_nll": result.files,
     }
-    _write_json(folder / "results.json", document)
-    _write_json(folder / "targets.json", result.plan.record)
+    write_clean_json(folder / "results.json", document)
+    write_clean_json(folder / "targets.json", result.plan.record)
     write_text(folder / "summary.txt", "\n".join(summary) + "\n")
 
 
-def _write_json(path: Path, value) -> None:
+def write_clean_json(path: Path, value) -> None:
     write_text(path, json.dumps(_clean(value), indent=1) + "\n")
 
 

@@ -1,0 +1,251 @@
+"""Evaluation by tasks: scorers whose answers are known, and a model read in the slow way."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from data import ByteTokenizer
+from data.tasks.settings import CopyTask, PasskeyTask, RecallTask
+from evaluation import EvaluationError
+from evaluation.matrix import Subject
+from evaluation.rules import Rule
+from evaluation.scoring import CellFailed
+from evaluation.tasks_analysis import analyse_tasks, distance_edges, share_of
+from evaluation.tasks_figures import draw_task_figures
+from evaluation.tasks_items import draw_items
+from evaluation.tasks_measure import answer_tasks
+from evaluation.tasks_report import task_table, task_words, write_tasks
+from evaluation.tasks_scoring import Answers, ModelReader, read_items
+from evaluation.tasks_settings import TaskEvaluationSettings
+from model import ModelSettings, Places, Sampling, Transformer
+from model.sampling import Generation
+
+TOKENIZER = ByteTokenizer()
+TEXTS = [(f"doc{i}", f"The {i}th hill is steep, and the road goes on. " * 30) for i in range(7)]
+TRAINED, CUT = Rule("trained", ()), Rule("truncate", ())
+
+
+def draw(task=None, trained_length=100, **more):
+    settings = TaskEvaluationSettings(**{"items": 30, "lengths": [100, 200], "depths": 3, **more})
+    task = task or PasskeyTask(digits=3)
+    documents = (lambda: TEXTS) if isinstance(task, PasskeyTask) else None
+    how = {"bos": True, "trained_length": trained_length, "documents": documents, "origin": "here"}
+    return settings, draw_items(settings, task, TOKENIZER, **how)
+
+
+def subject(load=None, trained_length=100):
+    return Subject(
+        "run",
+        "hash",
+        1,
+        trained_length,
+        trained_length,
+        lambda words: {"name": "rope"},
+        load or (lambda w, d: None),
+    )
+
+
+def answered(reader, tmp_path, task=None, **more):
+    settings, drawn = draw(task, **more)
+    facts = {"task": drawn.task.name, "haystack": "here", "tokenizer_hash": TOKENIZER.hash}
+    rules = [TRAINED, CUT]
+    how = {"cells": tmp_path / "cells", "facts": facts, "reader": lambda model: reader}
+    return answer_tasks(settings, subject(), drawn, rules, **how)
+
+
+def retriever(prompts, candidates, length):
+    """Knows the answer where it still stands in what it is given, and otherwise guesses the first digits."""
+    nll, exact = np.empty(candidates.shape[:2]), np.zeros(len(prompts), dtype=bool)
+    for row, (prompt, options) in enumerate(zip(prompts, candidates, strict=True)):
+        text, marks = bytes(t for t in prompt if t < 256), [bytes(option) for option in options]
+        asked = text.rsplit(b"\n", 1)[1]
+        nll[row] = [0.0 if asked + mark in text else 1 + mark[1] + 0.01 * mark[2] for mark in marks]
+        exact[row] = asked + marks[0] in text
+    return nll, exact
+
+
+def knows_nothing(prompts, candidates, length):
+    return np.zeros(candidates.shape[:2]), np.zeros(len(prompts), dtype=bool)
+
+
+def likes_small_numbers(prompts, candidates, length):
+    digits = candidates[:, :, 1:4].astype(float)
+    return digits @ np.array([100.0, 10.0, 1.0]), np.zeros(len(prompts), dtype=bool)
+
+
+def test_every_haystack_holds_every_depth_once_a_round_and_items_grow():
+    _, drawn = draw(items=42, haystacks=7)
+    assert drawn.unit_kind == "haystack" and len(drawn.unit_names) == 7
+    counts = np.zeros((7, 3), dtype=int)
+    np.add.at(counts, (drawn.unit, drawn.depth), 1)
+    assert (counts == 2).all() and drawn.chance == 1 / 3
+    for short, long in zip(drawn.items[100], drawn.items[200], strict=True):
+        assert (short.answer, short.others) == (long.answer, long.others)
+        assert len(long.prompt) - len(short.prompt) == 100
+        assert 1 + len(short.prompt) + len(short.answer) - 1 == 100  # inputs: BOS, prompt, all but the last
+    _, again = draw(items=42, haystacks=7, lengths=[100, 200])
+    _, other = draw(items=42, haystacks=7, seed=1)
+    assert drawn.hash == again.hash != other.hash
+    _, more = draw(items=42, haystacks=7, lengths=[100, 150, 200])
+    assert more.hash_at(200) == drawn.hash_at(200)  # another length in between moves nothing
+
+
+def test_items_of_a_task_without_text_are_their_own_units():
+    _, drawn = draw(CopyTask())
+    assert drawn.unit_kind == "item" and drawn.unit.tolist() == list(range(30))
+    _, recall = draw(RecallTask())
+    assert np.bincount(recall.depth).tolist() == [10, 10, 10]
+    assert [item.depth for item in recall.items[100][:3]] == [0.0, 0.5, 1.0]
+
+
+def test_a_reader_that_retrieves_is_right_everywhere_and_only_there(tmp_path):
+    result = answered(retriever, tmp_path)
+    analysis = analyse_tasks(result)
+    rows = {(row.rule, row.length): row for row in analysis.rows}
+    for length in (100, 200):
+        row = rows["trained", length]
+        assert row.share.share == row.exact.share == 1 and row.word == "above chance"
+        # Every haystack counts once where all answers are right: Wilson's low end is D / (D + z²).
+        assert row.share.n_eff == 7 and row.share.low == pytest.approx(7 / (7 + 1.959964**2))
+    # Cut to the trained length, an answer before the cut is lost.
+    cut = rows["truncate", 200]
+    kept = np.array([item.distance < 100 - 8 for item in result.drawn.items[200]])
+    assert 0 < kept.mean() < 1 and cut.exact.share == kept.mean()
+    gain = rows["trained", 200].gain
+    assert gain.estimate == pytest.approx(np.mean(1 - np.array(cut.unit_share))) and gain.estimate > 0
+    assert rows["truncate", 100].share.share == 1 and rows["trained", 100].gain is None
+    # The cells of a grid are all items, once.
+    for spots in (analysis.by_depth, analysis.by_distance):
+        for label, length in rows:
+            assert sum(s.share.n for s in spots if (s.rule, s.length) == (label, length)) == 30
+    lost = [s for s in analysis.by_distance if s.rule == "truncate" and s.where >= 128]
+    near = [s for s in analysis.by_distance if s.rule == "truncate" and (s.until or 0) <= 64]
+    assert {s.exact.share for s in lost} == {0.0} and {s.share.share for s in near} == {1.0}
+
+
+def test_a_reader_without_knowledge_is_not_above_chance(tmp_path):
+    ties = analyse_tasks(answered(knows_nothing, tmp_path / "ties"))
+    assert {row.share.share for row in ties.rows} == {0.0}  # equal for all candidates: no answer
+    guess = analyse_tasks(answered(likes_small_numbers, tmp_path / "guess", items=210, haystacks=7))
+    for row in guess.rows:
+        assert abs(row.share.share - 1 / 3) < 0.1 and row.word == "not told from chance"
+        assert row.low < 1 / 3 < row.high and row.exact.share == 0
+
+
+def test_shares_average_over_haystacks_and_their_units_are_kept(tmp_path):
+    analysis = analyse_tasks(answered(likes_small_numbers, tmp_path))
+    row = analysis.rows[0]
+    assert len(row.unit_share) == 7 and row.low <= np.mean(row.unit_share) <= row.high
+    assert analysis.family == 4
+    hits = np.array([1.0, 0, 1, 1, 0, 1])
+    assert share_of(hits, np.arange(6), 0.05).n_eff == 6
+    assert distance_edges([5, 9, 64]) == [4, 8, 16, 32, 64, 128]
+
+
+@pytest.fixture(scope="module")
+def model():
+    settings = ModelSettings(dim=24, layers=2, heads=6, groups=2, hidden=40)
+    made = Transformer(settings, TOKENIZER.vocab_size, 100).initialise(1).to(torch.float64).eval()
+    with torch.no_grad():
+        for weight in made.parameters():
+            if weight.ndim == 2:
+                weight.mul_(3)
+    return made
+
+
+@pytest.mark.parametrize("chunk", [7, 4096])
+def test_reading_behind_a_cache_is_reading_it_all(model, chunk):
+    _, drawn = draw(items=5)
+    items = drawn.items[100]
+    found = read_items(ModelReader(model, chunk=chunk), items, 100, bos=256, batch=2)
+    for row, item in enumerate(items):
+        for column, candidate in enumerate([item.answer, *item.others]):
+            tokens = torch.tensor([[256, *item.prompt, *candidate]])
+            with torch.no_grad():
+                places = Places.plain(tokens.shape[1] - 1, length=100)
+                nll = model(tokens[:, :-1], places, targets=tokens[:, 1:])
+            assert found.nll[row, column] == pytest.approx(float(nll[0, -len(candidate) :].sum()), abs=1e-9)
+    cut = read_items(ModelReader(model, chunk=chunk), drawn.items[200], 200, bos=256, batch=3, cut=100)
+    tail = [item.prompt[len(item.prompt) - (100 - len(item.answer) + 1) :] for item in drawn.items[200]]
+    for row, item in enumerate(drawn.items[200]):
+        tokens = torch.tensor([[*tail[row], *item.answer]])
+        assert tokens.shape[1] - 1 == 100
+        with torch.no_grad():
+            nll = model(tokens[:, :-1], Places.plain(100), targets=tokens[:, 1:])
+        assert cut.nll[row, 0] == pytest.approx(float(nll[0, -len(item.answer) :].sum()), abs=1e-9)
+
+
+def test_teacher_forced_exact_match_is_what_greedy_decoding_writes(model):
+    """Answers are replaced by what the model writes, in full or up to a wrong token."""
+    _, drawn = draw(items=6)
+    items, wanted = [], []
+    for i, item in enumerate(drawn.items[100]):
+        prompt, count = [256, *item.prompt], len(item.answer)
+        written = [step[0] for step in Generation(model, [prompt], count, Sampling(temperature=0))]
+        wrong = [*written]
+        if i % 2:
+            wrong[i // 2] = (wrong[i // 2] + 1) % 250
+        items.append(type(item)(item.prompt, wrong, item.others))
+        wanted.append(i % 2 == 0)
+    found = read_items(ModelReader(model), items, 100, bos=256, batch=4)
+    assert found.exact.tolist() == wanted
+
+
+def test_losses_that_are_not_finite_fail_the_cell(tmp_path):
+    def broken(prompts, candidates, length):
+        return np.full(candidates.shape[:2], np.nan), np.zeros(len(prompts), dtype=bool)
+
+    _, drawn = draw(items=3)
+    with pytest.raises(CellFailed, match="not finite at length 100"):
+        read_items(broken, drawn.items[100], 100, bos=256, batch=2)
+    result = answered(broken, tmp_path)
+    assert len(result.failed) == 4 and not result.answers
+    assert "Not measured: trained at 100" in " ".join(task_words(result, analyse_tasks(result)))
+
+
+def test_cells_are_kept_and_results_are_written(tmp_path):
+    calls = []
+
+    def counted(prompts, candidates, length):
+        calls.append(len(prompts))
+        return retriever(prompts, candidates, length)
+
+    first = answered(counted, tmp_path)
+    assert sum(calls) == 4 * 30
+    second = answered(counted, tmp_path)
+    assert sum(calls) == 4 * 30
+    analysis = analyse_tasks(second)
+    folder = tmp_path / "out"
+    write_tasks(second, analysis, folder)
+    figures = draw_task_figures(second, analysis, folder)
+    assert [path.name for path in figures] == [
+        "accuracy_by_length.png",
+        "accuracy_by_depth_trained.png",
+        "accuracy_by_depth_truncate.png",
+    ]
+    report = json.loads((folder / "results.json").read_text())
+    assert report["chance"] == 1 / 3 and report["units"]["names"] == [name for name, _ in TEXTS]
+    assert [len(cell["unit_accuracy"]) for cell in report["cells"]] == [7] * 4
+    assert len((folder / "items.csv").read_text().splitlines()) == 1 + 4 * 30
+    assert report["cells"][1]["accuracy"] == first.answers["trained", 200].right.mean()
+    title, columns, rows = task_table(second, analysis)
+    assert "chance 33.3%" in title and len(rows) == 4 and all(len(row) == len(columns) for row in rows)
+    words = task_words(second, analysis)
+    assert (
+        words[0].startswith("as trained: right 100.0%") and "better than the context cut to 100" in words[0]
+    )
+    assert "30 of 30 (100.0% [64.6%, 100.0%])" in words[2]
+
+
+def test_what_cannot_be_asked_is_refused():
+    with pytest.raises(EvaluationError, match=r"an item of 40 tokens is too short for the task passkey"):
+        draw(lengths=[40])
+    with pytest.raises(EvaluationError, match=r"none of the 7 documents of here has the 9,001 tokens"):
+        draw(lengths=[9000])
+    assert Answers(np.array([[1.0, 2.0], [2.0, 1.0], [1.0, 1.0]]), np.zeros(3)).right.tolist() == [
+        True,
+        False,
+        False,
+    ]
