@@ -18,6 +18,8 @@ from evaluation.rules import TRAINED, TRUNCATE
 from evaluation.statistics import POINTS_ONLY_BELOW, Interval, interval, unit_means
 from evaluation.tasks_measure import TaskResult
 
+UNDECIDED = "not told from chance"
+
 
 @dataclass(frozen=True)
 class Share:
@@ -83,13 +85,9 @@ def analyse_tasks(result: TaskResult) -> TaskAnalysis:
             means = unit_means(right, unit)
             low, high = _ends(means, right, unit, alpha / family)
             chance = result.drawn.chance
-            word = (
-                "above chance"
-                if low > chance
-                else "below chance"
-                if high < chance
-                else "not told from chance"
-            )
+            word = "above chance" if low > chance else "below chance" if high < chance else UNDECIDED
+            if math.isnan(low):
+                word = "a point"
             rows.append(
                 Row(
                     rule.label,

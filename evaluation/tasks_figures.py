@@ -105,7 +105,7 @@ def _maps(result: TaskResult, analysis: TaskAnalysis, label: str) -> Figure:
     depth = [spot for spot in analysis.by_depth if spot.rule == label]
     distance = [spot for spot in analysis.by_distance if spot.rule == label]
     rows = max(len({spot.where for spot in spots}) for spots in (depth, distance))
-    width, height = 2.0 + 1.24 * max(3, len(drawn.lengths)), 1.75 + 0.42 * rows
+    width, height = 2.0 + 1.24 * max(3, len(drawn.lengths)), 1.75 + 0.42 * max(3, rows)
     width = max(width, 7.4)
     with rc_context(STYLE):
         figure = Figure(figsize=(width, height), dpi=200)
@@ -118,7 +118,7 @@ def _maps(result: TaskResult, analysis: TaskAnalysis, label: str) -> Figure:
             right,
             distance,
             drawn.lengths,
-            "tokens from answer to question",
+            "tokens in between",
             lambda spot: f"{spot.where:,.0f}–{(spot.until or 0) - 1:,.0f}",
         )
         _titles(
@@ -126,6 +126,7 @@ def _maps(result: TaskResult, analysis: TaskAnalysis, label: str) -> Figure:
             f"{result.facts['task'].capitalize()}, {_name(label)}: where the answer stood",
             f"{result.subject.name}: share of right answers by likelihood in %; chance "
             f"{100 * drawn.chance:.0f}%; trained at {result.subject.trained_length}",
+            "Right: tokens between the answer and the question. "
             f"In brackets Wilson's {100 * result.settings.confidence:g}% interval of each cell alone.",
         )
     return figure
@@ -141,19 +142,11 @@ def _grid(axes: Axes, spots: list[Spot], lengths: list[int], what: str, name) ->
         axes.fill([x, x + 1, x + 1, x], [y, y, y + 1, y + 1], color=shade, ec="white", lw=1.2)
         red, green, blue = shade[:3]
         ink = "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 0.5 else INK
-        s = spot.share
-        axes.text(
-            x + 0.5, y + 0.62, f"{100 * s.share:.0f}", ha="center", va="center", color=ink, fontsize=9.5
-        )
-        axes.text(
-            x + 0.5,
-            y + 0.26,
-            f"({100 * s.low:.0f}–{100 * s.high:.0f})",
-            ha="center",
-            va="center",
-            color=ink,
-            fontsize=6.5,
-        )
+        s, centre = spot.share, (x + 0.5, y + 0.5)
+        how = {"textcoords": "offset points", "ha": "center", "va": "center", "color": ink}
+        axes.annotate(f"{100 * s.share:.0f}", centre, xytext=(0, 4), fontsize=9.5, **how)
+        ends = f"({100 * s.low:.0f}–{100 * s.high:.0f})"
+        axes.annotate(ends, centre, xytext=(0, -7), fontsize=6.5, **how)
     axes.set_xlim(0, len(lengths))
     axes.set_ylim(len(levels), 0) if what.startswith("depth") else axes.set_ylim(0, len(levels))
     axes.set_xticks([i + 0.5 for i in range(len(lengths))], [f"{n:,}" for n in lengths])

@@ -69,8 +69,9 @@ def draw_items(
     """Make every item of the evaluation.
 
     `documents()` gives (name, text) of the haystacks, for a task that reads some, and `origin` says where
-    they come from. Item i stands in haystack i mod H at depth (i div H) mod D, at every length. Raises
-    EvaluationError where a length holds no item, or no document is long enough.
+    they come from. Item i stands in haystack i mod H at depth (i + i div H) mod D, at every length, so that
+    D rounds put every depth in every haystack. Raises EvaluationError where a length holds no item, or no
+    document is long enough.
     """
     lengths, first = settings.grid(trained_length), int(bos)
     bench = Bench(task, tokenizer, "evaluation", settings.seed)
@@ -84,7 +85,7 @@ def draw_items(
             most = min(settings.haystacks, settings.items)
             found = Haystacks(documents(), tokenizer, lengths[-1] + 1, most, origin)
             unit, names, kind = index % len(found), found.names, "haystack"
-            depth = (index // len(found)) % len(depths)
+            depth = (index + index // len(found)) % len(depths)
             cut = [found.text(i, "evaluation", settings.seed, i) for i in range(len(found))]
             texts = [cut[i] for i in unit]
         items = {

@@ -77,26 +77,30 @@ def _measure(result: TaskResult, todo: list, store: Cells, console, read, device
     s, drawn, l0 = result.settings, result.drawn, result.subject.trained_length
     loaded: tuple[tuple[str, ...], Transformer] | None = None
     budget = int(s.memory * 2**30) if s.memory else int(0.8 * memory_free(torch.device(device)))
-    total = sum(drawn.count * min(length, l0 if rule.truncates else length) for rule, length, _ in todo)
+    cost = {store.name(key): min(length, l0 if rule.truncates else length) for rule, length, key in todo}
+    total = drawn.count * sum(cost.values())
     if console:
         console.say(
-            f"{len(todo)} cells: {drawn.count} items of {drawn.candidates} candidates at lengths "
+            f"{len(cost)} cells: {drawn.count} items of {drawn.candidates} candidates at lengths "
             f"{', '.join(map(str, drawn.lengths))}; {total / 1e6:.2f}M input tokens"
         )
 
     def run(advance: Callable[[int], None]) -> None:
         nonlocal loaded
         for rule, length, key in todo:
+            if (found := store.load(key)) is not None:  # cut to a length it does not exceed: as trained
+                _keep(result, rule.label, length, found, store.name(key))
+                continue
             if loaded is None or loaded[0] != rule.words:
                 loaded = None  # the old weights go before the new ones come
                 loaded = rule.words, result.subject.load(rule.words, s.dtype)
             model, cut = loaded[1], l0 if rule.truncates and length > l0 else None
             items, inputs = drawn.items[length], min(length, cut or length)
             # A prompt's cache is there twice while a candidate is read behind it.
-            fits = choose_batch(
+            batch = s.batch or choose_batch(
                 model, inputs, min(inputs, 64), chunk=max(1, inputs // 2), device=device, budget=budget // 2
             )
-            how = {"bos": drawn.bos, "batch": s.batch or fits, "cut": cut}
+            how = {"bos": drawn.bos, "batch": batch, "cut": cut}
             after = lambda done, inputs=inputs: advance(done * inputs)  # noqa: E731
             try:
                 answers = read_items(read(model), items, length, **how, after_batch=after)

@@ -186,7 +186,9 @@ def _flat(row: Row) -> dict:
 
 def _per_item(result: TaskResult) -> list[dict]:
     drawn, rows = result.drawn, []
-    for (label, length), answers in result.answers.items():
+    cells = [(rule.label, length) for rule in result.rules for length in drawn.lengths]
+    for label, length in (cell for cell in cells if cell in result.answers):
+        answers = result.answers[label, length]
         right, chosen = answers.right, answers.chosen
         for i, item in enumerate(drawn.items[length]):
             rows.append(

@@ -17,7 +17,7 @@ SENTENCES = (
     "Here we go.",
     "There and back again.",
 )
-DOCUMENTS, LENGTH = 64, 20_000  # documents, and sentences of each: some 340,000 characters
+DOCUMENTS, LENGTH = 512, 20_000  # documents, and sentences of each: some 340,000 characters
 
 
 class Filler:

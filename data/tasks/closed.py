@@ -20,7 +20,7 @@ def recall(ask: Ask) -> Item:
     picks = [*range(task.choices), *ask.draw("picks", len(names), len(values)).tolist()]
     pairs = [ask.encode(name) + ask.encode(f"{values[i]}\n") for name, i in zip(names, picks, strict=False)]
     before = int(ask.draw("asked", 1, task.queries)[0])
-    asked = [0, *(1 + i % (task.choices - 1) for i in range(before))]
+    asked = [0, *ask.draw("earlier", before, task.choices).tolist()]
     room = ask.length - sum(len(pairs[i]) for i in asked)
     sizes = np.cumsum([len(pair) for pair in pairs])
     count = int(np.searchsorted(sizes, room, side="right"))

@@ -9,7 +9,8 @@ from data.draws import below, bits, key_of
 from data.errors import DataError
 from data.tokenizer import Tokenizer
 
-MOST_TOKENS = 1 << 16  # kept of a document, unless more are needed
+BEYOND = 1 << 13  # tokens kept of a document beyond those that are needed: places to begin at
+LETTERS = 8  # of a token, at most as a rule: so much of a document is spelled at first
 SIDES = {"training": (1, 2, 3, 4), "evaluation": (0,)}  # of every five documents, chosen by name
 
 
@@ -49,11 +50,13 @@ class Haystacks:
             if len(text.encode()) < longest:  # a token has a byte at least
                 most = max(most, len(text.encode()))
                 continue
-            tokens = tokenizer.encode(text)
+            tokens = tokenizer.encode(text[: LETTERS * (longest + BEYOND)])
+            if len(tokens) < longest:
+                tokens = tokenizer.encode(text)
             most = max(most, len(tokens))
             if len(tokens) >= longest:
                 self.names.append(name)
-                self.tokens.append(np.array(tokens[: max(longest, MOST_TOKENS)], dtype=np.int32))
+                self.tokens.append(np.array(tokens[: longest + BEYOND], dtype=np.int32))
             if len(self.tokens) == count:
                 break
         if not self.tokens:

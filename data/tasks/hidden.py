@@ -17,11 +17,11 @@ def passkey(ask: Ask) -> Item:
 
 
 def needle(ask: Ask) -> Item:
-    """`The heron hid it in the attic` in text, and others; `The heron hid it in the` → ` attic`"""
+    """`heron hid it in the attic` in text, and others; `heron hid it in the` → ` attic`"""
     task = cast(NeedleTask, ask.bench.task)
     places = [f" {PLACES[i]}" for i in ask.different("values", len(PLACES), len(PLACES)).tolist()]
     values = ask.same_count(places, task.keys)
-    return _facts(ask, "\nThe {} hid it in the", values, task.keys, task.queries)
+    return _facts(ask, "\n{} hid it in the", values, task.keys, task.queries)
 
 
 def _facts(ask: Ask, stem: str, values: list[str], count: int, queries: int) -> Item:
@@ -67,8 +67,9 @@ def _hidden(
     if room < 0:
         raise ask.too_short(ask.length - room)
     earlier: list[int] = []
-    for i in range(int(ask.draw("asked", 1, queries)[0])):
-        stem, right = questions[1 + i % (len(questions) - 1)]
+    asked = int(ask.draw("asked", 1, queries)[0])
+    for i in ask.draw("earlier", asked, len(questions)).tolist():
+        stem, right = questions[i]
         question = ask.encode(stem) + ask.encode(right)
         if len(question) > room:
             break

@@ -37,8 +37,9 @@ def solve_passkey(prompt):
 
 
 def solve_needle(prompt):
-    facts = solved_pairs(prompt, r"\nThe (\w+) hid it in the (\w+)\.\n")
-    return f" {facts[prompt.rsplit('The ', 1)[1].split()[0]]}.\n", [f" {v}.\n" for v in facts.values()]
+    facts = solved_pairs(prompt, r"\n(\w+) hid it in the (\w+)\.\n")
+    asked = prompt.rsplit("\n", 1)[1].split()[0]
+    return f" {facts[asked]}.\n", [f" {value}.\n" for value in facts.values()]
 
 
 def solve_variables(prompt):
@@ -95,7 +96,7 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def subwords():
-    lines = [TEXT, "Key heron 48213.\n" * 30, "The owl hid it in the attic.\n" * 30, "copy 12:\nab 42\n" * 30]
+    lines = [TEXT, "Key heron 48213.\n" * 30, "owl hid it in the attic.\n" * 30, "copy 12:\nab 42\n" * 30]
     return train_sentencepiece(SentencePieceSettings(vocab_size=320), iter(lines)).tokenizer
 
 

@@ -1,0 +1,104 @@
+"""evaluate.py protocol=tasks on run folders: from files on disk to files on disk."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import evaluate as script
+from data import prepare
+from evaluation import EvaluationError
+from model import Transformer
+from training.checkpoint import save_weights_only
+from training.config import load_settings
+from training.run import create_run
+from training.settings import RunSettings
+
+SHAPE = ["train_length=128", "model.dim=24", "model.layers=2", "model.heads=6", "model.groups=2"]
+SOURCES = {
+    "items": [
+        "data.source={name: task, items: 20, length: 130, "
+        "task: {name: passkey, haystack: {name: filler}, queries: 3}}"
+    ],
+    "text": ["data.source={name: files, path: TEXT}"],
+}
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A run trained on items, and one trained on text, both with random weights."""
+    home = tmp_path_factory.mktemp("home")
+    (home / "text").mkdir()
+    for i in range(16):
+        (home / "text" / f"{i:02}.txt").write_text(f"Chapter {i}. The road went on and on. " * 20)
+    for name, words in SOURCES.items():
+        words = [word.replace("TEXT", str(home / "text")) for word in words]
+        more = ["data.tokenizer.name=bytes", "data.valid_fraction=0.5", f"data.root={home / 'prepared'}"]
+        settings = load_settings(RunSettings, [*SHAPE, *words, *more])
+        prepared = prepare(settings.data, workers=1)
+        model = Transformer(settings.model, prepared.tokenizer.vocab_size, 128).initialise(1)
+        about = {"data": str(prepared.folder), "data_hash": prepared.train.hash}
+        save_weights_only(create_run(home / name, settings, prepared.tokenizer, ["test"], about), model)
+    return home
+
+
+def call(monkeypatch, *words):
+    monkeypatch.setattr(sys, "argv", ["evaluate.py", *map(str, words)])
+    try:
+        return script.main()
+    finally:
+        torch.set_flush_denormal(False)  # the script's choice for its process, not for the tests after it
+
+
+SMALL = ["protocol=tasks", "items=12", "haystacks=6", "lengths=[128,160]", "device=cpu"]
+
+
+def test_a_run_is_asked_what_it_was_trained_on_with_other_items(home, monkeypatch, capsys):
+    rules = "rules=[trained,truncate,yarn]"
+    assert call(monkeypatch, home / "items", *SMALL, rules, "folder=first") == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("as trained: right ") and "5 cells: 12 items of 3 candidates" in err
+    folder = home / "items" / "evaluation" / "first"
+    report = json.loads((folder / "results.json").read_text())
+    assert report["task"] == "passkey" and report["task_settings"]["queries"] == 1
+    assert report["haystack"] == "filler, documents kept from training" and report["unit_count"] == 6
+    assert [(cell["rule"], cell["length"]) for cell in report["cells"]] == [
+        (rule, length) for rule in ("trained", "truncate", "yarn") for length in (128, 160)
+    ]
+    assert report["rules"]["yarn"]["position"]["scaling"]["name"] == "yarn"
+    assert report["command"].startswith("python evaluate.py")
+    # As trained and cut to the trained length are the same at the trained length.
+    cells = {(cell["rule"], cell["length"]): cell for cell in report["cells"]}
+    assert cells["trained", 128]["unit_accuracy"] == cells["truncate", 128]["unit_accuracy"]
+    before = (folder / "results.csv").read_bytes()
+    call(monkeypatch, home / "items", folder / "settings.yaml")
+    assert "6 of 6 cells were measured before" in capsys.readouterr().err
+    assert (folder / "results.csv").read_bytes() == before
+
+
+def test_a_run_trained_on_text_reads_its_own_held_out_text(home, monkeypatch, capsys):
+    assert call(monkeypatch, home / "text", *SMALL, "task.name=needle", "folder=needle") == 0
+    report = json.loads((home / "text" / "evaluation" / "needle" / "results.json").read_text())
+    assert report["haystack"].endswith("/valid") and report["units"]["names"][0].endswith(".txt")
+    assert len(report["units"]["names"]) == 6
+    assert call(monkeypatch, home / "text", *SMALL, "task.name=parity", "folder=parity") == 0
+    report = json.loads((home / "text" / "evaluation" / "parity" / "results.json").read_text())
+    assert report["chance"] == 0.5 and report["by_depth"] == [] and report["unit"] == "item"
+    with pytest.raises(EvaluationError, match="was not trained on a task: say which"):
+        call(monkeypatch, home / "text", *SMALL)
+    with pytest.raises(EvaluationError, match=r"none of the 8 documents .* 5,001 tokens"):
+        call(monkeypatch, home / "text", *SMALL, "task.name=needle", "lengths=[5000]")
+    with pytest.raises(EvaluationError, match="too short for the task needle"):
+        call(monkeypatch, home / "text", *SMALL, "task.name=needle", "lengths=[50]")
+    assert not (home / "text" / "evaluation" / "none").exists()
+
+
+@pytest.mark.parametrize("name", ["passkey", "needle", "recall", "variables"])
+def test_the_ready_settings_fit_from_128_tokens(home, monkeypatch, name):
+    config = Path(script.__file__).parent / "configs" / "tasks" / f"{name}.yaml"
+    words = ["items=6", "haystacks=6", "lengths=[128]", "device=cpu", f"folder={name}"]
+    assert call(monkeypatch, home / "items", config, *words) == 0
+    report = json.loads((home / "items" / "evaluation" / name / "results.json").read_text())
+    assert report["task"] == name and report["lengths"] == [128]
