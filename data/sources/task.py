@@ -17,7 +17,7 @@ from data.text_settings import TextSettings
 from data.tokenizer import ByteTokenizer
 
 ITEMS = 20_000  # where neither a number nor a text says how many
-HAYSTACKS = 256  # documents that items are hidden in
+HAYSTACKS = 100  # documents that items are hidden in
 
 
 class Tasks:

@@ -9,7 +9,7 @@ from data.draws import below, bits, key_of
 from data.errors import DataError
 from data.tokenizer import Tokenizer
 
-BEYOND = 1 << 13  # tokens kept of a document beyond those that are needed: places to begin at
+BEYOND = 1 << 12  # tokens kept of a document beyond those that are needed: places to begin at
 LETTERS = 8  # of a token, at most as a rule: so much of a document is spelled at first
 SIDES = {"training": (1, 2, 3, 4), "evaluation": (0,)}  # of every five documents, chosen by name
 

@@ -59,7 +59,7 @@ def retriever(prompts, candidates, length):
     """Knows the answer where it still stands in what it is given, and otherwise guesses the first digits."""
     nll, exact = np.empty(candidates.shape[:2]), np.zeros(len(prompts), dtype=bool)
     for row, (prompt, options) in enumerate(zip(prompts, candidates, strict=True)):
-        text, marks = bytes(t for t in prompt if t < 256), [bytes(option) for option in options]
+        text, marks = bytes(t for t in prompt if t < 256), [bytes(option.tolist()) for option in options]
         asked = text.rsplit(b"\n", 1)[1]
         nll[row] = [0.0 if asked + mark in text else 1 + mark[1] + 0.01 * mark[2] for mark in marks]
         exact[row] = asked + marks[0] in text
