@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 from matplotlib import colormaps, rc_context
 from matplotlib.axes import Axes
@@ -143,7 +144,7 @@ def _grid(axes: Axes, spots: list[Spot], lengths: list[int], what: str, name) ->
         red, green, blue = shade[:3]
         ink = "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 0.5 else INK
         s, centre = spot.share, (x + 0.5, y + 0.5)
-        how = {"textcoords": "offset points", "ha": "center", "va": "center", "color": ink}
+        how: dict[str, Any] = {"textcoords": "offset points", "ha": "center", "va": "center", "color": ink}
         axes.annotate(f"{100 * s.share:.0f}", centre, xytext=(0, 4), fontsize=9.5, **how)
         ends = f"({100 * s.low:.0f}–{100 * s.high:.0f})"
         axes.annotate(ends, centre, xytext=(0, -7), fontsize=6.5, **how)
