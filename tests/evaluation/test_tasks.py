@@ -236,9 +236,8 @@ def test_cells_are_kept_and_results_are_written(tmp_path):
     title, columns, rows = task_table(second, analysis)
     assert "chance 33.3%" in title and len(rows) == 4 and all(len(row) == len(columns) for row in rows)
     words = task_words(second, analysis)
-    assert (
-        words[0].startswith("as trained: right 100.0%") and "better than the context cut to 100" in words[0]
-    )
+    assert words[0].startswith("as trained: right 100.0%")
+    assert "not told apart from the context cut to 100: +31.4 points [-0.6" in words[0]  # 7 haystacks
     assert "30 of 30 (100.0% [64.6%, 100.0%])" in words[2]
 
 
