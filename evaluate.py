@@ -70,7 +70,7 @@ from evaluation.exposure_strip import add_strip
 from evaluation.grid import footnotes, grid
 from evaluation.ranks import joined, this_process
 from evaluation.records import write
-from evaluation.report import table, words
+from evaluation.report import parts_table, table, words
 from evaluation.rules import new_sinks
 from evaluation.settings import settings_hash
 from evaluation.tasks_analysis import analyse_tasks
@@ -173,6 +173,8 @@ def measure_loss(settings: EvaluationSettings, run: Path, console: Console) -> i
     for line in words(result, analysis, brief=as_grid):
         print(line)
     console.table(*(grid if as_grid else table)(result, analysis))
+    if analysis.parts and not as_grid:
+        console.table(*parts_table(result, analysis))
     for line in footnotes(result, verbose) if settings.matrix else []:
         print(line)
     print(f"figure: {figures[0]}\nnumbers: {folder / 'results.csv'}, {folder / 'results.json'}")

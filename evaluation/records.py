@@ -10,16 +10,47 @@ from pathlib import Path
 import numpy as np
 
 from data.files import write_text
-from evaluation.analysis import Analysis, Row
+from evaluation.analysis import Analysis, Part, Row
 from evaluation.matrix import Result
 from evaluation.report import words
 from evaluation.statistics import unit_means
 
 
 def records(result: Result, analysis: Analysis) -> list[dict]:
-    """One flat record per cell, each with everything its number rests on."""
+    """One flat record per cell, each with everything its number rests on.
+
+    `part`: `all` units; or `unseen`, `seen`: those whose cluster is not, or is, in the training text.
+    """
     common = basis(result, analysis)
-    return [{**_flat(row), **common} for row in analysis.rows]
+    rows = [
+        {"part": "all", **_flat(row), **_gain_per_doubling(row, analysis), **common} for row in analysis.rows
+    ]
+    for part in analysis.parts:
+        own = {"targets": part.n_targets, "documents": part.documents, "units": part.units}
+        rows += [
+            {"part": _part(part), **_flat(row), **dict.fromkeys(DOUBLING), **common, **own}
+            for row in part.rows
+        ]
+    return rows
+
+
+DOUBLING = ("gain_per_doubling", "gain_per_doubling_low", "gain_per_doubling_high")
+
+
+def _gain_per_doubling(row: Row, analysis: Analysis) -> dict:
+    """What the last doubling before this length gained, where there is a shorter length."""
+    found = [
+        one.gain
+        for reach in analysis.reaches
+        for one in reach.doublings
+        if (reach.rule, one.longer) == (row.rule, row.length)
+    ]
+    values = (found[0].estimate, _finite(found[0].low), _finite(found[0].high)) if found else (None,) * 3
+    return dict(zip(DOUBLING, values, strict=True))
+
+
+def _part(part: Part) -> str:
+    return "seen" if part.seen else "unseen"
 
 
 def basis(result: Result, analysis: Analysis) -> dict:
@@ -52,12 +83,15 @@ def _flat(row: Row) -> dict:
     out = {
         key: getattr(row, key) for key in ("rule", "scheme", "length", "nll", "perplexity", "bits_per_byte")
     }
-    delta = row.verdict.delta if row.verdict else None
+    delta = row.delta
     for name, one in (("nll", row.level), ("delta", delta), ("gain", row.gain)):
         if name != "nll":
             out[name] = one.estimate if one else None
         out[f"{name}_low"] = _finite(one.low) if one else None
         out[f"{name}_high"] = _finite(one.high) if one else None
+    for end in ("", "_low", "_high"):
+        value = out[f"delta{end}"]
+        out[f"perplexity_ratio{end}"] = None if value is None else math.exp(min(value, 700.0))
     out["delta_upper_one_sided"] = _finite(row.verdict.upper) if row.verdict else None
     out["verdict"] = row.verdict.word if row.verdict else None
     out["units_needed"] = row.verdict.units_needed if row.verdict else None
@@ -111,12 +145,41 @@ def write(result: Result, analysis: Analysis, folder: Path) -> None:
         "unigram_unit_nll": _by_unit(result.unigram, result),
         "truncated_unit_nll": _by_unit(result.truncated, result),
         "cells": [
-            _flat(row) | {"unit_nll": _by_unit(result.nll.get((row.rule, row.length)), result)}
+            _flat(row)
+            | _gain_per_doubling(row, analysis)
+            | {"unit_nll": _by_unit(result.nll.get((row.rule, row.length)), result)}
             for row in analysis.rows
         ],
         "derived": [
             {"rule": v.rule, "held_to": v.held_to, "break_point": v.break_point} for v in analysis.verdicts
         ],
+        "context_reach": [
+            {
+                "rule": one.rule,
+                "reach": one.reach,
+                "longest": one.longest,
+                "gain_per_doubling": [
+                    {
+                        "from": d.shorter,
+                        "to": d.longer,
+                        "gain": d.gain.estimate,
+                        "low": d.gain.low,
+                        "high": d.gain.high,
+                    }
+                    for d in one.doublings
+                ],
+            }
+            for one in analysis.reaches
+        ],
+        "parts": {
+            _part(part): {
+                "targets": part.n_targets,
+                "documents": part.documents,
+                "units": part.units,
+                "cells": [_flat(row) for row in part.rows],
+            }
+            for part in analysis.parts
+        },
         "by_position": {rule: [asdict(b) for b in buckets] for rule, buckets in analysis.buckets.items()},
         "per_target_nll": result.files,
     }

@@ -2,12 +2,15 @@
 
 import math
 
-from evaluation.analysis import Analysis, Row
+from evaluation.analysis import Analysis, Part, Row
 from evaluation.grid import headline
 from evaluation.matrix import Result
+from evaluation.reach import Reach
 from evaluation.rules import TRAINED, TRUNCATE
 from evaluation.statistics import FEW_BELOW, POINTS_ONLY_BELOW, Interval
 from evaluation.verdicts import RuleVerdicts, Verdict, pooled
+
+MANY = 10**7  # units: so many are no advice
 
 
 def words(result: Result, analysis: Analysis, brief: bool = False) -> list[str]:
@@ -19,6 +22,8 @@ def words(result: Result, analysis: Analysis, brief: bool = False) -> list[str]:
     lines = [_rule_sentence(v, analysis, l0) for v in analysis.verdicts if v.verdicts]
     if brief and lines:
         lines = [headline(result, analysis)]
+    if not brief:
+        lines += [_reach_sentence(one, result.settings.tolerance) for one in analysis.reaches]
     if result.plan.protocol == "by-position":
         lines += [_position_sentence(rule, buckets, longest) for rule, buckets in analysis.buckets.items()]
     if not lines:
@@ -26,10 +31,10 @@ def words(result: Result, analysis: Analysis, brief: bool = False) -> list[str]:
     lines.append(_level_sentence(result, analysis))
     lines.append(_basis_sentence(result, analysis))
     lines += [result.screening.sentence] if result.screening.sentence else []
-    wide = [v for rule in analysis.verdicts for v in rule.verdicts if v.units_needed]
-    undecided = [v for v in wide if v.word == "undecided"]
-    if undecided:
-        lines.append(_power_sentence(undecided, result, analysis))
+    lines += [_part_sentence(part, result, analysis, brief) for part in analysis.parts]
+    wide = [(v, rule.rule) for rule in analysis.verdicts for v in rule.verdicts if v.units_needed]
+    if wide:
+        lines.append(_power_sentence(wide, result, analysis))
     flagged = [row for row in analysis.rows if row.verdict and row.verdict.delta.disagrees]
     if flagged:
         names = ", ".join(f"{row.rule} at {row.length}" for row in flagged)
@@ -124,22 +129,92 @@ def _basis_sentence(result: Result, analysis: Analysis) -> str:
         return text + f": fewer than {POINTS_ONLY_BELOW} units, hence points without intervals."
     few = " (few documents)" if analysis.units < FEW_BELOW else ""
     level = round(100 * result.settings.confidence, 2)
-    family = f"; for verdicts simultaneous over {analysis.family} comparisons" if analysis.verdicts else ""
+    how = " (max-t)" if result.settings.simultaneous == "max-t" else ""
+    family = (
+        f"; for verdicts simultaneous over {analysis.family} comparisons{how}" if analysis.verdicts else ""
+    )
     return (
         f"{text}{few}. Intervals: {level:g}% over {unit}{family}. "
         "They speak of this checkpoint on such documents, not of the scheme."
     )
 
 
-def _power_sentence(undecided: list[Verdict], result: Result, analysis: Analysis) -> str:
-    worst = max(undecided, key=lambda v: v.units_needed or 0)
+def _power_sentence(wide: list[tuple[Verdict, str]], result: Result, analysis: Analysis) -> str:
+    worst, rule = max(wide, key=lambda one: one[0].delta.half)
+    undecided = sum(v.word == "undecided" for v, _ in wide)
+    units = worst.units_needed or 0
+    count = f"about {units:,}" if units < MANY else f"more than {MANY:,}"
     text = (
-        f"Undecided where an interval is wider than the tolerance of {result.settings.tolerance:g} nats "
-        f"(±{worst.delta.half:.3f} at worst): about {worst.units_needed} {analysis.unit_kind}s would do"
+        f"Wider than the tolerance of {result.settings.tolerance:g} nats: {len(wide)} "
+        f"interval{'s' if len(wide) > 1 else ''}, {undecided or 'none'} of them undecided "
+        f"(at worst ±{worst.delta.half:.3f}, {rule} at {worst.length}): "
+        f"{count} {analysis.unit_kind}s would do"
     )
     if worst.spans_needed:
-        text += f", or {worst.spans_needed} spans in each of these"
+        text += f", or {worst.spans_needed:,} spans in each document of these"
+    elif result.plan.span and result.settings.spans_per_document > 1 and result.screening.kept.all():
+        text += "; more spans in the documents there are would not"
     return text + "."
+
+
+def _reach_sentence(reach: Reach, tolerance: float) -> str:
+    name = "as trained" if reach.rule == TRAINED else reach.rule
+    if reach.points:
+        text = "a point: too few units"
+    elif reach.reach is None:
+        text = f"not shown to saturate by {reach.longest}"
+    else:
+        shortest = reach.reach == reach.doublings[0].shorter
+        text = f"at most {reach.reach}, the shortest length measured" if shortest else f"{reach.reach}"
+        text += f"; up to {reach.longest} no longer context gains {tolerance:g} nats over it"
+    gains = ", ".join(
+        f"{one.shorter} to {one.longer} {_signed(one.gain.estimate)} {_ends(one.gain)}".rstrip()
+        for one in reach.doublings
+    )
+    return f"Context reach, {name}: {text}. Gain per doubling, nats: {gains}."
+
+
+def _part_sentence(part: Part, result: Result, analysis: Analysis, brief: bool) -> str:
+    kind = analysis.unit_kind + ("s" if part.units != 1 else "")
+    text = f"{part.units} {kind} ({part.documents} documents) {_part_name(part.seen)}"
+    if part.units < POINTS_ONLY_BELOW:
+        text += ", points only"
+    l0, longest = result.subject.trained_length, result.plan.lengths[-1]
+    rows = {(row.rule, row.length): row for row in part.rows}
+    base, found = rows.get((TRAINED, l0)), []
+    if base is not None:
+        found.append(f"as trained NLL {base.nll:.4f} at {l0}")
+    for row in part.rows:
+        if row.delta is not None and row.length == longest and (row.rule == TRAINED or not brief):
+            name = "as trained" if row.rule == TRAINED else row.rule
+            delta = f"{_signed(row.delta.estimate)} {_ends(row.delta)}".rstrip()
+            found.append(f"{name} {delta} at {longest}")
+    return f"{text}: {', '.join(found)}."
+
+
+def _part_name(seen: bool) -> str:
+    return "in the training text" if seen else "not in the training text"
+
+
+def parts_table(result: Result, analysis: Analysis) -> tuple[str, list[str], list[list[str]]]:
+    """The cells once over the units that the training text does not know, and once over those it does."""
+    l0 = result.subject.trained_length
+    columns = ["rule", "length"]
+    for part in analysis.parts:
+        of = f"{part.units} {_part_name(part.seen)}"
+        columns += [f"NLL: {of}", f"difference from {l0}"]
+    rows: dict[tuple[str, int], list[str]] = {}
+    for part in analysis.parts:
+        for row in part.rows:
+            if row.rule == TRUNCATE and row.length != l0:
+                continue
+            delta = f"{_signed(row.delta.estimate)} {_ends(row.delta)}".rstrip() if row.delta else ""
+            rows.setdefault((row.rule, row.length), []).extend([f"{row.nll:.4f}", delta])
+    title = f"{analysis.unit_kind}s apart, by whether the training text has them"
+    lines = [
+        [rule, "all" if rule == TRUNCATE else str(length), *cells] for (rule, length), cells in rows.items()
+    ]
+    return title, columns, lines
 
 
 def table(result: Result, analysis: Analysis) -> tuple[str, list[str], list[list[str]]]:
@@ -181,7 +256,7 @@ def table(result: Result, analysis: Analysis) -> tuple[str, list[str], list[list
 def _table_row(row: Row, l0: int) -> list[str]:
     if row.nll is None:
         return [row.rule, str(row.length), "failed" if row.exists else "—", "", "", row.failure, ""]
-    delta = f"{_signed(row.verdict.delta.estimate)} {_ends(row.verdict.delta)}" if row.verdict else ""
+    delta = f"{_signed(row.delta.estimate)} {_ends(row.delta)}" if row.delta else ""
     word = row.verdict.word if row.verdict else ""
     if row.rule == TRUNCATE:
         return [row.rule, "all", f"{row.nll:.4f}", f"{row.perplexity:.2f}", "", "flat by construction", ""]

@@ -17,6 +17,7 @@ from evaluation.statistics import FEW_BELOW, POINTS_ONLY_BELOW, smallest, t_quan
 CLAIM_SEEDS = 3  # fewer seeds of a scheme: points, no claim
 MANY_SEEDS = 10_000  # beyond which a number of seeds is no advice
 MANY_UNITS = 10**7
+FAMILY_POWER = 4 / 3  # of the shares of the variance in the degrees of freedom of a family; see `_spread`
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class SeedInterval:
     estimate: float
     low: float
     high: float
-    df: float  # Welch-Satterthwaite; NaN where a variance cannot be estimated
+    df: float  # Welch-Satterthwaite, fewer in a family; NaN where a variance cannot be estimated
     level: float  # 0.95 for a 95% interval, after the split over `family`
     family: int
     seeds: tuple[int, ...]  # of each scheme
@@ -60,8 +61,8 @@ def compare(
     """mean(a) − mean(b) for a (S_A, D) and b (S_B, D) over the same units, ± t(df)·√V.
 
     V = s²_A/S_A + s²_B/S_B (variances of seed means) + s²_doc/D (variance of the seed-averaged unit
-    differences), df by Welch-Satterthwaite over the three. `pooled_variance`: `pool` of all schemes, where
-    the study declares that their seeds vary alike. Seeds of the two need not correspond.
+    differences), df by Welch-Satterthwaite over the three, fewer in a family. `pooled_variance`: `pool` of
+    all schemes, where the study declares that their seeds vary alike. Seeds of the two need not correspond.
     """
     a, b = _checked(a), _checked(b)
     if a.shape[1] != b.shape[1]:
@@ -112,7 +113,7 @@ def needed(interval: SeedInterval, half: float) -> tuple[int | None, int | None]
 
     def width(seeds: Sequence[int], units: int) -> float:
         variance, df = _spread(
-            interval.seed_variance, seeds, interval.unit_variance, units, interval.pooled_df
+            interval.seed_variance, seeds, interval.unit_variance, units, interval.pooled_df, interval.family
         )
         return _half(variance, df, 1 - interval.level)
 
@@ -149,7 +150,7 @@ def _interval(
     unit_variance = float(unit_values.var(ddof=1)) if units > 1 else math.nan
     estimate, level = float(unit_values.mean()), 1 - alpha / family
     df = pooled[1] if pooled else None
-    variance, total_df = _spread(own, seeds, unit_variance, units, df)
+    variance, total_df = _spread(own, seeds, unit_variance, units, df, family)
     enough = min(seeds) >= CLAIM_SEEDS and units >= POINTS_ONLY_BELOW
     half = _half(variance, total_df, alpha / family) if enough else math.nan
     return SeedInterval(
@@ -173,8 +174,14 @@ def _spread(
     unit_variance: float,
     units: int,
     pooled_df: float | None,
+    family: int,
 ) -> tuple[float, float]:
-    """(V, its Welch-Satterthwaite df); NaN where a part cannot be estimated."""
+    """(V, its degrees of freedom 1 / Σ wᵖ/dfᵢ over the shares w of V); NaN where a part cannot be estimated.
+
+    p = 2 is Welch-Satterthwaite. It takes too many degrees of freedom where the largest variance happens to
+    be estimated small, which shows in the far tail of a family: 6 schemes of 3 seeds with unequal variances
+    hold together in 89 to 95% where 95% are stated. p = 4/3 makes that 94 to 98%, ends 0 to 30% wider.
+    """
     if pooled_df is None:
         parts = [(variance / n, n - 1) for variance, n in zip(seed_variance, seeds, strict=True)]
     else:  # one estimate, used for every scheme: its error is shared
@@ -185,7 +192,8 @@ def _spread(
         return math.nan, math.nan
     if total == 0:
         return 0.0, float(min(df for _, df in parts))
-    return total, total**2 / sum(variance**2 / df for variance, df in parts)
+    power = 2 if family == 1 else FAMILY_POWER
+    return total, 1 / sum((variance / total) ** power / df for variance, df in parts)
 
 
 def _half(variance: float, df: float, alpha: float) -> float:

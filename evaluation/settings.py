@@ -68,6 +68,11 @@ class EvaluationSettings(BaseModel):
     confidence: float = Field(
         0.95, gt=0.5, lt=1, description="level of the intervals, simultaneous for verdicts"
     )
+    simultaneous: Literal["bonferroni", "max-t"] = Field(
+        "bonferroni",
+        description="how verdicts share that level; max-t: bootstrap of the largest t, narrower where "
+        "rules move together, wider where documents are skewed",
+    )
     resamples: int = Field(10_000, ge=10_000, description="studentised bootstrap resamples shown beside t")
     seed: int = Field(0, ge=0, description="draws documents, spans, offsets and resamples")
     dtype: Literal["float32", "float64", "bfloat16"] = Field("float32", description="arithmetic of the model")

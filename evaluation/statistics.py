@@ -135,22 +135,53 @@ def smallest(enough: Callable[[int], bool], start: int, limit: int) -> int | Non
 
 
 def spans_needed(
-    span_means: np.ndarray, half: float, *, alpha: float = 0.05, family: int = 1, limit: int = 10_000
+    span_means: np.ndarray,
+    unit: np.ndarray,
+    half: float,
+    *,
+    alpha: float = 0.05,
+    family: int = 1,
+    limit: int = 10_000,
 ) -> int | None:
-    """Spans per unit that would do with the units there are, (D, N) span means; None where no number would.
+    """Spans per document that would do with the documents there are; None where no number would.
 
-    The variance of a unit mean is between + within / N; only the second part shrinks with more spans.
+    `span_means` (documents, N), `unit` (documents,) of each. The variance of a unit's mean has a part from
+    the spans within documents, and only this part shrinks with more of them.
     """
-    units, spans = span_means.shape
+    spans, (_, counts) = span_means.shape[1], np.unique(unit, return_counts=True)
+    units = len(counts)
     if units < POINTS_ONLY_BELOW or spans < 2:
         return None
-    within = float(span_means.var(axis=1, ddof=1).mean())
-    between = max(0.0, float(span_means.mean(axis=1).var(ddof=1)) - within / spans)
-    allowed = units * (half / t_quantile(1 - alpha / family / 2, units - 1)) ** 2 - between
+    within = float(span_means.var(axis=1, ddof=1).mean()) * float((1 / counts).mean())  # with one span each
+    means = unit_means(span_means.mean(axis=1), unit)
+    rest = max(0.0, float(means.var(ddof=1)) - within / spans)
+    allowed = units * (half / t_quantile(1 - alpha / family / 2, units - 1)) ** 2 - rest
     if allowed <= 0:
         return None
     wanted = max(1, math.ceil(within / allowed))
     return wanted if wanted <= limit else None
+
+
+def max_t_alpha(means: np.ndarray, *, alpha: float = 0.05, resamples: int = 10_000, seed: int = 0) -> float:
+    """The two-sided alpha at which each of m t intervals must stand for all of them to hold together.
+
+    `means` (D, m): m differences on the same D units. The studentised max-t: units are resampled, the largest
+    |t| of the m is noted, and its 1 − alpha quantile stands in the place of Bonferroni's t quantile. Where
+    the m move together it is smaller (0.87 of it for 8 with a correlation of 0.9), where units are skewed
+    larger: 8 independent gamma(2) differences over 20 units hold together in 96%, by Bonferroni in 87%.
+    """
+    n, m = means.shape
+    sd = means.std(axis=0, ddof=1) if n > 1 else np.zeros(m)
+    if n < POINTS_ONLY_BELOW or not (sd > 0).any():
+        return alpha / m
+    z = ((means - means.mean(axis=0)) / np.where(sd > 0, sd, 1.0))[:, sd > 0]
+    counts = _resample_counts(n, resamples, seed)
+    mean = counts @ z / n
+    variance = np.maximum(counts @ (z * z) / n - mean**2, 0) * n / (n - 1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        largest = np.abs(mean / np.sqrt(variance / n)).max(axis=1)
+    critical = float(np.quantile(largest[np.isfinite(largest)], 1 - alpha))
+    return min(alpha, 2 * t_tail(critical, n - 1))
 
 
 @lru_cache(maxsize=1024)

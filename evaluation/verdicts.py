@@ -60,6 +60,7 @@ def judge(
     alpha: float,
     family: int,
     span: int | None = None,
+    document: np.ndarray | None = None,
     failed: Collection[int] = (),
     resamples: int = 10_000,
     seed: int = 0,
@@ -69,7 +70,8 @@ def judge(
     broken: the simultaneous lower bound exceeds the tolerance. held: the one-sided 97.5% upper bound is
     below it at this and at every shorter length of the grid from L0 on. Otherwise undecided: held is never
     inferred from "not broken". `unit` (n_targets,); `span`: targets per span, where spans are equally many
-    per document; `failed`: lengths that could not be measured, past which nothing is held.
+    per `document` (n_targets,), the unit where not given; `failed`: lengths that could not be measured, past
+    which nothing is held.
     """
     verdicts: list[Verdict] = []
     holding = True
@@ -91,20 +93,31 @@ def judge(
         units = spans = None
         if delta.half > tolerance:
             units = units_needed(delta.sd, tolerance, alpha=alpha, family=family)
-            spans = spans_needed(_span_means(difference, unit, span), tolerance, alpha=alpha, family=family)
+            spans = _spans_needed(
+                difference,
+                unit,
+                unit if document is None else document,
+                span,
+                tolerance,
+                alpha=alpha,
+                family=family,
+            )
         verdicts.append(Verdict(length, word, delta, upper, units, spans))
     held = [v.length for v in verdicts if v.word == "held"]
     broken = [v.length for v in verdicts if v.word == "broken"]
     return RuleVerdicts(rule, verdicts, max(held, default=None), min(broken, default=None))
 
 
-def _span_means(difference: np.ndarray, unit: np.ndarray, span: int | None) -> np.ndarray:
-    """(D, N) span means where every unit has equally many spans, else an empty (0, 0)."""
-    _, counts = np.unique(unit, return_counts=True)
+def _spans_needed(
+    difference: np.ndarray, unit: np.ndarray, document: np.ndarray, span: int | None, half: float, **how
+) -> int | None:
+    """Spans per document that would do, where every document has equally many of `span` targets."""
+    _, first, counts = np.unique(document, return_index=True, return_counts=True)
     if span is None or len(set(counts.tolist())) != 1 or counts[0] % span:
-        return np.empty((0, 0))
-    ordered = difference[np.argsort(unit, kind="stable")]
-    return ordered.reshape(len(counts), counts[0] // span, span).mean(axis=2)
+        return None
+    ordered = difference[np.argsort(document, kind="stable")]
+    means = ordered.reshape(len(counts), counts[0] // span, span).mean(axis=2)
+    return spans_needed(means, unit[first], half, **how)
 
 
 def net_gain(nll: np.ndarray, truncated: np.ndarray, unit: np.ndarray, **how) -> Interval:

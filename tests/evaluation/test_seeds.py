@@ -11,10 +11,10 @@ RNG = np.random.default_rng(17)
 A, B = RNG.normal(2.0, 0.3, (4, 9)), RNG.normal(1.9, 0.1, (3, 9))
 
 
-def by_hand(parts, p):
+def by_hand(parts, p, family=1):
     """Half-width from [(variance of a mean, df)], with scipy's t."""
-    total = sum(v for v, _ in parts)
-    df = total**2 / sum(v**2 / n for v, n in parts)
+    total, power = sum(v for v, _ in parts), 2 if family == 1 else 4 / 3
+    df = total**power / sum(v**power / n for v, n in parts)
     return stats.t.ppf(p, df) * math.sqrt(total), df
 
 
@@ -27,7 +27,7 @@ def parts_of(a, b):
 @pytest.mark.parametrize("family", [1, 6])
 def test_two_schemes_are_compared_by_the_three_variances(family):
     got = compare(A, B, family=family)
-    half, df = by_hand(parts_of(A, B), 1 - 0.025 / family)
+    half, df = by_hand(parts_of(A, B), 1 - 0.025 / family, family)
     assert got.estimate == pytest.approx(A.mean() - B.mean())
     assert (got.low, got.high) == pytest.approx((got.estimate - half, got.estimate + half), rel=1e-9)
     assert got.df == pytest.approx(df) and got.half == pytest.approx(half)
@@ -96,7 +96,7 @@ def test_needed_solves_the_half_width_for_either(family, factor):
     va, vb, vd = (v * n for (v, _), n in zip(parts_of(a, b), (4, 4, 12), strict=True))
 
     def half(s, d):
-        return by_hand([(va / s, s - 1), (vb / s, s - 1), (vd / d, d - 1)], 1 - 0.025 / family)[0]
+        return by_hand([(va / s, s - 1), (vb / s, s - 1), (vd / d, d - 1)], 1 - 0.025 / family, family)[0]
 
     assert half(4, units) <= wanted < half(4, units - 1)
     if seeds is None:
@@ -121,39 +121,42 @@ def test_needed_says_where_no_number_would_do():
         needed(got, 0.0)
 
 
-def draws(n, units, effect, seeds, seed_sd, unit_sd, rng):
-    """(n, S, D) of two schemes whose means are equal; a unit's difference has `unit_sd`."""
-
-    def unit_effect():
-        if effect == "normal":
-            return rng.normal(size=(n, 1, units))
-        return (rng.gamma(2.0, size=(n, 1, units)) - 2) / math.sqrt(2)
-
-    shared = 3 * unit_effect()  # documents differ much; both schemes see the same ones
-    difference = unit_sd * unit_effect()
-    a, b = (
-        shared + sd * rng.normal(size=(n, s, 1)) + 0.02 * rng.normal(size=(n, s, units))
-        for s, sd in zip(seeds, seed_sd, strict=True)
-    )
-    return a + difference, b
+def unit_effect(rng, effect, shape):
+    if effect == "normal":
+        return rng.normal(size=shape)
+    return (rng.gamma(2.0, size=shape) - 2) / math.sqrt(2)
 
 
-def vectorised(a, b, p=0.975):
+def scheme(rng, documents, effect, seeds, seed_sd, unit_sd):
+    """(n, S, D): documents (n, 1, D) that every scheme sees, what this one makes of each, and its seeds."""
+    n, _, units = documents.shape
+    own = unit_sd * unit_effect(rng, effect, (n, 1, units))
+    noise = 0.02 * rng.normal(size=(n, seeds, units))
+    return documents + own + seed_sd * rng.normal(size=(n, seeds, 1)) + noise
+
+
+def draws(n, units, effect, setting, rng):
+    """Two schemes of 3 seeds with equal means, (n, 3, D) each; their difference has the setting's unit sd."""
+    (sd_a, sd_b), unit_sd = SETTINGS[setting]
+    documents = 3 * unit_effect(rng, effect, (n, 1, units))
+    return scheme(rng, documents, effect, 3, sd_a, unit_sd), scheme(rng, documents, effect, 3, sd_b, 0.0)
+
+
+def vectorised(a, b, family=1):
     """(estimate, half) of every draw at once, with scipy: the twin of `compare`."""
     parts = [a.mean(2).var(1, ddof=1) / a.shape[1], b.mean(2).var(1, ddof=1) / b.shape[1]]
-    units = a.mean(1) - b.mean(1)
+    units, power = a.mean(1) - b.mean(1), 2 if family == 1 else 4 / 3
     parts.append(units.var(1, ddof=1) / units.shape[1])
-    total = sum(parts)
-    df = total**2 / sum(
-        v**2 / (n - 1) for v, n in zip(parts, (a.shape[1], b.shape[1], a.shape[2]), strict=True)
-    )
-    return units.mean(1), stats.t.ppf(p, df) * np.sqrt(total)
+    freedom = (a.shape[1] - 1, b.shape[1] - 1, a.shape[2] - 1)
+    df = sum(parts) ** power / sum(v**power / n for v, n in zip(parts, freedom, strict=True))
+    return units.mean(1), stats.t.ppf(1 - 0.025 / family, df) * np.sqrt(sum(parts))
 
 
+# Standard deviations of the seeds of two schemes, and of what a document makes of their difference.
 SETTINGS = {
-    "seeds dominate": ((0.10, 0.03), 0.05),
-    "alike": ((0.05, 0.02), 0.15),
-    "units": ((0.01, 0.004), 0.3),
+    "seeds dominate": ((0.10, 0.05), 0.05),
+    "alike": ((0.05, 0.025), 0.15),
+    "units dominate": ((0.01, 0.004), 0.3),
 }
 
 
@@ -162,11 +165,39 @@ SETTINGS = {
 @pytest.mark.parametrize("units", [20, 60])
 def test_coverage_in_4000_draws(units, effect, least, most, setting):
     """Unequal seed variances, 3 seeds of each scheme."""
-    seed_sd, unit_sd = SETTINGS[setting]
     rng = np.random.default_rng([units, len(effect), len(setting)])
-    a, b = draws(4000, units, effect, (3, 3), seed_sd, unit_sd, rng)
+    a, b = draws(4000, units, effect, setting, rng)
     estimate, half = vectorised(a, b)
     for i in range(10):
         assert compare(a[i], b[i]).half == pytest.approx(half[i], rel=1e-9)
     covered = float(np.mean(np.abs(estimate) <= half))
-    assert least <= covered <= most
+    assert least <= covered <= most, covered
+
+
+def test_a_bootstrap_over_documents_alone_covers_a_quarter_where_seeds_dominate():
+    rng = np.random.default_rng(23)
+    a, b = draws(4000, 20, "normal", "seeds dominate", rng)
+    difference = a.mean(1) - b.mean(1)
+    counts = rng.multinomial(20, [1 / 20] * 20, size=1000)
+    low, high = np.quantile(difference @ counts.T / 20, [0.025, 0.975], axis=1)
+    naive = np.mean((low <= 0) & (high >= 0))
+    estimate, half = vectorised(a, b)
+    assert 0.15 <= naive <= 0.4 and np.mean(np.abs(estimate) <= half) >= 0.935
+
+
+@pytest.mark.parametrize("effect, least", [("normal", 0.935), ("gamma", 0.9)])
+@pytest.mark.parametrize("units", [20, 60])
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_a_family_against_one_baseline_holds_jointly(setting, units, effect, least):
+    """Six schemes of 3 seeds against one baseline; each interval at alpha/6."""
+    (sd_a, sd_b), unit_sd = SETTINGS[setting]
+    rng = np.random.default_rng([31, units, len(effect), len(setting)])
+    documents = 3 * unit_effect(rng, effect, (4000, 1, units))
+    baseline = scheme(rng, documents, effect, 3, sd_b, 0.3 * unit_sd)
+    held = np.ones(4000, dtype=bool)
+    for _ in range(6):
+        other = scheme(rng, documents, effect, 3, sd_a, unit_sd)
+        estimate, half = vectorised(other, baseline, 6)
+        assert compare(other[0], baseline[0], family=6).half == pytest.approx(half[0], rel=1e-9)
+        held &= np.abs(estimate) <= half
+    assert held.mean() >= least, held.mean()

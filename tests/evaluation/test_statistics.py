@@ -7,6 +7,7 @@ from scipy import stats
 from evaluation.statistics import (
     bootstrap_t,
     interval,
+    max_t_alpha,
     spans_needed,
     t_quantile,
     t_tail,
@@ -100,48 +101,99 @@ def test_spans_needed_solves_the_two_variance_parts():
     rng = np.random.default_rng(5)
     between, within, units, spans = 0.01, 0.2, 400, 4
     x = rng.normal(0, between, (units, 1)) + rng.normal(0, within, (units, spans))
-    half = 0.008
+    half, alone = 0.008, np.arange(units)
     want = within**2 / (units * (half / stats.t.ppf(0.975, units - 1)) ** 2 - between**2)
-    assert spans_needed(x, half) == pytest.approx(want, rel=0.15)
+    assert spans_needed(x, alone, half) == pytest.approx(want, rel=0.15)
+    # Clusters of one and of three documents: spans shrink their part of both, documents' part stays.
+    of = np.repeat(np.arange(200), np.tile([1, 3], 100))
+    allowed = 200 * (half / stats.t.ppf(0.975, 199)) ** 2
+    want = within**2 * np.mean([1, 1 / 3]) / (allowed - between**2 * np.mean([1, 1 / 3]))
+    assert spans_needed(x, of, half) == pytest.approx(want, rel=0.2)
     # Where documents differ too much no number of spans helps.
-    assert spans_needed(rng.normal(0, 1.0, (40, 1)) + rng.normal(0, 0.1, (40, 4)), 0.02) is None
-    assert spans_needed(x[:, :1], half) is None
+    wild = rng.normal(0, 1.0, (40, 1)) + rng.normal(0, 0.1, (40, 4))
+    assert spans_needed(wild, np.arange(40), 0.02) is None
+    assert spans_needed(x[:, :1], alone, half) is None
+    assert spans_needed(x, alone % 5, half) is None  # five units have no interval
 
 
-def coverage(draws, units, effect, *, family=1, seed=0):
-    """Share of intervals that hold the truth, for the t interval; effects have mean 0 and sd 1."""
-    rng = np.random.default_rng(seed)
-    hits = 0
-    for _ in range(draws):
-        z = rng.normal(size=units) if effect == "normal" else (rng.gamma(2.0, size=units) - 2) / math.sqrt(2)
-        spans = rng.normal(0, 2.0, size=(units, 4)).mean(axis=1)
-        got = interval(z + spans, resamples=0, family=family)
-        hits += got.low <= 0 <= got.high
-    return hits / draws
+def effects(rng, effect, shape):
+    """Unit effects with mean 0 and variance 1."""
+    return rng.normal(size=shape) if effect == "normal" else (rng.gamma(2.0, size=shape) - 2) / math.sqrt(2)
 
 
-@pytest.mark.parametrize("units", [20, 60])
-def test_coverage_in_simulation(units):
-    # 600 draws: 95% ± 2.7 points at three standard errors.
-    assert 0.923 <= coverage(600, units, "normal") <= 0.977
+def t_of(x):
+    """|t| of every column of units, (..., D, m) -> (..., m)."""
+    return np.abs(x.mean(axis=-2)) / stats.sem(x, axis=-2)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("units", [20, 60])
 @pytest.mark.parametrize("effect, low, high", [("normal", 0.935, 0.965), ("gamma", 0.915, 0.975)])
 def test_coverage_in_4000_draws(units, effect, low, high):
-    assert low <= coverage(4000, units, effect, seed=7) <= high
+    rng = np.random.default_rng([7, units, len(effect)])
+    spans = rng.normal(0, 2.0, size=(4000, units, 4)).mean(axis=2)
+    x = effects(rng, effect, (4000, units)) + spans
+    covered = t_of(x[..., None])[:, 0] <= stats.t.ppf(0.975, units - 1)
+    for i in range(40):  # the product's own intervals are those of the twin
+        got = interval(x[i], resamples=0)
+        assert (got.low <= 0 <= got.high) == covered[i]
+    assert low <= covered.mean() <= high
+
+
+@pytest.mark.parametrize("units", [20, 60])
+@pytest.mark.parametrize("correlation", [0.0, 0.3, 0.9])
+def test_bonferroni_holds_jointly_for_any_dependence(units, correlation):
+    rng, family = np.random.default_rng([11, units]), 8
+    x = math.sqrt(correlation) * rng.normal(size=(4000, units, 1)) + math.sqrt(1 - correlation) * rng.normal(
+        size=(4000, units, family)
+    )
+    covered = (t_of(x) <= stats.t.ppf(1 - 0.025 / family, units - 1)).all(axis=1)
+    for i in range(10):
+        got = [interval(x[i][:, j], family=family, resamples=0) for j in range(family)]
+        assert all(one.low <= 0 <= one.high for one in got) == covered[i]
+    assert covered.mean() >= 0.935
+
+
+def joint_coverage(draws, units, effect, correlation, resamples, family=8):
+    """Shares of draws whose `family` intervals all hold: (by max-t, by Bonferroni), and the mean ratio of
+    their half-widths.
+    """
+    rng = np.random.default_rng([3, units, len(effect), int(10 * correlation)])
+    plain = stats.t.ppf(1 - 0.025 / family, units - 1)
+    held, held_plain, ratio = 0, 0, 0.0
+    for _ in range(draws):
+        x = math.sqrt(correlation) * effects(rng, effect, (units, 1))
+        x = x + math.sqrt(1 - correlation) * effects(rng, effect, (units, family))
+        critical = stats.t.ppf(1 - max_t_alpha(x, resamples=resamples) / 2, units - 1)
+        held += t_of(x).max() <= critical
+        held_plain += t_of(x).max() <= plain
+        ratio += critical / plain
+    return held / draws, held_plain / draws, ratio / draws
+
+
+def test_max_t_is_wider_for_skewed_and_narrower_for_joint_differences():
+    held, held_plain, ratio = joint_coverage(400, 20, "gamma", 0.0, 1000)
+    assert held >= 0.935 and held_plain < held - 0.03 and ratio > 1.15
+    held, held_plain, ratio = joint_coverage(400, 20, "normal", 0.9, 1000)
+    assert 0.935 <= held <= held_plain and ratio < 0.92
 
 
 @pytest.mark.slow
-def test_simultaneous_intervals_hold_jointly():
-    rng, family, hits = np.random.default_rng(11), 8, 0
-    for _ in range(4000):
-        shared = rng.normal(size=(30, 1))
-        x = 0.7 * shared + rng.normal(size=(30, family))
-        got = [interval(x[:, i], family=family, resamples=0) for i in range(family)]
-        hits += all(one.low <= 0 <= one.high for one in got)
-    assert hits / 4000 >= 0.935
+@pytest.mark.parametrize("units", [20, 60])
+@pytest.mark.parametrize("effect", ["normal", "gamma"])
+@pytest.mark.parametrize("correlation", [0.0, 0.9])
+def test_max_t_holds_jointly_in_4000_draws(units, effect, correlation):
+    assert joint_coverage(4000, units, effect, correlation, 2000)[0] >= 0.935
+
+
+def test_max_t_of_one_difference_is_never_narrower_than_t():
+    x = np.random.default_rng(8).normal(size=(30, 1))
+    assert 0.03 < max_t_alpha(x) <= 0.05
+    assert max_t_alpha(np.hstack([x] * 7)) == pytest.approx(max_t_alpha(x))  # seven times the same is one
+    assert max_t_alpha(np.hstack([x, np.zeros((30, 3))])) == pytest.approx(
+        max_t_alpha(x)
+    )  # what never varies always holds
+    assert max_t_alpha(np.zeros((30, 3))) == pytest.approx(0.05 / 3)
+    assert max_t_alpha(x[:5]) == 0.05
 
 
 @pytest.mark.slow

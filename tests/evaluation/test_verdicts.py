@@ -109,6 +109,22 @@ def test_wide_intervals_say_how_many_units_would_do():
     assert narrow.units_needed is None and narrow.spans_needed is None
 
 
+def test_spans_that_would_do_are_counted_in_documents():
+    """Spans are counted in each document, whatever the unit."""
+    reference = np.zeros(N)
+    noise = np.random.default_rng(2).normal(0, 0.2, (UNITS * SPANS, 1)).repeat(SPAN, axis=1).ravel()
+
+    def needed(document):
+        how = {"tolerance": 0.035, "alpha": 0.05, "family": 1, "span": SPAN, "document": document}
+        return judge("x", {64: reference, 128: noise}, reference, UNIT, 64, **how).verdicts[0].spans_needed
+
+    in_units = needed(UNIT)
+    assert in_units is not None and in_units > 3
+    assert needed(None) == in_units
+    assert needed(np.arange(N) // SPAN) is None  # one span in each document: nothing is known of their spread
+    assert needed(np.arange(N) % 7) is None  # unequal documents
+
+
 def test_few_units_get_points_only():
     few = np.arange(5)
     got = judge(
