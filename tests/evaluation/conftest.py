@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from model import ModelSettings, Transformer
+from evaluation import EvaluationSettings, Subject, evaluate, resolve_rules
+from model import ModelError, ModelSettings, Transformer, check_override
 
 VOCAB, BOS, EOS = 23, 1, 2
 
@@ -92,3 +93,65 @@ def uniform_scorer():
 @pytest.fixture
 def ngram_scorer():
     return eight_tokens
+
+
+BUILTIN = {
+    "trained": [],
+    "truncate": [],
+    "yarn": ["yarn"],
+    "window": ["window={train_length}"],
+    "alibi": ["alibi"],
+}
+
+
+@pytest.fixture
+def builtin_rules():
+    return BUILTIN
+
+
+@pytest.fixture
+def subject(sharp):
+    """A run that is not on disk; words are short names of position settings, `.loads` what was loaded."""
+    trained = sharp({"name": "rope"})
+    positions = {
+        (): {"name": "rope"},
+        ("yarn",): {"name": "rope", "scaling": {"name": "yarn", "factor": "auto"}},
+        ("window=16",): {"name": "rope", "window": 16},
+    }
+    loads = []
+
+    def resolve(asked):
+        if tuple(asked) not in positions:
+            raise ModelError("model.position.name: trained with 'rope', cannot become 'alibi'")
+        model = sharp(positions[tuple(asked)])
+        check_override(trained.settings, model.settings)
+        return model.settings.position.model_dump(mode="json")
+
+    def load(asked, dtype):
+        loads.append((tuple(asked), dtype))
+        return sharp(positions[tuple(asked)], dtype=getattr(torch, dtype))
+
+    one = Subject("runs/tiny", "abc", 7, 16, 16, resolve, load)
+    object.__setattr__(one, "loads", loads)
+    return one
+
+
+@pytest.fixture
+def do(make_store, tokenizer, subject, tmp_path):
+    store, train = make_store([90, 120, 75, 99, 130, 81, 77], seed=1), make_store([300, 40], seed=2)
+
+    def run(console=None, rules=("trained", "truncate", "yarn", "window"), store=store, train=train, **kw):
+        how = {"lengths": [16, 32, 64], "targets": 5, "spans_per_document": 2, "device": "cpu"} | kw
+        settings = EvaluationSettings(rules=list(rules), **how)
+        return evaluate(
+            settings,
+            subject,
+            store=store,
+            train=train,
+            tokenizer=tokenizer,
+            rules=resolve_rules(list(rules), BUILTIN, 16),
+            cells=tmp_path / "cells",
+            console=console,
+        )
+
+    return run

@@ -3,32 +3,18 @@ import json
 
 import numpy as np
 import pytest
-import torch
-from scipy import stats
 
 from evaluation import (
     EvaluationError,
     EvaluationSettings,
-    Subject,
     Text,
     analyse,
     draw_figures,
-    evaluate,
     resolve_rules,
-    unigram_nll,
 )
 from evaluation.records import write
-from evaluation.report import parts_table, table, words
+from evaluation.report import table, words
 from evaluation.rules import new_sinks
-from model import ModelError, check_override
-
-BUILTIN = {
-    "trained": [],
-    "truncate": [],
-    "yarn": ["yarn"],
-    "window": ["window={train_length}"],
-    "alibi": ["alibi"],
-}
 
 
 class Console:
@@ -53,54 +39,6 @@ class Console:
 
     def advance(self, n=1):
         self.advanced += n
-
-
-@pytest.fixture
-def subject(sharp):
-    """A run that is not on disk; words are short names of position settings, `.loads` what was loaded."""
-    trained = sharp({"name": "rope"})
-    positions = {
-        (): {"name": "rope"},
-        ("yarn",): {"name": "rope", "scaling": {"name": "yarn", "factor": "auto"}},
-        ("window=16",): {"name": "rope", "window": 16},
-    }
-    loads = []
-
-    def resolve(asked):
-        if tuple(asked) not in positions:
-            raise ModelError("model.position.name: trained with 'rope', cannot become 'alibi'")
-        model = sharp(positions[tuple(asked)])
-        check_override(trained.settings, model.settings)
-        return model.settings.position.model_dump(mode="json")
-
-    def load(asked, dtype):
-        loads.append((tuple(asked), dtype))
-        return sharp(positions[tuple(asked)], dtype=getattr(torch, dtype))
-
-    one = Subject("runs/tiny", "abc", 7, 16, 16, resolve, load)
-    object.__setattr__(one, "loads", loads)
-    return one
-
-
-@pytest.fixture
-def do(make_store, tokenizer, subject, tmp_path):
-    store, train = make_store([90, 120, 75, 99, 130, 81, 77], seed=1), make_store([300, 40], seed=2)
-
-    def run(console=None, rules=("trained", "truncate", "yarn", "window"), store=store, train=train, **kw):
-        how = {"lengths": [16, 32, 64], "targets": 5, "spans_per_document": 2, "device": "cpu"} | kw
-        settings = EvaluationSettings(rules=list(rules), **how)
-        return evaluate(
-            settings,
-            subject,
-            store=store,
-            train=train,
-            tokenizer=tokenizer,
-            rules=resolve_rules(list(rules), BUILTIN, 16),
-            cells=tmp_path / "cells",
-            console=console,
-        )
-
-    return run
 
 
 def test_every_rule_at_every_length_on_the_same_targets(do):
@@ -174,10 +112,12 @@ def test_progress_adds_up_and_the_forecast_comes_first(do):
     assert console.advanced == pytest.approx(console.total, rel=1e-9)
 
 
-def test_sinks_are_refused_where_the_model_knows_bos_as_its_first_token(do, subject, monkeypatch):
+def test_sinks_are_refused_where_the_model_knows_bos_as_its_first_token(
+    do, subject, monkeypatch, builtin_rules
+):
     known = subject.resolve
     sinks = {"name": "rope", "window": 12, "sinks": 4}
-    monkeypatch.setitem(BUILTIN, "streaming", ["sinks"])
+    monkeypatch.setitem(builtin_rules, "streaming", ["sinks"])
     object.__setattr__(subject, "resolve", lambda words: sinks if words == ("sinks",) else known(words))
     object.__setattr__(subject, "bos_first", "It was trained so")
     with pytest.raises(EvaluationError, match=r"streaming: the first tokens.*trained so.*bos=every-window"):
@@ -299,106 +239,6 @@ def test_clusters_are_the_units_where_the_corpus_has_them(do, make_store):
     assert "points without intervals" in "\n".join(words(do(store=store), analysis))
 
 
-def test_results_hold_every_unit_and_whether_the_training_text_has_it(do, make_store, tmp_path):
-    clusters = ["ann", "ann", "bob", None, "cy", "cy", None]
-    store = make_store([90, 120, 75, 99, 130, 81, 77], seed=1, clusters=clusters)
-    train = make_store([300, 40], seed=2, clusters=["cy", "doc3"])
-    result = do(store=store, train=train)
-    write(result, analyse(result), tmp_path)
-    report = json.loads((tmp_path / "results.json").read_text())
-    assert report["units"] == {
-        "kind": "cluster",
-        "names": ["ann", "bob", "cy", "doc3", "doc6"],
-        "targets": [20, 10, 20, 10, 10],
-        "seen": [False, False, True, False, False],  # a document's name is no cluster
-    }
-    of = [[0, 1], [2], [4, 5], [3], [6]]  # documents in the order of the units, each with 10 targets
-    for cell in report["cells"]:
-        nll = result.nll[cell["rule"], cell["length"]].reshape(7, 10)
-        assert cell["unit_nll"] == pytest.approx([nll[documents].mean() for documents in of])
-    unigram = result.unigram.reshape(7, 10)
-    assert report["unigram_unit_nll"] == pytest.approx([unigram[documents].mean() for documents in of])
-    truncated = result.truncated.reshape(7, 10)
-    assert report["truncated_unit_nll"] == pytest.approx([truncated[documents].mean() for documents in of])
-
-
-def test_units_of_the_training_text_are_shown_apart(do, make_store, tmp_path):
-    names = [f"author {i // 2}" for i in range(14)] + ["known"] * 2
-    store = make_store([75 + 3 * i for i in range(16)], seed=1, clusters=names)
-    train = make_store([300, 40], seed=2, clusters=["known", "author 3"])
-    result = do(store=store, train=train, rules=["trained", "truncate", "yarn"])
-    analysis = analyse(result)
-    unseen, seen = analysis.parts
-    assert (unseen.seen, unseen.units, unseen.documents, unseen.n_targets) == (False, 6, 12, 120)
-    assert (seen.seen, seen.units, seen.documents, seen.n_targets) == (True, 2, 4, 40)
-    new = [d for d in range(14) if d // 2 != 3]
-    row = next(row for row in unseen.rows if (row.rule, row.length) == ("yarn", 64))
-    means = result.nll["yarn", 64].reshape(16, 10)[new].reshape(6, 20).mean(axis=1)
-    base = result.nll["trained", 16].reshape(16, 10)[new].reshape(6, 20).mean(axis=1)
-    assert row.nll == pytest.approx(means.mean())
-    half = stats.t.ppf(1 - 0.025 / 4, 5) * stats.sem(means - base)  # simultaneous over 2 rules at 2 lengths
-    assert row.delta.estimate == pytest.approx((means - base).mean()) and row.delta.half == pytest.approx(
-        half
-    )
-    assert row.verdict is None and all(np.isnan(row.level.low) for row in seen.rows)
-    text = "\n".join(words(result, analysis))
-    assert "6 clusters (12 documents) not in the training text: as trained NLL" in text
-    assert "2 clusters (4 documents) in the training text, points only: as trained NLL" in text
-    _, columns, lines = parts_table(result, analysis)
-    assert [line[:2] for line in lines] == [
-        *(["trained", str(n)] for n in (16, 32, 64)),
-        ["truncate", "all"],
-        *(["yarn", str(n)] for n in (16, 32, 64)),
-    ]
-    assert all(len(line) == len(columns) == 6 for line in lines)
-    write(result, analysis, tmp_path)
-    report = json.loads((tmp_path / "results.json").read_text())
-    assert set(report["parts"]) == {"unseen", "seen"} and report["parts"]["unseen"]["units"] == 6
-    with (tmp_path / "results.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert [sum(row["part"] == part for row in rows) for part in ("all", "unseen", "seen")] == [9, 9, 9]
-    assert {row["units"] for row in rows if row["part"] == "seen"} == {"2"}
-
-
-def test_reach_and_ratios_are_said_and_kept(do, tmp_path):
-    result = do(rules=["trained", "truncate", "window"])
-    analysis = analyse(result)
-    assert [one.rule for one in analysis.reaches] == ["trained", "window"]
-    text = "\n".join(words(result, analysis))
-    assert "Context reach, as trained: " in text and "Gain per doubling, nats: 16 to 32 " in text
-    write(result, analysis, tmp_path)
-    report = json.loads((tmp_path / "results.json").read_text())
-    cells = {(cell["rule"], cell["length"]): cell for cell in report["cells"]}
-    reach = {one["rule"]: one for one in report["context_reach"]}["trained"]
-    assert reach["longest"] == 64 and [(d["from"], d["to"]) for d in reach["gain_per_doubling"]] == [
-        (16, 32),
-        (32, 64),
-    ]
-    cell, last = cells["trained", 64], reach["gain_per_doubling"][1]
-    assert last["gain"] == pytest.approx(cells["trained", 32]["nll"] - cell["nll"])
-    assert cell["gain_per_doubling"] == last["gain"] and cells["trained", 16]["gain_per_doubling"] is None
-    assert cell["perplexity_ratio"] == pytest.approx(cell["perplexity"] / cells["trained", 16]["perplexity"])
-    assert cell["perplexity_ratio_low"] == pytest.approx(np.exp(cell["delta_low"]))
-    assert not analyse(do(protocol="non-overlapping")).reaches
-
-
-def test_verdicts_can_share_their_level_by_max_t(do):
-    plain, joint = (analyse(do(simultaneous=how)) for how in ("bonferroni", "max-t"))
-    one, other = plain.verdicts[1].verdicts[-1].delta, joint.verdicts[1].verdicts[-1].delta
-    assert one.estimate == other.estimate and one.half != other.half and joint.family == plain.family == 6
-    assert "simultaneous over 6 comparisons (max-t)" in "\n".join(words(do(simultaneous="max-t"), joint))
-
-
-def test_what_is_known_of_the_training_text(make_store):
-    store = make_store([9, 9, 9], seed=1, clusters=["ann", "bob", None])
-    assert Text(store).seen(make_store([9], clusters=["bob"])).tolist() == [False, True, False]
-    assert Text(store).seen(store).tolist() == [True, True, True]
-    assert Text(store).seen(make_store([9], seed=3)) is None  # it names no clusters
-    assert Text(store).seen(None) is None
-    plain = make_store([9, 9], seed=4)
-    assert Text(plain).seen(make_store([9], clusters=["bob"])).tolist() == [False, False]
-
-
 def test_bfloat16_is_checked_against_float32_before_a_verdict(do):
     result = do(dtype="bfloat16", rules=["trained", "truncate", "yarn"])
     assert set(result.precision) == {(r, n) for r in ("trained", "yarn") for n in (16, 32, 64)}
@@ -421,28 +261,20 @@ def test_bits_per_byte_need_the_bytes_of_every_target(do, tokenizer):
     assert row.bits_per_byte == pytest.approx(result.nll["trained", 16].sum() / np.log(2) / result.n_bytes)
 
 
-def test_unigram_by_hand(make_store):
-    store = make_store([6], seed=4)
-    store.documents = [np.array([1, 5, 5, 7, 2], dtype=np.uint16)]
-    store.lengths = np.array([5])
-    got = unigram_nll(store, np.array([5, 7, 3]), 23)
-    assert np.exp(-got) == pytest.approx([3 / 26, 2 / 26, 1 / 26])
-    everything = np.exp(-unigram_nll(store, np.arange(23), 23))
-    assert everything.sum() == pytest.approx(1)
-
-
-def test_rules_and_their_words():
-    rules = resolve_rules(["yarn", "window"], BUILTIN, 48)
+def test_rules_and_their_words(builtin_rules):
+    rules = resolve_rules(["yarn", "window"], builtin_rules, 48)
     assert [r.label for r in rules] == ["trained", "yarn", "window"]
     assert rules[2].words == ("window=48",)
-    less = resolve_rules({"mine": ["a={train_length-4}", "b={train_length} {train_length-10}"]}, BUILTIN, 48)
+    less = resolve_rules(
+        {"mine": ["a={train_length-4}", "b={train_length} {train_length-10}"]}, builtin_rules, 48
+    )
     assert less[1].words == ("a=44", "b=48 38")
-    own = resolve_rules({"truncate": [], "mine": ["a.b=1"]}, BUILTIN, 48)
+    own = resolve_rules({"truncate": [], "mine": ["a.b=1"]}, builtin_rules, 48)
     assert [(r.label, r.words) for r in own] == [("trained", ()), ("truncate", ()), ("mine", ("a.b=1",))]
     with pytest.raises(EvaluationError, match="unknown rule 'yarm'; there are alibi, trained"):
-        resolve_rules(["yarm"], BUILTIN, 48)
+        resolve_rules(["yarm"], builtin_rules, 48)
     with pytest.raises(EvaluationError, match="takes no words"):
-        resolve_rules({"trained": ["x=1"]}, BUILTIN, 48)
+        resolve_rules({"trained": ["x=1"]}, builtin_rules, 48)
 
 
 @pytest.mark.parametrize(

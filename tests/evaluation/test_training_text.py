@@ -1,0 +1,26 @@
+"""What an evaluation takes from the training text."""
+
+import numpy as np
+import pytest
+
+from evaluation import Text, unigram_nll
+
+
+def test_what_is_known_of_the_training_text(make_store):
+    store = make_store([9, 9, 9], seed=1, clusters=["ann", "bob", None])
+    assert Text(store).seen(make_store([9], clusters=["bob"])).tolist() == [False, True, False]
+    assert Text(store).seen(store).tolist() == [True, True, True]
+    assert Text(store).seen(make_store([9], seed=3)) is None  # it names no clusters
+    assert Text(store).seen(None) is None
+    plain = make_store([9, 9], seed=4)
+    assert Text(plain).seen(make_store([9], clusters=["bob"])).tolist() == [False, False]
+
+
+def test_unigram_by_hand(make_store):
+    store = make_store([6], seed=4)
+    store.documents = [np.array([1, 5, 5, 7, 2], dtype=np.uint16)]
+    store.lengths = np.array([5])
+    got = unigram_nll(store, np.array([5, 7, 3]), 23)
+    assert np.exp(-got) == pytest.approx([3 / 26, 2 / 26, 1 / 26])
+    everything = np.exp(-unigram_nll(store, np.arange(23), 23))
+    assert everything.sum() == pytest.approx(1)
