@@ -54,6 +54,9 @@ def main() -> int:
     settings, parent = read_run_settings(options.words, options.folder and Path(options.folder))
     t = settings.training
     prepare_cpu(t.threads)
+    # torch seeds its own generator by chance in every process, and a checkpoint keeps its state: without
+    # this, no two trainings would give the same checkpoint.
+    torch.manual_seed(settings.seed)
     # The main process prepares, validates and saves while the others wait, by default for ten minutes only.
     patience = InitProcessGroupKwargs(timeout=timedelta(hours=24))
     accelerator = Accelerator(cpu=not torch.cuda.is_available(), kwargs_handlers=[patience])

@@ -8,6 +8,8 @@ import time
 import traceback
 from pathlib import Path
 
+import torch
+
 import evaluate
 import study
 import train
@@ -36,6 +38,7 @@ def forked(
         return child
     status = 1
     try:
+        torch.seed()  # as a new process has it: by chance
         if group:
             os.setpgid(0, 0)
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -70,7 +73,7 @@ def call(monkeypatch, *words: object, report=noted) -> int:
     return study.main()
 
 
-def wait_until(true, seconds: float = 120.0) -> None:
+def wait_until(true, seconds: float = 300.0) -> None:
     end = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < end, "it did not happen in time"
