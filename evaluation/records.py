@@ -97,7 +97,7 @@ def _flat(row: Row) -> dict:
     out["units_needed"] = row.verdict.units_needed if row.verdict else None
     out["spans_needed"] = row.verdict.spans_needed if row.verdict else None
     out["bfloat16_minus_float32"] = row.precision
-    out["failure"] = row.failure or None
+    out["failure"], out["exists"] = row.failure or None, row.exists
     return out
 
 

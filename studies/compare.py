@@ -12,6 +12,7 @@ from itertools import pairwise, product
 
 import numpy as np
 
+from evaluation.rules import TRAINED
 from evaluation.seeds import SeedInterval, change, compare, needed, pool, upper
 from studies.stored import Losses, Study, Variant
 
@@ -129,8 +130,9 @@ def derive(study: Study, losses: Losses) -> Comparison:
     alpha, l0 = 1 - confidence, losses.trained_length
     measured = [variant for variant in losses.variants if variant.name in losses.reference]
     beyond = [length for length in losses.lengths if length > l0]
-    # Families are counted from what the study declares, not from what came out.
-    cells = {(v.name, n) for v in losses.variants for n in beyond} - set(losses.missing)
+    # Families are counted from what the study declares, not from what came out: a cell that failed counts.
+    absent = set(losses.missing) - losses.failed
+    cells = {(v.name, n) for v in losses.variants for n in beyond} - absent
     family = max(1, len(cells))
     pooled = _pools(losses, measured) if study.declared.get("pool_seed_variance") else {}
     lines = [_line(losses, variant, tolerance, alpha, family, pooled) for variant in measured]
@@ -175,7 +177,9 @@ def _pools(losses: Losses, variants: list[Variant]) -> dict[tuple[str, int], tup
     for length in losses.lengths:
         nll = [losses.nll.get((variant.name, length), {}) for variant in variants]
         levels = [stacked(one, tuple(one)) for one in nll if len(one) > 1]
-        shifts = [_shift(losses, variant.name, length) for variant in variants]
+        # As trained at L0 the change is 0 by definition, and no seed's variance.
+        moved = [v for v in variants if length != losses.trained_length or v.rule != TRAINED]
+        shifts = [_shift(losses, variant.name, length) for variant in moved]
         changes = [one for one in shifts if one is not None and len(one) > 1]
         if levels:
             out["nll", length] = pool(levels)
@@ -193,7 +197,8 @@ def _line(
     pooled: dict[tuple[str, int], tuple[float, float]],
 ) -> Line:
     l0, reference = losses.trained_length, losses.reference[variant.name]
-    readings, holding = [], True
+    exact = precise(losses, variant.name, tolerance)
+    readings, holding = [], exact
     for length in losses.lengths:
         by_seed = losses.nll.get((variant.name, length), {})
         seeds = tuple(seed for seed in by_seed if seed in reference)
@@ -209,6 +214,7 @@ def _line(
         holding = holding and (length < l0 or bound < tolerance)
         delta = change(shift, alpha=alpha, family=family, pooled_variance=of_shift)
         word = _word(delta, bound, tolerance, holding) if length > l0 else ""
+        word = word if exact or word != "broken" else "undecided"
         means, bits = zip(*(losses.pooled[variant.name, length][seed] for seed in seeds), strict=True)
         readings.append(
             Reading(
@@ -221,7 +227,7 @@ def _line(
                 delta=delta,
                 upper=bound,
                 word=word,
-                needed=needed(delta, tolerance) if delta.half > tolerance else None,
+                needed=needed(delta, tolerance) if exact and delta.half > tolerance else None,
                 gain=change(-shift, alpha=alpha, pooled_variance=of_shift),
             )
         )
@@ -235,8 +241,13 @@ def _line(
         readings,
         max(held, default=None),
         min(broken, default=None),
-        *_reach(losses, variant.name, tolerance, alpha),
+        *_reach(losses, variant.name, tolerance, alpha, exact),
     )
+
+
+def precise(losses: Losses, name: str, tolerance: float) -> bool:
+    """Whether the arithmetic is exact enough for a verdict: bfloat16 within a tenth of the tolerance."""
+    return losses.rounding.get(name, 0.0) < tolerance / 10
 
 
 def _word(delta: SeedInterval, bound: float, tolerance: float, holding: bool) -> str:
@@ -247,13 +258,16 @@ def _word(delta: SeedInterval, bound: float, tolerance: float, holding: bool) ->
     return "held" if holding else "undecided"
 
 
-def _reach(losses: Losses, name: str, tolerance: float, alpha: float):
+def _reach(losses: Losses, name: str, tolerance: float, alpha: float, exact: bool):
     """(context reach or None, gain per step of the grid): see the module's words on what each means.
 
     Reach is tested from the longest length downwards and stops at the first failure, so that no length is
     called enough because it is as bad as the next.
     """
     lengths = [n for n in losses.lengths if losses.nll.get((name, n))]
+    # In windows that do not overlap a longer length also means fewer targets with little context.
+    if not lengths or losses.facts.get("protocol") == "non-overlapping":
+        return None, []
     shared = [
         seed
         for seed in losses.nll.get((name, lengths[-1]), {})
@@ -263,7 +277,9 @@ def _reach(losses: Losses, name: str, tolerance: float, alpha: float):
         return None, []
     nll = {n: stacked(losses.nll[name, n], tuple(shared)) for n in lengths}
     reach = None
-    for length in reversed(lengths[:-1]):
+    for length in reversed(lengths[:-1] if exact else []):
+        if any((name, n) in losses.failed for n in losses.lengths if n > length):
+            break
         if not all(upper(nll[length] - nll[longer]) < tolerance for longer in lengths if longer > length):
             break
         reach = length

@@ -18,6 +18,8 @@ from studies.stored import Group, Study, Variant
 TASKS, ATTENTION, GENERATION, BY_POSITION = "tasks", "attention", "generation", "by-position"
 KNOWN = (TASKS, ATTENTION, GENERATION, BY_POSITION)
 CONFIDENCE = 0.95
+# What results have to share for a mean over them: those of another text or another task are left out.
+SHARED = ("protocol", "trained_length", "tokenizer_hash", "targets_hash", "scored_hash", "items_hash", "bos")
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ def read_other(study: Study, name: str, group: Group) -> Other | None:
     reading = {TASKS: _tasks, ATTENTION: _attention, GENERATION: _generation, BY_POSITION: _positions}
     gathered: dict[tuple, list] = {}
     for variant, _, result in _results(study, name, group):
-        if result.get("protocol") == found.protocol and result.get("items_hash") == first.get("items_hash"):
+        if all(result.get(key) == first.get(key) for key in SHARED):
             for where, value in reading[found.protocol](result, variant.rule):
                 gathered.setdefault((variant.name, *where), []).append(value)
                 if variant.name not in found.variants:

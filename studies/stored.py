@@ -10,14 +10,16 @@ from typing import Any
 
 import numpy as np
 
+from evaluation.comparable import comparable
+from evaluation.errors import EvaluationError
 from evaluation.rules import TRAINED
 from studies.errors import StudyError
 
 SEED = "seed"  # the axis that repeats a scheme
 LOSSES = ("fixed-targets", "sliding", "non-overlapping")  # protocols with the loss of units by length
 Group = tuple[tuple[str, str], ...]  # places on the axes that name neither the scheme nor the seed
-# What all results of a comparison have to share; those that differ stand apart.
-SHARED = ("protocol", "trained_length", "targets_hash", "tokenizer_hash", "bos", "dtype")
+# What all results of a comparison have to share beside their targets; those that differ stand apart.
+SHARED = ("trained_length", "dtype")
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,10 @@ class Losses:
         nll: by (variant, length) and seed, (D,) mean NLL of each unit.
         pooled: by (variant, length) and seed: (mean NLL over all targets, bits per byte or None).
         reference: by variant and seed, (D,) NLL as trained at the trained length.
-        missing: by (variant, length): why there is no number.
+        missing: by (variant, length): why there is no number. Where the loss of one seed is not finite the
+            others' are not read either: a mean over those that went well is of another scheme.
+        failed: those of `missing` that could have been measured, and still count among the comparisons.
+        rounding: by variant, the largest mean difference of bfloat16 from float32, nats, its reference's too.
         apart: cells whose results are not comparable, and why.
     """
 
@@ -135,6 +140,8 @@ class Losses:
     pooled: dict[tuple[str, int], dict[str, tuple[float, float | None]]] = field(default_factory=dict)
     reference: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
     missing: dict[tuple[str, int], str] = field(default_factory=dict)
+    failed: set[tuple[str, int]] = field(default_factory=set)
+    rounding: dict[str, float] = field(default_factory=dict)
     apart: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -156,7 +163,7 @@ def evaluations_of(study: Study) -> list[str]:
 def read_losses(study: Study, name: str, group: Group) -> Losses | None:
     """The losses of one evaluation in one group; None where it measured something else, or nothing yet."""
     found: Losses | None = None
-    wanted: tuple = ()
+    first: tuple[str, dict] = ("", {})
     for variant in study.variants:
         for cell in study.of(variant, group):
             # A cell that failed later on may have finished this evaluation: what it measured holds.
@@ -167,17 +174,37 @@ def read_losses(study: Study, name: str, group: Group) -> Losses | None:
                 if found is not None:
                     found.apart[cell.id] = "its results hold no losses by unit: evaluate it again"
                 continue
-            fingerprint = (*(result.get(key) for key in SHARED), result["units"]["names"])
             if found is None:
-                found, wanted = _empty(study, name, group, result), fingerprint
-            if fingerprint != wanted:
-                differing = [
-                    k for k, a, b in zip((*SHARED, "units"), fingerprint, wanted, strict=True) if a != b
-                ]
-                found.apart[cell.id] = f"measured with another {', '.join(differing)} than the other cells"
+                found, first = _empty(study, name, group, result), (cell.id, result)
+            if differing := _differing(first, (cell.id, result)):
+                found.apart[cell.id] = differing
                 continue
             _add(found, variant, cell, result)
+    if found is not None:
+        _leave_out_failed(found)
     return found
+
+
+def _differing(first: tuple[str, dict], other: tuple[str, dict]) -> str:
+    """Why two results cannot stand side by side, '' where they can."""
+    # Before targets could be dropped all of them were scored.
+    stated = {label: {"scored_hash": one.get("targets_hash")} | one for label, one in (first, other)}
+    try:
+        comparable(stated)
+    except EvaluationError as error:
+        return str(error)
+    wrong = [key for key in SHARED if first[1].get(key) != other[1].get(key)]
+    wrong += ["units"] if first[1]["units"]["names"] != other[1]["units"]["names"] else []
+    return f"measured with another {', '.join(wrong)} than {first[0]}" if wrong else ""
+
+
+def _leave_out_failed(losses: Losses) -> None:
+    """Where one seed has no number, none has."""
+    for where in losses.missing:
+        if measured := losses.nll.pop(where, None):
+            losses.pooled.pop(where)
+            losses.failed.add(where)
+            losses.missing[where] += f" (not so for seed {', '.join(measured)})"
 
 
 def _empty(study: Study, name: str, group: Group, result: dict) -> Losses:
@@ -203,10 +230,15 @@ def _add(losses: Losses, variant: Variant, cell: Cell, result: dict) -> None:
         values = row.get("unit_nll")
         if row["rule"] == TRAINED and row["length"] == losses.trained_length and values is not None:
             losses.reference.setdefault(variant.name, {})[cell.seed] = np.array(values, dtype=np.float64)
+        if row["rule"] in (variant.rule, TRAINED):  # every verdict is about a difference from `trained`
+            off = abs(row.get("bfloat16_minus_float32") or 0.0)
+            losses.rounding[variant.name] = max(off, losses.rounding.get(variant.name, 0.0))
         if row["rule"] != variant.rule:
             continue
         if values is None:
             losses.missing[where] = row.get("failure") or "no number"
+            if row.get("exists"):
+                losses.failed.add(where)
             continue
         losses.nll.setdefault(where, {})[cell.seed] = np.array(values, dtype=np.float64)
         losses.pooled.setdefault(where, {})[cell.seed] = (row["nll"], row.get("bits_per_byte"))

@@ -6,7 +6,7 @@ import math
 
 from evaluation.seeds import CLAIM_SEEDS
 from evaluation.statistics import FEW_BELOW, POINTS_ONLY_BELOW
-from studies.compare import Comparison, Difference, Line, Reading
+from studies.compare import Comparison, Difference, Line, Reading, precise
 from studies.document import counted, listed, plain, signed, with_ends
 from studies.stored import Study
 
@@ -14,7 +14,7 @@ from studies.stored import Study
 def lead(comparison: Comparison) -> list[str]:
     """The first lines of a report about one evaluation."""
     lines = [_headline(comparison), _beats_truncation(comparison), *_against_baseline(comparison)]
-    lines += [_points(comparison), _basis(comparison)]
+    lines += [_rounding(comparison), _points(comparison), _basis(comparison)]
     return [line for line in lines if line]
 
 
@@ -171,6 +171,21 @@ def _points(comparison: Comparison) -> str:
         f"Points without claims, for fewer than {CLAIM_SEEDS} training seeds: {told}. Their numbers "
         "speak of these "
         "checkpoints and not of the schemes."
+    )
+
+
+def _rounding(comparison: Comparison) -> str:
+    """Which variants have no verdict because of their arithmetic."""
+    losses, tolerance = comparison.losses, comparison.tolerance
+    names = [line.variant.name for line in comparison.lines]
+    told = [
+        f"{name} ({losses.rounding[name]:.4f} nats)" for name in names if not precise(losses, name, tolerance)
+    ]
+    if not told:
+        return ""
+    return (
+        f"No verdicts for {listed(told)}: so far is bfloat16 off from float32 on average, and "
+        f"{tolerance / 10:.4f} is allowed; evaluate with dtype=float32."
     )
 
 

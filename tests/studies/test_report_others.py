@@ -30,7 +30,7 @@ def test_accuracy_is_recipe_b_over_seeds_and_haystacks(record):
     assert found.family == 5 * len(LENGTHS)
     parts = [(shares.mean(1).var(ddof=1) / 3, 2), (shares.mean(0).var(ddof=1) / 20, 19)]
     total = sum(v for v, _ in parts)
-    df = total**2 / sum(v**2 / n for v, n in parts)
+    df = 1 / sum((v / total) ** (4 / 3) / n for v, n in parts)  # of a family
     half = stats.t.ppf(1 - 0.05 / 20 / 2, df) * math.sqrt(total)
     one = found.accuracy["window", 256]
     assert one.share.estimate == pytest.approx(shares.mean()) and one.share.half == pytest.approx(half)
