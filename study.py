@@ -82,7 +82,9 @@ def main() -> int:
     planner = Planner(study, folder, kind_of, read_rules(RULES))
     plans = planner.plan(cells if options.cell is None else chosen)
     if options.dry_run:
-        show(plans, Texts(console, make=False), folder, options.jobs, console)
+        texts = Texts(console, make=False)
+        texts.check(plans)
+        show(plans, texts, folder, options.jobs, console)
         return 0
     with alone(folder, shared=options.cell is not None):
         texts = Texts(console)

@@ -11,6 +11,7 @@ import torch
 from evaluation import EvaluationSettings, Text
 from evaluation.plan import make_plan
 from model import Transformer
+from studies.document import counted
 from studies.plan import CellPlan, Evaluation
 from studies.records import CellFile, flops_of, trained
 from studies.texts import Texts
@@ -37,7 +38,7 @@ def show(plans: Sequence[CellPlan], texts: Texts, folder: Path, jobs: int, conso
     """A table of all cells, and what is left to do in one line."""
     rows = [_row(plan, texts, folder) for plan in plans]
     console.table(
-        f"{len(plans)} cells of {folder}",
+        f"{counted(len(plans), 'cell')} of {folder}",
         ["#", "cell", "parameters", "tokens", "train length", "training FLOPs", "state"],
         [
             [
@@ -60,7 +61,7 @@ def _words(rows: Sequence[_Row], jobs: int) -> str:
     if not n_left:
         return "everything is done"
     rate, source = _rate([row.plan for row in rows])
-    text = f"{n_left} of {len(rows)} cells are left: {left:.3g} FLOPs"
+    text = f"{n_left} of {counted(len(rows), 'cell')} left: {left:.3g} FLOPs"
     if left:
         text += f", about {duration(left / rate / jobs)} at {rate / 1e9:.3g} GFLOP/s a job, {jobs} at a time"
         text += f" ({source})"

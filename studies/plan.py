@@ -12,9 +12,10 @@ from typing import Any, Protocol
 from pydantic import BaseModel
 
 from data import DataError, DataSettings, prepared_folder
-from evaluation import EvaluationError, resolve_rules
+from evaluation import EvaluationError, EvaluationSettings, resolve_rules
 from evaluation.rules import TRAINED, Rule
 from model import ModelError
+from studies.document import counted
 from studies.errors import StudyError
 from studies.grid import Cell
 from studies.settings import SCHEME, EvaluationEntry, StudySettings, matches
@@ -82,6 +83,7 @@ class Planner:
             except USER_ERRORS as error:
                 refused.add(cell, str(error))
         refused.raise_any(len(cells))
+        self._check_report(plans)
         return plans
 
     def _cell(self, cell: Cell, refused: "Refusals") -> CellPlan:
@@ -105,6 +107,22 @@ class Planner:
             except USER_ERRORS as error:
                 refused.add(cell, f"evaluations.{name}: {error}")
         return plan
+
+    def _check_report(self, plans: Sequence[CellPlan]) -> None:
+        """The primary lengths have to be among those that the primary evaluation measures on some cell."""
+        wanted = self.study.report.lengths
+        primary = self.study.report.primary or next(iter(self.study.evaluations), None)
+        measured: set[int] = set()
+        for plan in plans:
+            for evaluation in plan.evaluations:
+                if evaluation.name == primary and isinstance(evaluation.settings, EvaluationSettings):
+                    measured |= set(evaluation.settings.grid(plan.settings.train_length))
+        unknown = [length for length in wanted or [] if length not in measured]
+        if unknown and measured:
+            raise StudyError(
+                f"report.lengths: {', '.join(map(str, unknown))} not among the lengths of evaluations.{primary}: "
+                f"{', '.join(map(str, sorted(measured)))}"
+            )
 
     def _evaluation(self, name: str, entry: EvaluationEntry, cell: Cell, run: RunSettings) -> Evaluation:
         kind = self.kind_of(entry.words)
@@ -169,9 +187,14 @@ class Refusals:
         if not self._cells:
             return
         count = len({cell.index for cells in self._cells.values() for cell in cells})
-        lines = [f"{_listed(cells, n_cells)}: {reason}" for reason, cells in self._cells.items()]
+        # What a reason has below its first line stands further in than the cells.
+        lines = [
+            f"{_listed(cells, n_cells)}: {reason}".replace("\n", "\n    ")
+            for reason, cells in self._cells.items()
+        ]
         raise StudyError(
-            f"{count} of {n_cells} cells cannot work; nothing was started:\n       " + "\n       ".join(lines)
+            f"{count} of {counted(n_cells, 'cell')} cannot work; nothing was started:\n       "
+            + "\n       ".join(lines)
         )
 
 

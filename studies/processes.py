@@ -96,8 +96,11 @@ def cap(log: Path) -> None:
         file.truncate()
 
 
-def last_error(log: Path) -> str:
-    """What a command that failed said last: its `error: ...`, or its last line."""
+def last_error(log: Path, status: int | None = None) -> str:
+    """Why a command failed: the signal that ended it, else its last `error: ...`, else its last line."""
+    if status is not None and status < 0:
+        name = signal.Signals(-status).name
+        return f"ended by {name}" + (", often for want of memory" if -status == signal.SIGKILL else "")
     lines = tail(log).splitlines()
     errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     said = [line.strip() for line in lines if line.strip()]

@@ -73,25 +73,16 @@ class CellFile:
             "results": sha256_of(results_of(self.plan, evaluation.name)),
         }
 
-    def save(self, status: str, error: str | None, checkpoint: Checkpoint | None) -> dict:
-        """Write down where the cell stands; returns its entry for results.json."""
+    def save(self, status: str, error: str | None, checkpoint: Checkpoint | None) -> None:
+        """Write down where the cell stands, with its entry for results.json."""
         entry = self._entry(status, error, checkpoint)
         write_json(
             self.file, {"format": 1, "finished": self.finished, "seconds": self.seconds, "entry": entry}
         )
-        return entry
 
     def _entry(self, status: str, error: str | None, checkpoint: Checkpoint | None) -> dict:
         plan = self.plan
-        entry: dict[str, Any] = {
-            "id": plan.cell.id,
-            "axes": plan.cell.axes,
-            "status": status,
-            "error": error,
-            "training": None,
-            "timing": {},
-            "evaluations": {},
-        }
+        entry = pending(plan) | {"status": status, "error": error}
         if checkpoint is None:
             return entry
         entry["training"], entry["timing"] = _training(plan, checkpoint)
@@ -102,7 +93,7 @@ class CellFile:
         return entry
 
 
-def pending(plan: CellPlan) -> dict:
+def pending(plan: CellPlan) -> dict[str, Any]:
     """The entry of a cell that nobody has worked on."""
     return {
         "id": plan.cell.id,

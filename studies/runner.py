@@ -179,7 +179,7 @@ class Runner:
             return ""
         if self._commands.stopping.is_set():
             return f"{name}: stopped"
-        error = f"{name}: {last_error(log)}; all it said is in {log.relative_to(self.folder)}"
+        error = f"{name}: {last_error(log, status)}; all it said is in {log.relative_to(self.folder)}"
         self.progress.say(f"{plan.cell.id}: {error}")
         return error
 

@@ -89,6 +89,8 @@ class StudySettings(Settings):
     @classmethod
     def _labelled(cls, grid: Any) -> Any:
         """Every axis as label: [words]; a list of values becomes axis=value."""
+        if not isinstance(grid, dict):
+            raise ValueError("grid must map axes to labels, as in grid: {seed: [0, 1]}")
         return {axis: _words_by_label(axis, value) for axis, value in grid.items()}
 
     @field_validator("skip", mode="before")

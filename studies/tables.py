@@ -325,7 +325,7 @@ def checkpoints(study: Study) -> Table:
             ]
         )
     note = "First 16 digits of each SHA-256; whole in results.json."
-    return Table("Checkpoints", ["cell", "steps", "checkpoint", "data order", "run"], rows, note, numbers=5)
+    return Table("Checkpoints", ["cell", "steps", "checkpoint", "data", "run"], rows, note, numbers=5)
 
 
 def failures(study: Study) -> Table | None:

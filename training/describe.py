@@ -14,13 +14,15 @@ def describe(cls: type[BaseModel], width: int | None = None) -> str:
     """All settings of `cls` by dotted name, grouped, each choice of a kind with its own settings.
 
     `width` in characters; by default that of the terminal, at most 110.  Settings that may change on
-    resume are marked with *.
+    resume are marked with *, where there are any.
     """
     width = width or max(50, min(110, shutil.get_terminal_size((100, 24)).columns))
     lines: list[str] = []
     names = [name for name in leaves(cls) if name.count(".") < 3]
     column = min(max((len(name) for name in names), default=20) + 4, width // 2)
     _group(cls, "", 0, width, column, lines, ())
+    if not any(re.match(r"\s*[\w.\[\]=]+\*(\s|$)", line) for line in lines):
+        return "\n".join(lines).strip("\n")
     lines += ["", *textwrap.wrap("* may change when a run is resumed; all others make another run.", width)]
     return "\n".join(lines).strip("\n")
 

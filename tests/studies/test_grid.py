@@ -79,6 +79,8 @@ def test_settings_written_down_are_the_same_settings(load, tmp_path):
 
 BAD = {
     "grid: {}": "grid is empty",
+    "grid: 3": "grid must map axes to labels",
+    "grid: [seed]": "grid must map axes to labels",
     "grid: {seed: []}": "grid.seed is empty",
     "grid: {seed: [0, 0]}": "gives a value twice",
     "grid: {a/b: [1]}": "a folder gets this name",

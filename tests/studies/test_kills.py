@@ -181,3 +181,6 @@ def test_logs_stay_short_and_say_what_went_wrong(tmp_path):
     assert last_error(log) == "no room"
     log.write_text("Traceback\nKeyError: 3\n\n")
     assert last_error(log) == "KeyError: 3"
+    # Who is killed says nothing: what an earlier call said is no reason.
+    assert last_error(log, -9) == "ended by SIGKILL, often for want of memory"
+    assert last_error(log, 2) == "KeyError: 3"

@@ -173,6 +173,10 @@ def test_everything_that_cannot_work_is_refused_at_once(write_study, monkeypatch
     ):
         assert words in said, words
     assert not folder.exists()
+    file = write_study(STUDY.replace("primary: held-out", "primary: held-out, lengths: [48, 96]"))
+    with pytest.raises(StudyError, match=r"report\.lengths: 96 not among .*held-out: 24, 48"):
+        call(monkeypatch, file, "--folder", folder)
+    assert not folder.exists()
     # What only the text can tell is told next, again for all cells and before any training.
     far = """  far: {{words: ["lengths=[8192]", targets=8]}}\nreport:"""
     file = write_study(STUDY.replace("[24,48]", "[24,4096]").replace("report:", far))
@@ -182,6 +186,8 @@ def test_everything_that_cannot_work_is_refused_at_once(write_study, monkeypatch
         call(monkeypatch, file, "--folder", folder)
     with pytest.raises(StudyError, match=r"every cell: evaluations\.far: length 8192"):
         call(monkeypatch, file, "--folder", folder)
+    with pytest.raises(StudyError, match=r"every cell: evaluations\.far: length 8192"):
+        call(monkeypatch, file, "--folder", folder, "--dry-run")
     assert not (folder / "runs").exists()
 
 
@@ -200,7 +206,7 @@ def test_the_plan_is_told_and_nothing_started(clean, monkeypatch, capsys, tmp_pa
     assert said.count(" done") >= 4 and "everything is done" in said
     assert call(monkeypatch, file, "--folder", tmp_path / "new", "--dry-run") == 0
     said = capsys.readouterr().out
-    assert "4 of 4 cells are left" in said and "left: training, held-out" in said and "1,152" in said
+    assert "4 of 4 cells left" in said and "left: training, held-out" in said and "1,152" in said
     assert not (tmp_path / "new").exists()
 
 

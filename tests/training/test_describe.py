@@ -1,6 +1,7 @@
 """The help text names every setting and fits the terminal."""
 
 import pytest
+from pydantic import BaseModel, Field
 
 from tests.training.toy import Root
 from training.describe import describe
@@ -34,3 +35,11 @@ def test_the_real_settings_are_described():
     for name in leaves(RunSettings):
         if ".kinds." not in name and not name.endswith(".name"):
             assert name in text
+
+
+def test_marks_are_explained_where_there_are_any():
+    class Plain(BaseModel):
+        width: int = Field(3, description="a product a*b")
+
+    assert "when a run is resumed" in describe(RunSettings)
+    assert "when a run is resumed" not in describe(Plain)
