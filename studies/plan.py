@@ -120,8 +120,8 @@ class Planner:
         unknown = [length for length in wanted or [] if length not in measured]
         if unknown and measured:
             raise StudyError(
-                f"report.lengths: {', '.join(map(str, unknown))} not among the lengths of evaluations.{primary}: "
-                f"{', '.join(map(str, sorted(measured)))}"
+                f"report.lengths: {', '.join(map(str, unknown))} not among the lengths of "
+                f"evaluations.{primary}: {', '.join(map(str, sorted(measured)))}"
             )
 
     def _evaluation(self, name: str, entry: EvaluationEntry, cell: Cell, run: RunSettings) -> Evaluation:

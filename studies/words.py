@@ -13,7 +13,8 @@ from studies.stored import Study
 
 def lead(comparison: Comparison) -> list[str]:
     """The first lines of a report about one evaluation."""
-    lines = [_headline(comparison), _beats_truncation(comparison), *_against_baseline(comparison)]
+    lines = [_headline(comparison), _learned_nothing(comparison)]
+    lines += [_beats_truncation(comparison), *_against_baseline(comparison)]
     lines += [_rounding(comparison), _points(comparison), _basis(comparison)]
     return [line for line in lines if line]
 
@@ -44,6 +45,21 @@ def _headline(comparison: Comparison) -> str:
     if open_:
         parts.append(f"{_names(open_)} neither held nor broke beyond doubt at any longer length")
     return f"{where}: {'; '.join(parts)}."
+
+
+def _learned_nothing(comparison: Comparison) -> str:
+    """Who is no better than word counts cannot break, and its verdict says nothing."""
+    unigram, l0 = comparison.losses.unigram, comparison.losses.trained_length
+    if unigram is None:
+        return ""
+    level = float(unigram.mean())
+    found = [line for line in comparison.lines if line.trained.estimate >= level]
+    if not found:
+        return ""
+    return (
+        f"Beware: {_names(found)}, as trained at {l0:,}, predicted no better than a unigram model "
+        f"({plain(level)} nats): what has learned nothing has nothing to lose, and its verdicts say nothing."
+    )
 
 
 def sentence(line: Line, comparison: Comparison) -> str:

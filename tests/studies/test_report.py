@@ -146,6 +146,16 @@ def write_words(record: dict) -> str:
     return " ".join([*lead(comparison), *(sentence(line, comparison) for line in comparison.lines)])
 
 
+def test_who_has_learned_nothing_is_named_first():
+    record = results(schemes=("rope", "none"))
+    assert "Beware" not in write_words(record)
+    for cell in record["cells"]:
+        found = cell.get("evaluations", {}).get("long", {})
+        found["unigram_unit_nll"] = [0.5 for _ in found.get("unigram_unit_nll", [])]
+    said = write_words(record)
+    assert "Beware: rope" in said and "as trained at 256, predicted no better than a unigram model" in said
+
+
 def test_nobody_gains_is_said_so():
     words = write_words(results(schemes=("rope", "window", "none")))
     assert "At 4,096 no scheme is shown to gain from context beyond 256" in words
