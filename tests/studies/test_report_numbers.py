@@ -281,10 +281,12 @@ def test_a_length_that_fails_for_one_seed_is_not_judged_by_the_others(comparison
     found = derived(record)
     line = found.line("alibi")
     assert line.at(1024) is None and line.held_to == 512
-    assert line.reach == 2048  # nothing shorter is shown to reach as far as a length that failed
     assert {one.word for one in line.beyond if one.length > 1024} == {"undecided"}
     assert "not finite (not so for seed 0, 1, 3)" in found.losses.missing["alibi", 1024]
     assert found.family == comparison.family  # it was to be measured, and counts
+    assert derived(record).line("window").reach == 256
+    rows(record, "window", 2, "trained", [1024])[0].update(row)
+    assert derived(record).line("window").reach == 2048  # nothing shorter is shown to reach past a failure
 
 
 def test_a_rule_that_fails_at_every_length_leaves_the_others_their_report(record):
