@@ -32,10 +32,10 @@ class Cells:
     def load_partial(self, key: dict) -> np.ndarray | None:
         """What an interrupted cell had, over all ranks; NaN where nothing was scored yet."""
         found = [self._read(path, key) for path in self._partials(key)]
-        parts = [part for part in found if part is not None]
-        whole = parts[0] if parts else None
-        for part in parts[1:]:
-            whole = np.where(np.isnan(whole), part, whole)
+        whole: np.ndarray | None = None
+        for part in found:
+            if part is not None:
+                whole = part if whole is None else np.where(np.isnan(whole), part, whole)
         return whole
 
     def _partials(self, key: dict) -> list[Path]:
