@@ -13,25 +13,28 @@ from data.tasks.words import NAMES, PLACES
 def passkey(ask: Ask) -> Item:
     """`Key heron 48213` in text, and others; `Key heron` → ` 48213`"""
     task = cast(PasskeyTask, ask.bench.task)
-    return _facts(ask, "\nKey {}", ask.numbers("values", task.digits, task.keys), task.keys, task.queries)
+    compared = task.keys if task.keys > 1 else task.choices
+    values = ask.numbers("values", task.digits, compared)
+    return _facts(ask, "\nKey {}", values[:compared], task.keys, task.queries)
 
 
 def needle(ask: Ask) -> Item:
     """`heron hid it in the attic` in text, and others; `heron hid it in the` → ` attic`"""
     task = cast(NeedleTask, ask.bench.task)
     places = [f" {PLACES[i]}" for i in ask.different("values", len(PLACES), len(PLACES)).tolist()]
-    values = ask.same_count(places, task.keys)
+    values = ask.same_count(places, task.keys)[: task.keys]
     return _facts(ask, "\n{} hid it in the", values, task.keys, task.queries)
 
 
 def _facts(ask: Ask, stem: str, values: list[str], count: int, queries: int) -> Item:
-    """`count` facts, each a stem with a name and one of `values`; the first of them is asked for."""
+    """`count` facts, each a stem with a name and one of `values`; the first of them is asked for, and the
+    values that no fact has are answers that stand nowhere."""
     stems = [stem.format(NAMES[i]) for i in ask.different("names", count, len(NAMES)).tolist()]
     depths = ask.draw("depths", count, 1001) / 1000
     depths[0] = ask.depth
     parts = [(stems[i], f"{values[i]}.\n") for i in range(count)]
     statements = [(float(depth), *part) for depth, part in zip(depths, parts, strict=True)]
-    return _hidden(ask, statements, parts, queries)
+    return _hidden(ask, statements, parts, queries, invented=[f"{value}.\n" for value in values[count:]])
 
 
 def variables(ask: Ask) -> Item:
@@ -55,13 +58,18 @@ def variables(ask: Ask) -> Item:
 
 
 def _hidden(
-    ask: Ask, statements: Sequence[tuple[float, str, str]], questions: Sequence[tuple[str, str]], queries: int
+    ask: Ask,
+    statements: Sequence[tuple[float, str, str]],
+    questions: Sequence[tuple[str, str]],
+    queries: int,
+    invented: Sequence[str] = (),
 ) -> Item:
     """Statements (depth, stem, value) in the haystack, then questions (stem, answer): the first of them is
-    asked last and scored, its rivals are the answers of the others, and the first statement holds its answer.
+    asked last and scored, its rivals are the answers of the others and those `invented`, and the first
+    statement holds its answer.
     """
     last = ask.encode(questions[0][0])
-    answer, *others = [ask.encode(right) for _, right in questions]
+    answer, *others = [ask.encode(right) for right in [*(right for _, right in questions), *invented]]
     tokens = [ask.encode(stem) + ask.encode(value) for _, stem, value in statements]
     room = ask.length - sum(map(len, tokens)) - len(last) - len(answer)
     if room < 0:

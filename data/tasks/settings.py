@@ -31,10 +31,16 @@ class Hidden(Task):
 
 class PasskeyTask(Hidden):
     """Numbers hidden in text, each under a name; one is asked for, the others of the same text are the
-    distractors. After Mohtashami and Jaggi 2023 (arXiv:2305.16300), who hide one."""
+    distractors. With one key, as in Mohtashami and Jaggi 2023 (arXiv:2305.16300), they are numbers that stand
+    nowhere."""
 
     name: Literal["passkey"] = "passkey"
-    keys: int = Field(3, ge=2, le=64, description="pass keys in an item; chance is one in so many")
+    keys: int = Field(
+        3, ge=1, le=64, description="pass keys in an item; where there are several, chance is one in so many"
+    )
+    choices: int = Field(
+        4, ge=2, le=64, description="numbers compared where there is one key; chance is one in so many"
+    )
     digits: int = Field(5, ge=1, le=18, description="digits of a pass key")
 
 

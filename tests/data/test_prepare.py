@@ -13,6 +13,7 @@ import pytest
 
 import data.encoding
 from data import DataError, DataSettings, Prepared, Store, open_prepared, prepare, prepared_folder
+from tests.corpora import STORIES, needs_stories
 
 HOUSE = Path(__file__).parents[2]
 _WHOLE: list[tuple] = []
@@ -279,11 +280,9 @@ def test_max_bytes_and_tokenizer_sample(settings):
     assert sampled["tokenizer"]["unused_share"] == pytest.approx(1 - used / sampled["train"]["bytes"])
 
 
+@needs_stories
 def test_existing_model_and_missing_symbols(settings, tmp_path):
-    model = HOUSE.parent / "shared/corpora/checkpoints/stories260K/tok512.model"
-    if not model.is_file():
-        pytest.skip("shared/corpora is absent")
-    foreign = {"name": "sentencepiece", "model": str(model)}
+    foreign = {"name": "sentencepiece", "model": str(STORIES / "tok512.model")}
     prepared = prepare(changed(settings, tokenizer=foreign), workers=1)
     assert prepared.tokenizer.vocab_size == 512 and prepared.train.n_documents > 25
     with pytest.raises(DataError, match="does not exist"):

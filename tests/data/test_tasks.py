@@ -257,6 +257,19 @@ def test_haystacks_are_documents_that_are_long_enough():
     assert all(belongs(f"file {i}", "training") != side for i, side in enumerate(sides))
 
 
+def test_a_single_key_stands_in_the_text_and_its_rivals_nowhere():
+    tokenizer = ByteTokenizer()
+    bench = Bench(PasskeyTask(keys=1, choices=5), tokenizer, "evaluation", 0)
+    for index in range(20):
+        item = make_item(bench, index, 300, index / 19, spelled_by(tokenizer))
+        prompt, answer = tokenizer.decode(item.prompt), tokenizer.decode(item.answer)
+        assert re.findall(r"\nKey (\w+) (\d+)\.\n", prompt) == [(prompt.split()[-1], answer.strip(" .\n"))]
+        others = [tokenizer.decode(other) for other in item.others]
+        assert len(set(others)) == 4 and answer not in others
+        assert not any(other.strip(" .\n") in prompt for other in others)
+        assert {len(other) for other in item.others} == {len(item.answer)}
+
+
 def test_depths_spread_in_order():
     tokenizer = ByteTokenizer()
     bench, haystack = Bench(PasskeyTask(keys=2), tokenizer, "evaluation", 0), spelled_by(tokenizer)

@@ -2,7 +2,6 @@
 
 import inspect
 import textwrap
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +13,7 @@ from data import ByteTokenizer, DataError, load_tokenizer
 from data.settings import SentencePieceSettings
 from data.tokenizer import load_sentencepiece, lossless
 from data.tokenizer_training import LONGEST_LINE, pieces_of, train_sentencepiece
+from tests.corpora import STORIES, needs_stories
 
 TEXT = (
     "def rotate(x, angle=10000):\n    for i in range(128):\n\tyield x[i] * 0.5  # a comment\n"
@@ -147,11 +147,9 @@ def test_damaged_or_exchanged_model_is_refused(tmp_path):
         load_tokenizer(tmp_path / "nowhere")
 
 
+@needs_stories
 def test_foreign_model_with_a_dummy_space():
-    path = Path(__file__).parents[3] / "shared/corpora/checkpoints/stories260K/tok512.model"
-    if not path.is_file():
-        pytest.skip("shared/corpora is absent")
-    foreign = load_sentencepiece(path)
+    foreign = load_sentencepiece(STORIES / "tok512.model")
     assert (foreign.vocab_size, foreign.bos_id, foreign.eos_id, foreign.pad_id) == (512, 1, 2, None)
     assert foreign.prefix == b" "
     text = "Once upon a time 😀 there was\na girl."

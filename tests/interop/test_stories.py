@@ -5,7 +5,6 @@ Skips where the shared corpora do not lie beside the repository; SEXTANT_CORPORA
 
 import io
 import json
-import os
 import struct
 import subprocess
 import sys
@@ -25,13 +24,12 @@ from interop import InteropError, read_folder
 from model import ModelSettings, Places, Transformer
 from model.sampling import Generation, Sampling
 from scripts.import_hf import import_folder
+from tests.corpora import STORIES, needs_stories
 from training.run import load
 
 HOME = Path(__file__).resolve().parents[2]
-CORPORA = Path(os.environ.get("SEXTANT_CORPORA", HOME.parent / "shared" / "corpora"))
-STORIES = CORPORA / "checkpoints" / "stories260K"
 
-pytestmark = pytest.mark.skipif(not STORIES.is_dir(), reason=f"no stories260K checkpoint at {STORIES}")
+pytestmark = needs_stories
 
 
 @pytest.fixture(scope="module")
