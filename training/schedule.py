@@ -3,7 +3,13 @@
 import math
 
 from training.errors import TrainingError
-from training.settings import ConstantSchedule, CosineSchedule, LinearSchedule, ScheduleSettings, WsdSchedule
+from training.optimizer_settings import (
+    ConstantSchedule,
+    CosineSchedule,
+    LinearSchedule,
+    ScheduleSettings,
+    WsdSchedule,
+)
 
 
 def steps_of(share_or_steps: float, steps: int) -> int:

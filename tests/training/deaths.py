@@ -14,7 +14,7 @@ from training import checkpoint as module
 from training.checkpoint import find_checkpoint, save_checkpoint, steps_of
 from training.errors import TrainingError
 from training.optimizer import make_optimizer, set_learning_rate
-from training.settings import AdamWSettings
+from training.optimizer_settings import AdamWSettings
 
 
 class Said:

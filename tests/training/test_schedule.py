@@ -5,8 +5,8 @@ import math
 import pytest
 
 from training.errors import TrainingError
+from training.optimizer_settings import ConstantSchedule, CosineSchedule, LinearSchedule, WsdSchedule
 from training.schedule import learning_rate, warmup_steps
-from training.settings import ConstantSchedule, CosineSchedule, LinearSchedule, WsdSchedule
 
 
 def rates(schedule, steps, peak=8.0):
