@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from data import Batch
 from model import Places
 from training.errors import TrainingError
+from training.optimizer import gated_step
 
 
 def places_of(batch: Batch, length: int) -> Places:
@@ -128,9 +129,7 @@ class Stepper:
         loss = shared[0] / n_targets
         norm = nn.utils.clip_grad_norm_(self._parameters, self.clip)
         self._broken = self._broken | ~loss.isfinite() | ~norm.isfinite()
-        # The fused optimizer's own gate (made for loss scaling): 1 leaves weights, moments and step alone.
-        self.optimizer.found_inf = self._broken.float()  # type: ignore[attr-defined]
-        self.optimizer.step()
+        gated_step(self.optimizer, self._broken)
         self.optimizer.zero_grad(set_to_none=True)
         return Outcome(loss, norm, shared[1])
 

@@ -9,9 +9,10 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from training.errors import TrainingError
-from training.settings import AdamWSettings
+from training.optimizer_settings import AdamWSettings
 
 ROLES = ("matrices", "embeddings", "vectors", "positions")
 
@@ -67,6 +68,38 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float, positions: 
     """Give every group its learning rate (1/update); `positions`, if given, to what positions learn."""
     for group in optimizer.param_groups:
         group["lr"] = positions if positions is not None and group.get("name") == "positions" else rate
+
+
+def gated_step(optimizer: torch.optim.Optimizer, broken: Tensor) -> None:
+    """One update, but none where the flag `broken` (a bool scalar on the weights' device) is set: weights,
+    moments and step counts are then as they were, to the bit. The host does not wait for the flag.
+
+    Fused AdamW has a gate of its own, made for loss scaling. Any other optimizer steps and is given back what
+    it had, which takes a copy of its weights and moments for that long.
+    """
+    if all(group.get("fused") for group in optimizer.param_groups):
+        optimizer.found_inf = broken.float()  # type: ignore[attr-defined]
+        optimizer.step()
+    else:
+        _step_and_put_back(optimizer, broken)
+
+
+@torch.no_grad()
+def _step_and_put_back(optimizer: torch.optim.Optimizer, broken: Tensor) -> None:
+    weights = [w for group in optimizer.param_groups for w in group["params"] if w.grad is not None]
+    before = [(w.clone(), {key: x.clone() for key, x in optimizer.state[w].items()}) for w in weights]
+    optimizer.step()
+    for weight, (kept, moments) in zip(weights, before, strict=True):
+        _put_back(weight, kept, broken)
+        for key, moment in optimizer.state[weight].items():
+            _put_back(moment, moments.get(key), broken)
+
+
+def _put_back(x: Tensor, kept: Tensor | None, broken: Tensor) -> None:
+    """`kept` into `x` where `broken`; zeros where there was nothing yet, as a first step begins with."""
+    own = x.to_local() if isinstance(x, DTensor) else x
+    old = kept.to_local() if isinstance(kept, DTensor) else kept
+    own.copy_(torch.where(broken, torch.zeros_like(own) if old is None else old, own))
 
 
 def learnt_by_positions(model: nn.Module) -> int:

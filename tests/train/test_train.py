@@ -26,8 +26,8 @@ from training.exposure import exposure_of
 from training.log import read_metrics
 from training.loop import MicroBatch, Stepper
 from training.optimizer import make_optimizer
+from training.optimizer_settings import AdamWSettings
 from training.run import load
-from training.settings import AdamWSettings
 
 TIMING = {"attempt", "tokens_per_second", "mfu", "peak_memory_bytes"}
 

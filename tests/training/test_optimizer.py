@@ -1,13 +1,16 @@
 """Which weights decay, under which names, and one update by hand."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from model import ModelSettings, Transformer
 from tests.training.toy import Net
 from training.errors import TrainingError
-from training.optimizer import clean_name, make_optimizer, named_weights, set_learning_rate
-from training.settings import AdamWSettings
+from training.optimizer import clean_name, gated_step, make_optimizer, named_weights, set_learning_rate
+from training.optimizer_settings import AdamWSettings
 
 
 def roles(model):
@@ -98,3 +101,51 @@ def test_frozen_weights_are_left_out_and_all_frozen_is_an_error():
     net.requires_grad_(False)
     with pytest.raises(TrainingError, match="frozen"):
         make_optimizer(net, AdamWSettings())
+
+
+class NeverWaits(TorchDispatchMode):
+    """Fails where the host would wait for the device to tell it a number."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        assert func not in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default), func
+        return func(*args, **(kwargs or {}))
+
+
+def bare_matrices():
+    generator = torch.Generator().manual_seed(5)
+    return [torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in ((4, 7), (6, 3))]
+
+
+OPTIMIZERS = {
+    "fused": lambda weights: torch.optim.AdamW(weights, lr=0.1, fused=True),
+    "plain": lambda weights: torch.optim.AdamW(weights, lr=0.1, fused=False),
+    "momentum": lambda weights: torch.optim.SGD(weights, lr=0.1, momentum=0.9),
+    "muon": lambda weights: torch.optim.Muon(weights, lr=0.1),
+}
+
+
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_broken_steps_leave_no_trace_and_the_host_does_not_wait(make):
+    """A run with broken steps, the first among them, is to the bit the run without them."""
+    generator = torch.Generator().manual_seed(6)
+    grads = [[torch.randn(w.shape, generator=generator) for w in bare_matrices()] for _ in range(3)]
+    bad = [torch.full_like(grad, float("nan")) for grad in grads[0]]
+
+    def run(plan):
+        weights = bare_matrices()
+        optimizer = make(weights)
+        for step in plan:
+            for weight, grad in zip(weights, bad if step is None else grads[step], strict=True):
+                weight.grad = grad.clone()
+            if step is None and optimizer.state:  # broken by the loss alone: gradients look well
+                weights[0].grad = grads[0][0].clone()
+            flag = torch.tensor(step is None)
+            # torch's plain AdamW counts its steps on the host.
+            with nullcontext() if make is OPTIMIZERS["plain"] else NeverWaits():
+                gated_step(optimizer, flag)
+        return weights, [x for w in weights for x in optimizer.state[w].values()]
+
+    with_bad, without = run([None, 0, None, None, 1, 2, None]), run([0, 1, 2])
+    assert all(a.equal(b) for a, b in zip(with_bad[0], without[0], strict=True))
+    assert all(a.equal(b) for a, b in zip(with_bad[1], without[1], strict=True))
+    assert not any(a.equal(b) for a, b in zip(without[0], bare_matrices(), strict=True))
