@@ -30,7 +30,7 @@ processes give the very numbers of one; rank 0 writes and prints.
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -40,10 +40,7 @@ from typing import Any
 import torch
 from pydantic import BaseModel
 
-from data import DataError, Store, open_prepared
 from data.files import write_text
-from data.sources import GENERATED, open_text
-from data.tasks.haystack import belongs
 from data.tasks.settings import Hidden, TaskSource
 from evaluation import (
     EvaluationError,
@@ -73,6 +70,7 @@ from evaluation.records import write
 from evaluation.report import parts_table, table, words
 from evaluation.rules import new_sinks
 from evaluation.settings import settings_hash
+from evaluation.stores import Stores, haystacks
 from evaluation.tasks_analysis import analyse_tasks
 from evaluation.tasks_figures import draw_task_figures
 from evaluation.tasks_items import draw_items
@@ -144,23 +142,24 @@ def measure_loss(settings: EvaluationSettings, run: Path, console: Console) -> i
         )
         rules += [rule for rule in found if rule.label not in {one.label for one in rules}]
 
-    store, corpus, train, overlaps = open_stores(settings, run, tokenizer)
+    stores = open_stores(settings, run, tokenizer)
     result = evaluate(
         settings,
         subject,
-        store=store,
-        train=train,
+        store=stores.read,
+        train=stores.train,
+        earlier=stores.earlier,
         tokenizer=tokenizer,
         rules=rules,
         cells=run / "evaluation" / "cells",
-        overlaps=overlaps,
+        overlaps=stores.overlaps,
         console=console if ranks.main else None,
         ranks=ranks,
     )
     if not ranks.main:
         return 0
     result.left_out = left_out
-    result.facts |= told(trained, corpus)
+    result.facts |= told(trained, stores.name)
     analysis = analyse(result)
     folder = run / "evaluation" / (settings.folder or f"{settings.protocol}-{settings_hash(settings)}")
     write(result, analysis, folder)
@@ -197,7 +196,10 @@ def measure_tasks(settings: TaskEvaluationSettings, run: Path, console: Console)
         task = task.model_copy(update={"queries": 1})
     documents, haystack = None, "none"
     if isinstance(task, Hidden):
-        documents, haystack = haystacks(settings, task, root, run)
+        folder = settings.haystack_store
+        if folder is None and not isinstance(source, TaskSource):
+            folder = read_json(run / MANIFEST).get("data")
+        documents, haystack = haystacks(task, folder)
     rules = resolve_rules(settings.rules, read_rules(RULES), root.train_length)
     drawn = draw_items(
         settings,
@@ -228,25 +230,6 @@ def measure_tasks(settings: TaskEvaluationSettings, run: Path, console: Console)
     return 0
 
 
-def haystacks(
-    settings: TaskEvaluationSettings, task: Hidden, root: RunSettings, run: Path
-) -> tuple[Callable[[], Iterator[tuple[str, str]]], str]:
-    """Texts that no training has seen, to hide something in, and where they come from."""
-    folder = settings.haystack_store
-    if folder is None and not isinstance(root.data.source, TaskSource):
-        folder = read_json(run / MANIFEST).get("data")
-    if folder is not None:
-        prepared = open_prepared(folder)
-        store, tokenizer = prepared.valid, prepared.tokenizer
-        store.verify()
-        names = ((i, name) for i, name in enumerate(store.names) if not name.startswith(GENERATED))
-        texts = ((name, tokenizer.decode(store.document(i).tolist())) for i, name in names)
-        return lambda: texts, f"{Path(folder).name}/valid"
-    source = open_text(task.haystack)
-    held = (d for d in source.documents() if d.fault is None and belongs(d.name, "evaluation"))
-    return lambda: ((d.name, d.text) for d in held), f"{source.label}, documents kept from training"
-
-
 def diagnose_attention(settings: AttentionSettings, run: Path, console: Console) -> int:
     """Where attention goes, by length, layer and head."""
     return diagnose(settings, run, console, measure_attention, attention_report, draw_attention)
@@ -264,9 +247,10 @@ def diagnose(settings: DiagnosticSettings, run: Path, console: Console, measure,
         console.say(trained.changed)
     subject = subject_of(trained, settings.device, console)
     rules = resolve_rules(settings.rules, read_rules(RULES), subject.trained_length)
-    store, corpus, *_ = open_stores(settings, run, trained.tokenizer)
-    found = measure(settings, subject, store=store, tokenizer=trained.tokenizer, rules=rules, console=console)
-    found.facts |= told(trained, corpus)
+    stores = open_stores(settings, run, trained.tokenizer)
+    how = {"store": stores.read, "tokenizer": trained.tokenizer, "rules": rules, "console": console}
+    found = measure(settings, subject, **how)
+    found.facts |= told(trained, stores.name)
     folder = run / "evaluation" / (settings.folder or f"{settings.protocol}-{settings.identity()}")
     report.write(found, folder)
     write_text(folder / "settings.yaml", dump(settings))
@@ -341,33 +325,14 @@ def offered(root: RunSettings, rule_words, bos: str, begins: str) -> dict:
     return scheme
 
 
-def open_stores(
-    settings: EvaluationSettings | DiagnosticSettings, run: Path, tokenizer
-) -> tuple[Store, str, Store | None, Path | None]:
-    """The store to read, its name, the run's own training store (None if gone), and where text found in both
-    is kept: beside the training text, for all runs on it.
-    """
-    own = read_json(run / MANIFEST).get("data")
-    folder = settings.store or own
+def open_stores(settings: EvaluationSettings | DiagnosticSettings, run: Path, tokenizer) -> Stores:
+    """The text a run is evaluated on, and all it has been trained on: its own and its parents'."""
+    about = read_json(run / MANIFEST)
+    folder = settings.store or about.get("data")
     if folder is None:
         raise EvaluationError(f"{run} does not say which data it was trained on; give store=FOLDER")
-    try:
-        prepared = open_prepared(folder)
-    except DataError as error:
-        raise EvaluationError(f"{error}; or evaluate on another prepared corpus with store=FOLDER") from error
-    if prepared.tokenizer.hash != tokenizer.hash:
-        raise EvaluationError(
-            f"{folder} was prepared with another tokenizer ({prepared.tokenizer.hash[:12]}) than this run's "
-            f"({tokenizer.hash[:12]}): its tokens mean other text; prepare it with the run's tokenizer"
-        )
-    store = prepared.valid if settings.split == "valid" else prepared.train
-    store.verify()  # an altered shard would give numbers that look right
-    try:
-        train = open_prepared(own).train if own else None
-    except DataError:
-        train = None
-    overlaps = train.folder.parent / "overlaps" if train is not None else None
-    return store, f"{Path(folder).name}/{settings.split}", train, overlaps
+    earlier = [parent.get("data") for parent in about.get("lineage", [])]
+    return Stores.open(folder, settings.split, tokenizer, about.get("data"), earlier)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ pairs. Passages shared by evaluated documents count once: they are dropped in al
 """
 
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -162,28 +162,33 @@ def screen(
     train,
     tokenizer,
     *,
+    earlier: Sequence = (),
     cache: Path | None = None,
     console=None,
 ) -> Screening:
-    """Which targets of `windows` are a test. `train`: the model's own training store, None where it is gone.
+    """Which targets of `windows` are a test. `train`: the model's own training store; `earlier`: those of the
+    runs it goes on from; None where one is gone.
 
     Raises EvaluationError, naming share and documents, where more than `settings.limit` of them are none.
     """
+    trained = [train, *earlier]
     store, n = text.store, windows.n_targets
     unscreened = ""
     if not settings.check:
         unscreened = "Whether the text was seen in training was not looked for (contamination.check=false)."
-    elif train is not None and train.hash == store.hash:
+    elif any(one is not None and one.hash == store.hash for one in trained):
         unscreened = "This is the text it was trained on, and no held-out text."
     if unscreened:
         return Screening(np.ones(n, dtype=bool), {"checked": False, "why": unscreened}, unscreened)
-    overlap = find_overlap(store, train, tokenizer, cache=cache, console=console)
-    seen = _targets_in(overlap.trained, text, windows)
+    known = [one for one in trained if one is not None] or [None]
+    overlaps = [find_overlap(store, one, tokenizer, cache=cache, console=console) for one in known]
+    overlap = overlaps[0]
+    seen = np.any([_targets_in(one.trained, text, windows) for one in overlaps], axis=0)
     again = _targets_in(overlap.later(np.unique(windows.document)), text, windows) & ~seen
     dropped = seen | again
     counts = _by_document(text, windows, seen, again)
     record = {
-        "checked": train is not None,
+        "checked": None not in trained,
         "sample": overlap.sample,
         "share": float(dropped.mean()),
         "in_training": int(seen.sum()),
@@ -246,7 +251,7 @@ def _parts(record: dict) -> str:
 
 def _sentence(record: dict) -> str:
     if not record["checked"]:
-        text = "The training text is gone: whether this text stands in it was not looked for."
+        text = "Training text is gone: whether this text stands in it was not looked for."
     else:
         text = ""
     if record["dropped"]:

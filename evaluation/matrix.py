@@ -75,6 +75,7 @@ def evaluate(
     tokenizer,
     rules: list[Rule],
     cells: Path,
+    earlier: Sequence = (),
     overlaps: Path | None = None,
     console=None,
     ranks: Ranks | None = None,
@@ -83,9 +84,9 @@ def evaluate(
     work.
 
     `store` is read; `train` (or None) is the text it was trained on: the unigram baseline, and what targets
-    are dropped for; `overlaps`: folder in which passages found in both are kept. Interrupting keeps every
-    finished cell, and of the one in progress what was done. With several `ranks` all
-    must call; each measures its share and all return the same.
+    are dropped for, as for the text of `earlier` trainings; `overlaps`: folder in which passages found in
+    both are kept. Interrupting keeps every finished cell, and of the one in progress what was done. With
+    several `ranks` all must call; each measures its share and all return the same.
     """
     schemes = resolve_all(rules, subject)
     notes = _sinks(rules, schemes, settings.bos, subject)
@@ -93,11 +94,11 @@ def evaluate(
     plan = make_plan(settings, text, store.hash, tokenizer.hash, subject.trained_length)
     if plan.note and console:
         console.warn(plan.note)
-    how = {"cache": overlaps, "console": console}
+    how = {"earlier": earlier, "cache": overlaps, "console": console}
     screening = screen(settings.contamination, text, plan.truncated, train, tokenizer, **how)
     ids = plan.target_ids(text)[screening.kept]
     unit_of, unit_names, unit_kind = text.units()
-    seen = text.seen(train)
+    seen = text.seen(train, *earlier)
     document = plan.truncated.target_documents()[screening.kept]
     result = Result(
         settings=settings,

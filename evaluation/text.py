@@ -79,19 +79,22 @@ class Text:
         names = [c if kind == 0 else str(self.store.names[int(c)]) for kind, c in sorted(set(keys))]
         return np.array([index[key] for key in keys], dtype=np.int64), names, "cluster"
 
-    def seen(self, train) -> np.ndarray | None:
-        """Whether each document's cluster also occurs in the training store `train`: (n_documents,) bool.
+    def seen(self, *trained) -> np.ndarray | None:
+        """Whether each document's cluster also occurs in one of the training stores: (n_documents,) bool.
 
         Documents without a cluster count as seen in the training store itself only. None where it cannot be
-        known: there is no training store, or this corpus names clusters and that one does not.
+        known: a training store is gone (None), or this corpus names clusters and that one does not.
         """
         n = int(self.store.n_documents)
-        if train is None:
-            return None
-        if train.hash == self.store.hash:
-            return np.ones(n, dtype=bool)
         clusters = list(getattr(self.store, "clusters", None) or [None] * n)
-        trained = {one for one in getattr(train, "clusters", None) or [] if one}
-        if any(clusters) and not trained:
-            return None
-        return np.array([bool(one) and one in trained for one in clusters], dtype=bool)
+        found = np.zeros(n, dtype=bool)
+        for train in trained:
+            if train is None:
+                return None
+            if train.hash == self.store.hash:
+                return np.ones(n, dtype=bool)
+            names = {one for one in getattr(train, "clusters", None) or [] if one}
+            if any(clusters) and not names:
+                return None
+            found |= np.array([bool(one) and one in names for one in clusters], dtype=bool)
+        return found

@@ -52,23 +52,24 @@ def main() -> int:
     rules = [Rule(TRAINED, ())]
     if not note:
         rules.append(Rule(SAME_RULE, tuple(rule_words(parent.settings, branch.settings))))
-    store, corpus, train, overlaps = open_stores(settings, run, branch.tokenizer)
+    stores = open_stores(settings, run, branch.tokenizer)
     results = [
         evaluate(
             settings,
             subject_of(loaded, settings.device, console),
-            store=store,
-            train=train,
+            store=stores.read,
+            train=stores.train,
+            earlier=stores.earlier,
             tokenizer=branch.tokenizer,
             rules=with_rules,
             cells=run / "evaluation" / "cells",
-            overlaps=overlaps,
+            overlaps=stores.overlaps,
             console=console,
         )
         for loaded, with_rules in ((branch, rules[:1]), (parent, rules))
     ]
     differences = compared(results[0], results[1], [rule.label for rule in rules])
-    report(run, settings, corpus, results, differences, note, console)
+    report(run, settings, stores.name, results, differences, note, console)
     return 0
 
 

@@ -46,6 +46,7 @@ class Parent:
             "checkpoint_hash": self.checkpoint.hash,
             "tokens": self.checkpoint.state.get("tokens"),
             "train_length": self.settings.train_length,
+            "data": self.about.get("data"),
             "changed": self.changed(branch),
         }
         return [own, *self.about.get("lineage", [])]

@@ -199,6 +199,23 @@ def test_refusals_name_the_share_and_the_documents():
         check(Corpus(" ".join(re.findall("[a-p]+", copied))), train, limit=1.0)
 
 
+def test_the_text_of_every_training_behind_a_branch_counts():
+    mothers, own, fresh = prose(120, 1), prose(120, 2), prose(120, 3)
+    store = Corpus(fresh, mothers, own)
+    train, earlier = Corpus(prose(50, 4), own), Corpus(prose(50, 5), mothers)
+
+    def lost(found):
+        return {row["name"] for row in found.record["documents"]}
+
+    assert lost(check(store, train)) == {"doc2"} and lost(check(store, earlier)) == {"doc1"}
+    both = check(store, train, earlier=[earlier])
+    assert lost(both) == {"doc1", "doc2"} and both.record["checked"]
+    gone = check(store, train, earlier=[None])
+    assert lost(gone) == {"doc2"} and not gone.record["checked"] and "was not looked for" in gone.sentence
+    parents = check(store, train, earlier=[Corpus(fresh, mothers, own)])
+    assert parents.kept.all() and "no held-out text" in parents.sentence
+
+
 def test_what_is_no_held_out_text_or_cannot_be_checked_is_said():
     text = prose(100, 1)
     own = check(Corpus(text), Corpus(text), limit=0.0)

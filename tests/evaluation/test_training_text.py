@@ -12,6 +12,9 @@ def test_what_is_known_of_the_training_text(make_store):
     assert Text(store).seen(store).tolist() == [True, True, True]
     assert Text(store).seen(make_store([9], seed=3)) is None  # it names no clusters
     assert Text(store).seen(None) is None
+    bob, eve = make_store([9], clusters=["bob"]), make_store([9], seed=5, clusters=["eve"])
+    assert Text(store).seen(eve, bob).tolist() == [False, True, False]
+    assert Text(store).seen(bob, None) is None and Text(store).seen(bob, store).all()
     plain = make_store([9, 9], seed=4)
     assert Text(plain).seen(make_store([9], clusters=["bob"])).tolist() == [False, False]
 

@@ -95,8 +95,10 @@ def load_prepared(folder: Path):
     return train.text_of(folder)
 
 
-def test_weights_that_are_not_the_parents_are_found_out(parent, tmp_path, monkeypatch):
-    """The check reads the parent by another way than the branch: one weight moved on that way is an error."""
+@pytest.mark.parametrize("more", [[], ["original_length=32"]])
+def test_weights_that_are_not_the_parents_are_found_out(parent, tmp_path, monkeypatch, more):
+    """The check reads the parent by another way than the branch: one weight moved on that way is an error,
+    and so it is where losses cannot be compared since stretches are measured from elsewhere."""
     real = train.begin_branch.__globals__["load"]
 
     def moved(*args):
@@ -107,8 +109,16 @@ def test_weights_that_are_not_the_parents_are_found_out(parent, tmp_path, monkey
 
     monkeypatch.setitem(train.begin_branch.__globals__, "load", moved)
     with pytest.raises(TrainingError, match=r"at step 0 the branch scores .* its weights are not"):
-        trained(monkeypatch, f"parent.run={parent}", *LONGER, "--folder", tmp_path / "x")
+        trained(monkeypatch, f"parent.run={parent}", *LONGER, *more, "--folder", tmp_path / "x")
     assert find_checkpoint(tmp_path / "x") is None
+
+
+def test_stretches_measured_from_elsewhere_leave_the_weights_to_be_compared(parent, tmp_path, monkeypatch):
+    words = [f"parent.run={parent}", *LONGER, "original_length=32"]
+    assert trained(monkeypatch, *words, "--folder", tmp_path / "x") == 0
+    found = about(tmp_path / "x")["step0"]
+    assert found["not_compared"] == "it measures stretches from 24, not from 32"
+    assert found["largest_difference"] > 1e-5
 
 
 def test_lineage_of_a_branch_of_a_branch(parent, branch, tmp_path, monkeypatch):
@@ -120,6 +130,7 @@ def test_lineage_of_a_branch_of_a_branch(parent, branch, tmp_path, monkeypatch):
     assert far["run"] == str(parent) and far["checkpoint_hash"] == find_checkpoint(parent).hash
     assert "train_length: 24 → 48" in far["changed"] and "train_length: 48 → 96" in near["changed"]
     assert any(text.startswith("model.position.scaling: none → yarn") for text in far["changed"])
+    assert near["data"] == about(branch)["data"] and far["data"] == about(parent)["data"]
     assert same(weights(folder, 0), weights(parent))
     assert read_settings(folder).original_length == 24
     # Everything behind it has been shown to it: 12 steps of 8 × 24, none yet of 48, 5 of 2 × 96.
