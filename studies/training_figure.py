@@ -1,0 +1,227 @@
+"""Training curves of one or several runs in one figure: loss, held-out NLL by length, learning rate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import cycle
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
+
+from evaluation.figures import INK, STYLE, label_ends
+from studies.figures import DASHED, HEAD, LEFT, PALETTE, SHAPES, WIDTH, look, sheet
+from studies.training_curves import Curves, differences
+
+LOSS, PANEL, RATE = 2.5, 1.35, 0.75  # inches of the axes' heights
+GAP, HEADING, FOOT = 0.18, 0.26, 0.86  # between axes, above a small one, below all
+EARLY = 0.1  # of the tokens: losses before may leave the picture
+LONGEST_NAME = 26  # letters
+UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"), (1, ""))
+
+
+def training_figure(runs: Sequence[Curves], share: float) -> Figure:
+    """`share` of a run's steps is averaged for the bold line. Runs keep their colour in every part."""
+    with rc_context(STYLE):
+        styles = look([run.name for run in runs], None)
+        panels = _panels(runs, styles)
+        columns, tall = (3, PANEL) if len(panels) > 1 else (1, 1.3 * PANEL)
+        rows = math.ceil(len(panels) / columns)
+        height = HEAD + LOSS + rows * (GAP + HEADING + tall) + GAP + HEADING + RATE + FOOT
+        name = f"{len(runs)} runs" if len(runs) > 1 else runs[0].name
+        figure = sheet(height, f"Training of {name}", _subtitle(runs), _note(runs, share))
+        labels = [run.name for run in runs] + [line.label for panel in panels for line in panel.lines]
+        room = 0.35 + 0.072 * max(len(_end(label, 0.0)) for label in labels)
+        wide = 1 - (LEFT + room) / WIDTH
+        most = max(run.tokens[-1] for run in runs)
+        top = height - HEAD - LOSS
+
+        axes = figure.add_axes((LEFT / WIDTH, top / height, wide, LOSS / height))
+        _loss(figure, axes, runs, styles, share, most)
+        for row in range(rows):
+            top -= tall + HEADING + GAP
+            inside = panels[row * columns : (row + 1) * columns]
+            _row(figure, (top / height, tall / height), inside, columns, _limits_of(panels), most, wide)
+        top -= RATE + HEADING + GAP
+        axes = figure.add_axes((LEFT / WIDTH, top / height, wide, RATE / height))
+        for run in runs:
+            axes.plot(run.tokens, run.rate, color=styles[run.name][0], lw=1.3, zorder=3)
+        _frame(axes, most, 6)
+        highest = max(run.rate.max() for run in runs)
+        axes.set_ylim(0, 1.1 * highest)
+        axes.yaxis.set_major_locator(FixedLocator([0, highest / 2, highest]))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.2g}"))
+        axes.set_title("learning rate", loc="left", fontsize=9, color=INK, pad=3)
+        axes.set_xlabel("target tokens trained on", color=INK)
+        return figure
+
+
+def _subtitle(runs: Sequence[Curves]) -> str:
+    lengths = sorted({run.train_length for run in runs})
+    words = [f"trained at {' and '.join(f'{n:,}' for n in lengths)} tokens"]
+    if len(runs) == 1:
+        words.append(f"{runs[0].steps[-1]:,} steps, {runs[0].tokens[-1]:,.0f} target tokens")
+    return "; ".join([*words, *differences(runs)])
+
+
+def _end(name: str, value: float) -> str:
+    if len(name) > LONGEST_NAME:
+        half = LONGEST_NAME // 2
+        name = f"{name[: half - 1]}…{name[-half:]}"
+    return f"{name}  {value:.3f}"
+
+
+def _note(runs: Sequence[Curves], share: float) -> str:
+    widths = sorted({run.smoothed(share)[1] for run in runs})
+    steps = f"{widths[0]}" if len(widths) == 1 else f"{widths[0]} to {widths[-1]}"
+    lines = [f"Loss in nats per token: faint each step, bold the mean of {steps} steps around it."]
+    marks = []
+    if any(run.resumed for run in runs):
+        marks.append("| resumed")
+    if any(run.changes for run in runs):
+        marks.append("dashed: positions change")
+    if any(run.skipped for run in runs):
+        marks.append("× a step that changed no weight")
+    return "\n".join([*lines, ";  ".join(marks)]) if marks else lines[0]
+
+
+def _loss(
+    figure: Figure, axes: Axes, runs: Sequence[Curves], styles: dict, share: float, most: float
+) -> None:
+    late, ends = [], []
+    for run in runs:
+        colour = styles[run.name][0]
+        smooth, _ = run.smoothed(share)
+        axes.plot(run.tokens, run.loss, color=colour, lw=0.5, alpha=0.22, zorder=2)
+        axes.plot(run.tokens, smooth, color=colour, lw=1.6, zorder=4)
+        late += list(smooth[(run.tokens >= EARLY * most) & np.isfinite(smooth)])
+        known = np.flatnonzero(np.isfinite(smooth))
+        if len(known):
+            ends.append((run.name, run.tokens[known[-1]], smooth[known[-1]], colour))
+    _frame(axes, most, 6)
+    axes.set_ylim(*_limits(late))
+    axes.tick_params(labelbottom=False)
+    axes.set_ylabel("training loss, nats", color=INK)
+    bottom, top = axes.get_ylim()
+    for run in runs:
+        colour = styles[run.name][0]
+        for step, _ in run.changes:
+            axes.axvline(run.tokens_at(step), color=colour, lw=0.9, ls=DASHED, zorder=1.5)
+        for steps, at, marker in ((run.resumed, bottom, "|"), (run.skipped, top, "x")):
+            x = [run.tokens_at(step) for step in steps]
+            axes.plot(x, [at] * len(x), marker=marker, ls="", ms=6, color=colour, clip_on=False, zorder=5)
+    _label(figure, axes, ends)
+
+
+@dataclass(frozen=True)
+class Line:
+    """Held-out NLL, nats, at some numbers of target tokens trained on."""
+
+    label: str
+    x: list[float]
+    y: list[float]
+    colour: str
+    marker: str
+
+
+@dataclass(frozen=True)
+class Panel:
+    heading: str
+    lines: list[Line]
+
+
+def _panels(runs: Sequence[Curves], styles: dict[str, tuple[str, str]]) -> list[Panel]:
+    """Held-out NLL: of one run all lengths in one panel, of several a panel for each multiple of L0."""
+    found: dict[float, list[tuple[int, Line]]] = {}
+    for run in runs:
+        for length, points in run.held_out.items():
+            x, y = [run.tokens_at(step) for step, _ in points], [nll for _, nll in points]
+            line = Line(run.name, x, y, *styles[run.name])
+            found.setdefault(length / run.train_length, []).append((length, line))
+    if len(runs) == 1:
+        looks = zip(cycle(PALETTE), cycle(SHAPES), strict=False)
+        lines = [
+            replace(line, label=f"{length:,} ({multiple:g} × L0)", colour=colour, marker=marker)
+            for (multiple, [(length, line)]), (colour, marker) in zip(
+                sorted(found.items()), looks, strict=False
+            )
+        ]
+        return [Panel("held-out NLL of the same targets, by tokens of context", lines)] if lines else []
+    panels = []
+    for multiple, entries in sorted(found.items()):
+        lengths = {length for length, _ in entries}
+        tokens = f" = {lengths.pop():,}" if len(lengths) == 1 else ""
+        panels.append(Panel(f"held out, {multiple:g} × L0{tokens}", [line for _, line in entries]))
+    return panels
+
+
+def _limits_of(panels: Sequence[Panel]) -> tuple[float, float]:
+    """One scale for all panels: what was measured first may leave the picture where more was later."""
+    late = []
+    for line in (line for panel in panels for line in panel.lines):
+        late += [value for value in (line.y[1:] if len(line.y) > 3 else line.y) if math.isfinite(value)]
+    return _limits(late)
+
+
+def _row(
+    figure: Figure,
+    place: tuple[float, float],
+    panels: Sequence[Panel],
+    columns: int,
+    limits: tuple[float, float],
+    most: float,
+    wide: float,
+) -> None:
+    """One row of held-out panels; a panel alone has labels on the right."""
+    bottom, tall = place
+    alone = columns == 1
+    step = wide if alone else (1 - (LEFT + 0.12) / WIDTH) / columns
+    for column, panel in enumerate(panels):
+        axes = figure.add_axes(
+            (LEFT / WIDTH + column * step, bottom, step - (0 if alone else 0.14 / WIDTH), tall)
+        )
+        for one in panel.lines:
+            strokes = {"lw": 1.3, "ms": 3.6, "mec": "white", "mew": 0.5}
+            axes.plot(one.x, one.y, color=one.colour, marker=one.marker, zorder=3, **strokes)
+        _frame(axes, most, 6 if alone else 3)
+        axes.set_ylim(*limits)
+        axes.set_title(panel.heading, loc="left", fontsize=9, color=INK, pad=3)
+        axes.tick_params(labelbottom=not alone, labelleft=column == 0)
+        if alone:
+            ends = [(one.label, one.x[-1], one.y[-1], one.colour) for one in panel.lines]
+            _label(figure, axes, [end for end in ends if math.isfinite(end[2])])
+        else:
+            axes.tick_params(labelsize=7.5, length=2.5)
+
+
+def _label(figure: Figure, axes: Axes, ends: Sequence[tuple[str, float, float, str]]) -> None:
+    """The name of each line and its last number, with an arrow where that lies above the picture."""
+    top = axes.get_ylim()[1]
+    told = [(_end(name, y) + (" ↑" if y > top else ""), x, y, colour) for name, x, y, colour in ends]
+    label_ends(figure, axes, told)
+
+
+def _limits(values: Sequence[float]) -> tuple[float, float]:
+    if not values:
+        return 0.0, 1.0
+    low, high = min(values), max(values)
+    room = max(high - low, 0.05)
+    return low - 0.08 * room, high + 0.08 * room
+
+
+def _frame(axes: Axes, most: float, ticks: int) -> None:
+    unit, letter = next((unit, letter) for unit, letter in UNITS if most >= unit)
+    axes.set_xlim(0, 1.012 * most)
+    axes.xaxis.set_major_locator(MaxNLocator(ticks))
+    axes.xaxis.set_major_formatter(
+        FuncFormatter(lambda value, _: f"{value / unit:g}{letter if value else ''}")
+    )
+    axes.yaxis.set_major_locator(MaxNLocator(5, min_n_ticks=2))
+    axes.grid(axis="y", color="#E6E6E6", lw=0.7, zorder=0)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)

@@ -1,0 +1,111 @@
+"""Training curves read back from metrics.jsonl, and the script that draws them."""
+
+import csv
+import math
+import sys
+
+import numpy as np
+import pytest
+from matplotlib.text import Text
+
+from scripts import plot_run
+from studies.errors import StudyError
+from studies.training_curves import centred_mean, names_of, read_curves
+from studies.training_figure import training_figure
+from training.files import write_json
+from training.log import MetricsLog
+from training.run import MANIFEST
+
+
+def make_run(folder, steps=range(1, 41), length=16, tokenizer="a", loss=lambda step: 8 / step):
+    """A run folder as training leaves it: killed after the last step and resumed at half of it."""
+    folder.mkdir(parents=True)
+    (folder / "settings.yaml").write_text(
+        f"train_length: {length}\ntraining: {{validation: {{targets: 8}}}}\n"
+    )
+    write_json(folder / MANIFEST, {"format": 1, "tokenizer_hash": tokenizer})
+    half = steps[len(steps) // 2]
+
+    def told(step, factor=1.0):
+        return {"loss": factor * loss(step), "lr": 1e-3 * step, "tokens": 100 * step, "data": "x"}
+
+    with MetricsLog(folder / "metrics.jsonl", 0) as log:
+        for step in steps:
+            log.write(step, **told(step, factor=100.0))
+    with MetricsLog(folder / "metrics.jsonl", 0) as log:
+        for step in (step for step in steps if step <= half):
+            log.write(step, **told(step))
+    with MetricsLog(folder / "metrics.jsonl", half) as log:
+        for step in (step for step in steps if step > half):
+            log.write(step, **told(step))
+            if step % 10 == 0:
+                log.write(step, "validation", nll={length: 2.0, 2 * length: 3.0 + step / 100}, targets=64)
+        log.write(half + 5, "change", words=["model.position.scaling={name: drop}"])
+    return folder
+
+
+def texts(figure) -> str:
+    return "\n".join(found.get_text() for found in figure.findobj(Text))
+
+
+def test_the_last_line_of_a_step_counts_and_marks_stand_at_their_tokens(tmp_path):
+    run = read_curves(make_run(tmp_path / "run", loss=lambda step: math.inf if step == 30 else 8 / step), "r")
+    assert run.steps.tolist() == list(range(1, 41)) and run.train_length == 16
+    assert run.loss[:29].tolist() == [8 / step for step in range(1, 30)]  # none of the first attempt's
+    assert np.flatnonzero(np.isnan(run.loss)).tolist() == [29] and run.skipped == [30]
+    assert set(run.attempts[:21]) == {2} and set(run.attempts[21:]) == {3}
+    assert run.resumed == [0, 21] and run.changes == [(26, "model.position.scaling={name: drop}")]
+    assert run.held_out == {16: [(30, 2.0), (40, 2.0)], 32: [(30, 3.3), (40, 3.4)]}
+    assert [run.tokens_at(step) for step in (0, 0.5, 26, 40)] == [0, 50, 2600, 4000]
+
+
+def test_means_are_those_of_a_loop_and_keep_to_their_side_of_a_change(tmp_path):
+    rng = np.random.default_rng(0)
+    values = rng.normal(size=23)
+    values[[4, 5, 6, 22]] = math.nan
+    for width in (1, 2, 3, 8, 60):
+        for place, mean in enumerate(centred_mean(values, width)):
+            low = place - (width - 1) // 2
+            near = [v for i, v in enumerate(values) if low <= i < low + width and not math.isnan(v)]
+            assert math.isnan(mean) if not near else mean == pytest.approx(np.mean(near))
+    run = read_curves(make_run(tmp_path / "run", loss=lambda step: 1.0 if step <= 26 else 5.0), "r")
+    smooth, width = run.smoothed(0.5)
+    assert width == 20 and smooth.tolist() == [1.0] * 26 + [5.0] * 14
+
+
+def test_the_script_draws_what_the_table_says(tmp_path, monkeypatch, capsys):
+    one = make_run(tmp_path / "a" / "run", steps=range(1, 41))
+    other = make_run(tmp_path / "b" / "run", steps=range(1, 21), loss=lambda step: 4.0, tokenizer="b")
+    monkeypatch.setattr(
+        sys, "argv", ["plot_run.py", str(one), str(other), "--out", str(tmp_path / "f" / "x.png")]
+    )
+    assert plot_run.main() == 0
+    assert "the tokenizers differ" in capsys.readouterr().err
+    assert (tmp_path / "f" / "x.png").stat().st_size > 10_000 and (tmp_path / "f" / "x.svg").exists()
+    with open(tmp_path / "f" / "x.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["run"] for row in rows} == {"a/run", "b/run"}
+    found = {(row["measure"], row["length"], row["step"]): row for row in rows if row["run"] == "a/run"}
+    assert float(found["loss", "", "40"]["value"]) == 0.2 and found["loss", "", "40"]["tokens"] == "4000"
+    assert float(found["held_out", "32", "40"]["value"]) == 3.4
+    assert found["change", "", "26"]["value"] == "model.position.scaling={name: drop}"
+
+    runs = [read_curves(folder, name) for folder, name in ((one, "one"), (other, "other"))]
+    said = texts(training_figure(runs, 0.02))
+    for part in ("one  0.200", "other  4.000", "held out, 1 × L0 = 16", "2 × L0 = 32", "tokenizers differ"):
+        assert part in said, part
+    assert "| resumed" in said and "positions change" in said and "changed no weight" not in said
+    alone = texts(training_figure(runs[:1], 0.02))
+    assert "16 (1 × L0)  2.000" in alone and "32 (2 × L0)  3.400" in alone
+
+
+def test_what_cannot_be_drawn_is_said(tmp_path):
+    with pytest.raises(StudyError, match="no such run folder"):
+        read_curves(tmp_path / "none", "x")
+    write_json(tmp_path / MANIFEST, {"format": 1})
+    with pytest.raises(StudyError, match="has not trained a step yet"):
+        read_curves(tmp_path, "x")
+    with pytest.raises(StudyError, match="given twice"):
+        names_of([tmp_path, tmp_path / "a" / ".."])
+    assert names_of([tmp_path / "a" / "run", tmp_path / "b" / "run"]) == ["a/run", "b/run"]
+    assert names_of([tmp_path / "a", tmp_path / "b"]) == ["a", "b"]
