@@ -69,7 +69,6 @@ from evaluation.ranks import joined, this_process
 from evaluation.records import write
 from evaluation.report import parts_table, table, words
 from evaluation.rules import new_sinks
-from evaluation.settings import settings_hash
 from evaluation.stores import Stores, haystacks
 from evaluation.tasks_analysis import analyse_tasks
 from evaluation.tasks_figures import draw_task_figures
@@ -161,7 +160,7 @@ def measure_loss(settings: EvaluationSettings, run: Path, console: Console) -> i
     result.left_out = left_out
     result.facts |= told(trained, stores.name)
     analysis = analyse(result)
-    folder = run / "evaluation" / (settings.folder or f"{settings.protocol}-{settings_hash(settings)}")
+    folder = run / "evaluation" / (settings.folder or f"{settings.protocol}-{settings.identity()}")
     write(result, analysis, folder)
     write_text(folder / "settings.yaml", dump(settings))
     exposure = exposure_of(run, trained.step)
@@ -217,7 +216,7 @@ def measure_tasks(settings: TaskEvaluationSettings, run: Path, console: Console)
         settings, subject, drawn, rules, cells=run / "evaluation" / "cells", facts=facts, console=console
     )
     analysis = analyse_tasks(result)
-    folder = run / "evaluation" / (settings.folder or f"{task.name}-{settings.hash()}")
+    folder = run / "evaluation" / (settings.folder or f"{task.name}-{settings.identity()}")
     write_tasks(result, analysis, folder)
     write_text(folder / "settings.yaml", dump(settings))
     figures = draw_task_figures(result, analysis, folder)

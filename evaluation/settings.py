@@ -1,6 +1,7 @@
 """What an evaluation measures. Every field is a key of a YAML file and a dotted word on the command line."""
 
 import hashlib
+import json
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -19,16 +20,55 @@ class ContaminationSettings(BaseModel):
     )
 
 
-class EvaluationSettings(BaseModel):
-    """Protocol, lengths, targets, rules and statistics of one evaluation."""
+class MeasurementSettings(BaseModel):
+    """What every kind of evaluation shares: rules, arithmetic, where results go."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    protocol: str
     folder: str | None = Field(
         None,
         pattern=r"^\w[\w.+-]*$",
-        description="name of the results folder under RUN/evaluation/; default: the protocol and a hash",
+        description="name of the results folder under RUN/evaluation/; default: what is measured, and a hash",
     )
+    rules: list[str] | dict[str, list[str]] = Field(
+        ["trained", "truncate"],
+        description="labels of configs/evaluation/rules.yaml, or label: [dotted words for the model]",
+    )
+    confidence: float = Field(
+        0.95, gt=0.5, lt=1, description="level of the intervals, simultaneous for verdicts"
+    )
+    seed: int = Field(0, ge=0, description="draws what is measured: documents, spans, items, resamples")
+    dtype: Literal["float32", "float64", "bfloat16"] = Field("float32", description="arithmetic of the model")
+    device: str = Field("auto", description="auto (a GPU where there is one), cpu, cuda, cuda:1 ...")
+    chunk: int = Field(4096, ge=1, description="longer inputs are prefilled in chunks of this many tokens")
+    memory: float | None = Field(
+        None, gt=0, description="GiB the evaluation may use; default: 80% of what is free"
+    )
+
+    @field_validator("rules")
+    @classmethod
+    def _some_rule(cls, value):
+        if not value:
+            raise ValueError("rules is empty; the smallest useful list is [trained]")
+        return value
+
+    @field_validator("lengths", check_fields=False)
+    @classmethod
+    def _positive(cls, value: list[int] | None) -> list[int] | None:
+        if value is not None and (not value or min(value) < 1):
+            raise ValueError("lengths must be positive and at least one")
+        return value
+
+    def identity(self) -> str:
+        """Short name of what is measured; where and how fast it is computed does not count."""
+        asked = self.model_dump(mode="json", exclude={"folder", "device", "batch", "memory"})
+        return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:8]
+
+
+class EvaluationSettings(MeasurementSettings):
+    """Protocol, lengths, targets, rules and statistics of one evaluation."""
+
     protocol: Literal["fixed-targets", "sliding", "non-overlapping", "by-position"] = Field(
         "fixed-targets", description="how tokens are chosen and how much context they get"
     )
@@ -48,10 +88,6 @@ class EvaluationSettings(BaseModel):
     bos: Literal["as-trained", "none", "every-window"] = Field(
         "as-trained", description="where a BOS token stands: as stored, nowhere, or first in every window"
     )
-    rules: list[str] | dict[str, list[str]] = Field(
-        ["trained", "truncate"],
-        description="labels of configs/evaluation/rules.yaml, or label: [dotted words for the model]",
-    )
     matrix: bool = Field(
         False, description="besides rules, every built-in rule that this checkpoint can take; as --matrix"
     )
@@ -65,30 +101,13 @@ class EvaluationSettings(BaseModel):
     tolerance: float = Field(
         0.02, gt=0, description="nats; a rule has held where it is surely less worse than this"
     )
-    confidence: float = Field(
-        0.95, gt=0.5, lt=1, description="level of the intervals, simultaneous for verdicts"
-    )
     simultaneous: Literal["bonferroni", "max-t"] = Field(
         "bonferroni",
         description="how verdicts share that level; max-t: bootstrap of the largest t, narrower where "
         "rules move together, wider where documents are skewed",
     )
     resamples: int = Field(10_000, ge=10_000, description="studentised bootstrap resamples shown beside t")
-    seed: int = Field(0, ge=0, description="draws documents, spans, offsets and resamples")
-    dtype: Literal["float32", "float64", "bfloat16"] = Field("float32", description="arithmetic of the model")
-    device: str = Field("auto", description="auto (a GPU where there is one), cpu, cuda, cuda:1 ...")
     batch: int | None = Field(None, ge=1, description="windows at once; default: what the memory allows")
-    chunk: int = Field(4096, ge=1, description="longer windows are prefilled in chunks of this many tokens")
-    memory: float | None = Field(
-        None, gt=0, description="GiB the evaluation may use; default: 80% of what is free"
-    )
-
-    @field_validator("lengths")
-    @classmethod
-    def _positive(cls, value: list[int] | None) -> list[int] | None:
-        if value is not None and (not value or min(value) < 1):
-            raise ValueError("lengths must be positive and at least one")
-        return value
 
     @model_validator(mode="after")
     def _consistent(self) -> "EvaluationSettings":
@@ -96,17 +115,9 @@ class EvaluationSettings(BaseModel):
             raise ValueError(
                 f"length {min(self.lengths)} is shorter than a span of targets={self.targets} tokens"
             )
-        if not self.rules:
-            raise ValueError("rules is empty; the smallest useful list is [trained]")
         return self
 
     def grid(self, trained_length: int) -> list[int]:
         """The lengths in ascending order, the trained length always among them."""
         lengths = self.lengths or [trained_length * 2**k for k in range(5)]
         return sorted({*lengths, trained_length})
-
-
-def settings_hash(settings: EvaluationSettings) -> str:
-    """Short name of what is measured; where and how fast it is computed does not count."""
-    free = {"folder", "device", "batch", "memory"}
-    return hashlib.sha256(settings.model_dump_json(exclude=free).encode()).hexdigest()[:8]

@@ -1,5 +1,6 @@
 """The help text of settings classes: every setting with type, default, limits and meaning."""
 
+import inspect
 import re
 import shutil
 import textwrap
@@ -32,8 +33,9 @@ def _group(cls, prefix, indent, width, column, lines, above) -> None:
 
     `above` holds (dotted name, classes) of the choices this group lies inside; not spelled out again.
     """
-    later = []
-    for key, field in cls.model_fields.items():
+    later, own = [], inspect.get_annotations(cls)
+    # A class's own settings before those it shares with others: they are what it is about.
+    for key, field in sorted(cls.model_fields.items(), key=lambda item: item[0] not in own):
         if key == "name" and choice_names(cls):
             continue
         kind = kind_of_annotation(field.annotation)

@@ -1,24 +1,15 @@
 """What the diagnostics measure. Every field is a key of a YAML file and a dotted word on the command line."""
 
-import hashlib
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from evaluation.settings import EvaluationSettings
+from evaluation.settings import EvaluationSettings, MeasurementSettings
 
 
-class DiagnosticSettings(BaseModel):
-    """What every diagnostic shares: the text, the rules, the arithmetic."""
+class DiagnosticSettings(MeasurementSettings):
+    """What the diagnostics share besides: the text."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    protocol: str
-    folder: str | None = Field(
-        None,
-        pattern=r"^\w[\w.+-]*$",
-        description="name of the results folder under RUN/evaluation/; default: the protocol and a hash",
-    )
     rules: list[str] | dict[str, list[str]] = Field(
         ["trained"],
         description="labels of configs/evaluation/rules.yaml, or label: [dotted words for the model]",
@@ -31,19 +22,6 @@ class DiagnosticSettings(BaseModel):
     bos: Literal["as-trained", "none", "every-window"] = Field(
         "as-trained", description="where a BOS token stands: as stored, nowhere, or first in every window"
     )
-    confidence: float = Field(0.95, gt=0.5, lt=1, description="level of the intervals over units")
-    seed: int = Field(0, ge=0, description="draws documents, spans and tokens")
-    dtype: Literal["float32", "float64", "bfloat16"] = Field("float32", description="arithmetic of the model")
-    device: str = Field("auto", description="auto (a GPU where there is one), cpu, cuda, cuda:1 ...")
-    chunk: int = Field(4096, ge=1, description="longer windows are prefilled in chunks of this many tokens")
-    memory: float | None = Field(
-        None, gt=0, description="GiB the evaluation may use; default: 80% of what is free"
-    )
-
-    def identity(self) -> str:
-        """Short name of what is measured; where it is computed does not count."""
-        free = {"folder", "device", "memory"}
-        return hashlib.sha256(self.model_dump_json(exclude=free).encode()).hexdigest()[:8]
 
 
 class AttentionSettings(DiagnosticSettings):
