@@ -6,6 +6,7 @@ line and are laid over each other, dotted words last:
   python train.py configs/tiny.yaml
   python train.py configs/small.yaml configs/position/alibi.yaml configs/data/folder.yaml training.tokens=200M
   python train.py configs/extension/yarn.yaml parent.run=runs/quickstart      a branch of a trained run
+  python train.py training.tokens=30M --fork runs/tiny-012345678     it goes on, changed
   accelerate launch --multi_gpu --num_processes 2 --num_machines 1 train.py configs/base.yaml
 """
 

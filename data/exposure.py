@@ -68,20 +68,28 @@ class Ledger:
         batches: the order of the data.
         steps: length of the whole run; decides, with the sizes, how many steps are looked at.
         sight: what layers see at a step (0, 1, ...), as schemes may change on the way.
+        start: steps before the first that counts: another run's, in a fork.
     """
 
-    def __init__(self, batches: Batches, steps: int, sight: Callable[[int], Sight] = lambda step: Sight()):
-        self.batches, self.sight = batches, sight
+    def __init__(
+        self,
+        batches: Batches,
+        steps: int,
+        sight: Callable[[int], Sight] = lambda step: Sight(),
+        start: int = 0,
+    ):
+        self.batches, self.sight, self.start = batches, sight, start
         sampler, length = batches.positions.name, batches.train_length
         self._plain, self._unit_steps = sampler == "plain", sampler in ("plain", "random_offset")
-        looked_at = batches.batch_size * length * (1 if self._unit_steps else (length + 1) // 2) * steps
+        each = 1 if self._unit_steps else (length + 1) // 2
+        looked_at = batches.batch_size * length * each * (steps - start)
         self.stride = 1 if self._plain else max(1, -(-looked_at // LOOKED_AT))
-        self._done = self._counted = self._first = 0
+        self._done, self._counted, self._first = start, 0, 0
         empty = np.zeros(0, dtype=np.int64)
         self._positions, self._distances = empty, empty  # of the steps looked at where those are drawn
 
     def upto(self, step: int) -> Exposure:
-        """The exposure of the first `step` steps; `step` may not fall from one call to the next."""
+        """The exposure of steps `start` ... `step` − 1; `step` may not fall from one call to the next."""
         if step < self._done:
             raise ValueError(f"the ledger is at step {self._done} already, asked for {step}")
         while self._done < step:
@@ -90,16 +98,17 @@ class Ledger:
                 self._done += 1
             self._count(start, self._done, sight)
         b, length = self.batches.batch_size, self.batches.train_length
-        counted = step if self._plain else self._counted
-        scale = 1.0 if counted == 0 else step / counted
+        steps = step - self.start
+        counted = steps if self._plain else self._counted
+        scale = 1.0 if counted == 0 else steps / counted
         return Exposure(
             positions=self._positions if scale == 1 else np.rint(self._positions * scale).astype(np.int64),
             distances=self._distances
             if scale == 1 or self._unit_steps
             else np.rint(self._distances * scale).astype(np.int64),
             first=self._first,
-            tokens=step * b * length,
-            steps=step,
+            tokens=steps * b * length,
+            steps=steps,
             counted=counted,
         )
 
@@ -121,7 +130,7 @@ class Ledger:
 
     def _is_looked_at(self, step: int) -> bool:
         """One step of every `stride`, drawn by the run's seed; the first is always among them."""
-        if self.stride == 1 or step == 0:
+        if self.stride == 1 or step == self.start:
             return True
         block = step // self.stride
         drawn = bits(key_of(self.batches.seed, "exposure"), np.array([block]))

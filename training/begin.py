@@ -10,11 +10,18 @@ from data import Prepared
 from data.exposure import write_exposure
 from model import Transformer
 from training.branch import Parent, not_at_test_time, rule_words
-from training.checkpoint import find_checkpoint, load_weights, save_checkpoint, weights_of
+from training.checkpoint import (
+    copy_checkpoint,
+    find_checkpoint,
+    load_weights,
+    save_checkpoint,
+    weights_of,
+)
 from training.console import Console
 from training.errors import TrainingError
 from training.exposure import INHERITED, exposure_of
 from training.files import read_json, write_json
+from training.fork import first_other_rate
 from training.optimizer import make_optimizer
 from training.run import MANIFEST, load
 from training.settings import RunSettings
@@ -31,7 +38,8 @@ def check_text(settings: RunSettings, prepared: Prepared, tokenizer_hash: str) -
             f"{prepared.folder} was made with another tokenizer ({found[:12]}) than the parent's "
             f"({tokenizer_hash[:12]}): its tokens mean other text; leave data.tokenizer as the parent has it"
         )
-    if longest < settings.train_length:
+    is_fork = settings.parent is not None and settings.parent.fork
+    if longest < settings.train_length and not is_fork:
         raise TrainingError(
             f"train_length {settings.train_length} is longer than every document of {prepared.train.folder} "
             f"(the longest has {longest:,} tokens): no text would show the new length; shorten it"
@@ -47,7 +55,7 @@ def begin_branch(
     console: Console,
 ) -> None:
     """Give a branch without a checkpoint its parent's weights, once they score as the parent does under the
-    branch's rule; one that has begun is left alone. Called by one process.
+    branch's rule, and a fork the whole checkpoint; one that has begun is left alone. Called by one process.
 
     Raises TrainingError where the parent is gone, or the scores differ.
     """
@@ -55,12 +63,17 @@ def begin_branch(
         return
     if parent is None:
         raise TrainingError(f"{folder} has no checkpoint, and the run it goes on from is gone: restore that")
-    load_weights(model, parent.checkpoint)
-    found = compare(settings, parent, model, score)
-    console.say(in_words(found))
     shown = exposure_of(parent.folder, parent.checkpoint.step)
     if shown is not None:
         write_exposure(folder, shown, INHERITED)
+    if settings.parent is not None and settings.parent.fork:
+        copy_checkpoint(parent.checkpoint, folder)
+        for line in fork_in_words(settings, parent):
+            console.say(line)
+        return
+    load_weights(model, parent.checkpoint)
+    found = compare(settings, parent, model, score)
+    console.say(in_words(found))
     write_json(folder / MANIFEST, read_json(folder / MANIFEST) | {"step0": found})
     optimizer = make_optimizer(model, settings.training.optimizer)
     save_checkpoint(folder, 0, model, optimizer, {"step": 0, "tokens": 0, "attempt": 0})
@@ -128,3 +141,17 @@ def in_words(found: dict) -> str:
         return f"{begins} ({beside}); not compared with the parent's under this rule: {found['not_compared']}"
     most = found["largest_difference"]
     return f"{begins}, the parent's under this rule (largest difference {most:.1g}; {beside})"
+
+
+def fork_in_words(settings: RunSettings, parent: Parent) -> list[str]:
+    """What a fork carries, every setting it changes, and whether the steps behind it were as it would have
+    made them."""
+    step = parent.checkpoint.step
+    lines = [f"fork of {parent.folder}: goes on after its step {step}, with optimizer and order of the data"]
+    lines += [f"changed in the fork: {text}" for text in parent.changed(settings)]
+    other = first_other_rate(parent.settings, settings, step)
+    if other is not None:
+        lines.append(
+            f"the learning rates behind it, from step {other} on, are not those its own settings give"
+        )
+    return lines

@@ -18,11 +18,12 @@ from data.preparation import BESIDE
 from data.settings import SentencePieceSettings
 from model import ModelError, Transformer
 from training.checkpoint import WEIGHTS, Checkpoint, find_checkpoint
-from training.config import asked_for, identity, load_settings, split_words
+from training.config import asked_for, identity, load_settings
 from training.errors import TrainingError
 from training.files import read_json
+from training.fork import check_fork, tree_of
 from training.overrides import override, why
-from training.run import MANIFEST, changed, is_run, not_a_run, read_settings
+from training.run import MANIFEST, changed, is_run, not_a_run, read_settings, stem_of
 from training.settings import RunSettings
 from training.stages import last_trained
 
@@ -32,7 +33,7 @@ class Parent:
     """A run and the checkpoint of it that a branch goes on from."""
 
     folder: Path
-    settings: RunSettings  # as that checkpoint was last trained
+    settings: RunSettings  # as that checkpoint was last trained; for a fork, of its whole run
     checkpoint: Checkpoint
     about: dict  # the run's manifest
     inherited: dict  # the tree a branch's settings are laid over
@@ -49,6 +50,8 @@ class Parent:
             "data": self.about.get("data"),
             "changed": self.changed(branch),
         }
+        if branch.parent is not None and branch.parent.fork:
+            own["fork"] = True
         return [own, *self.about.get("lineage", [])]
 
     def changed(self, branch: RunSettings) -> list[str]:
@@ -77,24 +80,30 @@ def read_run_settings(
     if folder is not None and folder.resolve() == Path(asked["run"]).resolve():
         raise TrainingError(f"{folder} cannot be a branch of itself: give another --folder")
     try:
-        parent = open_parent(Path(asked["run"]), asked.get("checkpoint"))
+        parent = open_parent(Path(asked["run"]), asked.get("checkpoint"), bool(asked.get("fork")))
     except TrainingError:
         if (settings := _remembered(words, asked["run"], folder, root)) is not None:
             return settings, None
         raise
     settings = _completed(load_settings(RunSettings, words, parent.inherited), parent)
-    check_branch(parent, settings)
+    if settings.parent is not None and settings.parent.fork:
+        check_fork(parent.folder, parent.checkpoint.step, parent.settings, settings)
+    else:
+        check_branch(parent, settings)
     return settings, parent
 
 
-def open_parent(folder: Path, step: int | None = None) -> Parent:
-    """A run's checkpoint (None: the newest good one) as the start of a branch."""
+def open_parent(folder: Path, step: int | None = None, fork: bool = False) -> Parent:
+    """A run's checkpoint (None: the newest good one) as the start of a branch or a fork."""
     if not is_run(folder):
         raise TrainingError(f"parent.run: {not_a_run(folder)}")
-    found = find_checkpoint(folder, None, step, only=(WEIGHTS,))
+    found = find_checkpoint(folder, None, step, only=None if fork else (WEIGHTS,))
     if found is None:
         raise TrainingError(f"parent.run: {folder} has no checkpoint yet; train it first")
-    settings, _ = last_trained(read_settings(folder), found.step)
+    whole = read_settings(folder)
+    if fork:
+        return Parent(folder, whole, found, read_json(folder / MANIFEST), tree_of(whole))
+    settings, _ = last_trained(whole, found.step)
     tree = settings.model_dump(mode="json")
     tree |= {"original_length": settings.original_length or settings.train_length}
     tree |= {"seed": settings.seed + 1, "parent": None}
@@ -208,8 +217,7 @@ def _shapes(settings: RunSettings) -> dict[str, tuple]:
 
 def _remembered(words: list[str], run: str, folder: Path | None, root: Path) -> RunSettings | None:
     """The settings of a branch that exists already, over what its own folder has kept of its parent."""
-    files, _ = split_words(words)
-    stem = Path(files[0]).stem if files else "default"
+    stem = stem_of(words)
     for candidate in [folder] if folder else sorted(root.glob(f"{stem}-*")):
         about = read_json(candidate / MANIFEST) if is_run(candidate) else {}
         own = about.get("lineage", [{}])[0]

@@ -99,6 +99,24 @@ def save_weights_only(run: Path, model: nn.Module, step: int = 0, state: dict | 
     return save_checkpoint(run, step, model, None, state)
 
 
+def copy_checkpoint(checkpoint: Checkpoint, run: Path) -> None:
+    """Give another run a checkpoint as it is, byte for byte; called by one process."""
+    folder = folder_of(run, checkpoint.step)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    clean_leftovers(run)
+    building = folder.with_name(f".writing-{folder.name}-{os.getpid()}")
+    try:
+        shutil.copytree(checkpoint.folder, building)
+        for file in building.iterdir():
+            sync(file)
+        _put_in_place(building, folder)
+    except OSError as error:
+        shutil.rmtree(building, ignore_errors=True)
+        if is_disk_full(error):
+            raise TrainingError(_no_room(run, checkpoint.step)) from error
+        raise
+
+
 def _write(building: Path, step: int, model: nn.Module, optimizer, state: dict) -> str:
     """All files of one checkpoint into a fresh folder, manifest last; returns the hash of the whole."""
     save_file(weights_of(model), building / WEIGHTS)
@@ -279,6 +297,7 @@ def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple
 def restore(model: nn.Module, optimizer: torch.optim.Optimizer, checkpoint: Checkpoint) -> dict:
     """Weights, optimizer and random generators exactly as saved; returns the loop's state.
 
+    Options of groups are those of the settings, which a fork may change; the learning rate is the saved one.
     Raises TrainingError where the checkpoint holds weights only, or other groups than the optimizer.
     """
     if not checkpoint.has_optimizer:
@@ -303,7 +322,8 @@ def restore(model: nn.Module, optimizer: torch.optim.Optimizer, checkpoint: Chec
             key: tuple(value) if isinstance(current.get(key), tuple) else value
             for key, value in old["options"].items()
         }
-        groups.append(current | options | {"params": list(range(start, start + len(group["params"])))})
+        current |= {key: value for key, value in options.items() if key not in current or key == "lr"}
+        groups.append(current | {"params": list(range(start, start + len(group["params"])))})
         start += len(group["params"])
     optimizer.load_state_dict(
         {"state": {i: state[name] for i, name in enumerate(flat) if name in state}, "param_groups": groups}

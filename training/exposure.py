@@ -7,6 +7,7 @@ from data.exposure import EXPOSURE, Exposure, Ledger, Sight, read_exposure
 from model import ModelSettings
 from training.checkpoint import steps_of
 from training.files import read_json
+from training.fork import first_step
 from training.run import MANIFEST, read_settings
 from training.settings import RunSettings
 from training.stages import stage_of, stages_of
@@ -43,7 +44,9 @@ def make_batches(settings: RunSettings, prepared: Prepared) -> Batches:
 def make_ledger(settings: RunSettings, batches: Batches) -> Ledger:
     stages = stages_of(settings)
     sights = {stage.start: sight_of(stage.model) for stage in stages}
-    return Ledger(batches, settings.steps, lambda step: sights[stage_of(stages, step).start])
+    return Ledger(
+        batches, settings.steps, lambda step: sights[stage_of(stages, step).start], first_step(settings)
+    )
 
 
 def exposure_of(run: Path, step: int | None = None) -> Exposure | None:
@@ -56,7 +59,8 @@ def exposure_of(run: Path, step: int | None = None) -> Exposure | None:
     if step is None:
         return None
     kept, before = read_exposure(run), read_exposure(run, INHERITED)
-    if kept is not None and kept.steps == step + (before.steps if before else 0):
+    own_steps = step - first_step(read_settings(run))
+    if kept is not None and kept.steps == own_steps + (before.steps if before else 0):
         return kept
     about = read_json(run / MANIFEST)
     try:

@@ -46,10 +46,16 @@ _SAME = {  # what a resumed run must find as it left it, by key of the manifest
 
 
 def run_folder(settings: RunSettings, words: Sequence[str], root: str | Path = "runs") -> Path:
-    """`<root>/<stem of the first YAML file>-<identity>`: the same command finds its run again."""
-    files, _ = split_words(list(words))
-    stem = Path(files[0]).stem if files else "default"
-    return Path(root) / f"{stem}-{identity(settings)}"
+    """`<root>/<stem_of(words)>-<identity>`: the same command finds its run again."""
+    return Path(root) / f"{stem_of(words)}-{identity(settings)}"
+
+
+def stem_of(words: Sequence[str]) -> str:
+    """The first part of a run's name: its first YAML file, else the run it is a fork of, else `default`."""
+    files, dotted = split_words(list(words))
+    said = dict(word.split("=", 1) for word in dotted)
+    forked = said.get("parent.run") if "parent.fork" in said else None
+    return Path(files[0]).stem if files else Path(forked or "default").name
 
 
 def is_run(folder: Path) -> bool:
@@ -102,7 +108,8 @@ def resume_run(
     changes = changed(read_settings(folder), settings)
     if barred := changed(read_settings(folder), settings, free=False):
         raise TrainingError(
-            f"{folder} was started with other settings; change them back, or use --fresh:\n       "
+            f"{folder} was started with other settings; change them back, go on under the new ones in "
+            f"another run (--fork {folder} in place of --folder), or start anew (--fresh):\n       "
             + "\n       ".join(barred)
         )
     for key, sentence in _SAME.items():  # the settings are the same: something else happened to these

@@ -128,7 +128,7 @@ class TrainingSettings(Settings):
 
 
 class ParentSettings(Settings):
-    """The checkpoint a branch goes on from. What a branch does not say is as in that run."""
+    """The checkpoint a branch or fork goes on from. What it does not say is as in that run."""
 
     run: str = Field(
         description="run folder whose weights the branch starts from", json_schema_extra={"may_change": True}
@@ -136,6 +136,11 @@ class ParentSettings(Settings):
     checkpoint: int | None = _free(None, "step of its checkpoint; null: the newest", ge=0)
     hash: str | None = Field(
         default=None, description="of that checkpoint; filled in, and checked where it is given"
+    )
+    fork: Literal[True] | None = Field(
+        default=None,
+        description="true: optimizer, count of steps and order of the data go on too, as --fork RUN says",
+        json_schema_extra={"counts_if_given": True},
     )
 
 

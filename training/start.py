@@ -31,6 +31,12 @@ def parse(usage: str) -> argparse.Namespace:
     parser.add_argument(
         "--folder", metavar="FOLDER", help="run folder; by default runs/<config>-<hash of settings>"
     )
+    parser.add_argument(
+        "--fork",
+        metavar="RUN",
+        help="go on from RUN's newest checkpoint (or parent.checkpoint=STEP) in a new run folder under "
+        "changed settings, with optimizer, steps and order of the data; what is not said is as in RUN",
+    )
     parser.add_argument("--fresh", action="store_true", help="start anew; the old run folder is kept aside")
     parser.add_argument("--dry-run", action="store_true", help="print size, memory and time; train nothing")
     parser.add_argument("-h", "--help", action="store_true", help="this text, with every setting")
@@ -40,6 +46,8 @@ def parse(usage: str) -> argparse.Namespace:
         print("settings, with defaults (in YAML files as nested mappings):\n")
         print(describe(RunSettings))
         sys.exit(0)
+    if options.fork:
+        options.words += [f"parent.run={options.fork}", "parent.fork=true"]
     return options
 
 

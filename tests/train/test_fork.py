@@ -1,0 +1,165 @@
+"""Forks as a user makes them: a run goes on in another folder, under changed settings."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+import train
+from data.exposure import read_exposure
+from tests.train.test_train import lines
+from training import TrainingError
+from training.checkpoint import find_checkpoint, folder_of
+from training.exposure import exposure_of
+from training.run import stem_of
+
+STEM = [
+    "training.tokens=3072",  # 16 steps
+    "training.schedule={name: wsd, warmup: 3, decay: 0.25}",
+    "training.checkpoint={every: 4, keep: 9}",
+]
+DECAY = ["training.tokens=2304", "training.schedule={name: wsd, warmup: 3, decay: 0.34}"]  # its last 4 of 12
+
+
+def trained(*argv: object) -> int:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["train.py", *map(str, argv)])
+        return train.main()
+
+
+@pytest.fixture(scope="module")
+def base(corpus, prepared_root) -> list[str]:
+    return [
+        *("train_length=24", "model.dim=32", "model.layers=2", "model.heads=4", "model.groups=2"),
+        *("data.source.name=files", f"data.source.path={corpus}", "data.tokenizer.name=bytes"),
+        *("data.valid_fraction=0.2", f"data.root={prepared_root}", "training.batch_size=8"),
+        *("training.validation.every=4", "training.validation.spans=4", "training.validation.targets=8"),
+        "training.samples.prompts=[]",
+    ]
+
+
+@pytest.fixture(scope="module")
+def stem(base, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "stem"
+    assert trained(*base, *STEM, "--folder", folder) == 0
+    return folder
+
+
+def content(folder: Path, name: str) -> bytes:
+    return (find_checkpoint(folder).folder / name).read_bytes()
+
+
+def about(folder: Path) -> dict:
+    return json.loads((folder / "manifest.json").read_text())
+
+
+def test_a_decay_forked_from_a_stem_is_the_run_of_that_budget_from_the_start(base, stem, tmp_path, capsys):
+    whole, decay = tmp_path / "whole", tmp_path / "decay"
+    assert trained(*base, *STEM, *DECAY, "--folder", whole) == 0
+    capsys.readouterr()
+    assert trained(*DECAY, "parent.checkpoint=8", "--fork", stem, "--folder", decay) == 0
+    said = capsys.readouterr().err
+    assert f"fork of {stem}: goes on after its step 8" in said and "learning rates behind" not in said
+    assert "changed in the fork: training.tokens: 3072 → 2304" in said
+    assert "changed in the fork: training.schedule.decay: 0.25 → 0.34" in said
+    assert lines(decay) == [line for line in lines(whole) if line["step"] > 8]
+    for name in ("model.safetensors", "optimizer.safetensors", "state.json"):
+        assert content(decay, name) == content(whole, name), name
+    # Not because nothing happened: the stem at that step is another model.
+    stem_then = folder_of(stem, 12) / "model.safetensors"
+    assert stem_then.read_bytes() != content(decay, "model.safetensors")
+    (own,) = about(decay)["lineage"]
+    assert own["run"] == str(stem) and own["step"] == 8 and own["fork"] is True
+    assert (
+        own["checkpoint_hash"] == find_checkpoint(stem, None, 8).hash == find_checkpoint(decay, None, 8).hash
+    )
+    assert own["changed"] == ["training.tokens: 3072 → 2304", "training.schedule.decay: 0.25 → 0.34"]
+    # What it was shown is what the whole run was shown, read or counted again.
+    for shown in (read_exposure(decay), exposure_of(decay, 12), exposure_of(decay, 10)):
+        assert shown.positions.tolist() == [shown.steps * 8] * 24
+    assert read_exposure(decay).distances.tolist() == read_exposure(whole).distances.tolist()
+
+    # It resumes as any run, with the stem gone, and can be forked itself.
+    kept = {name: content(decay, name) for name in ("model.safetensors", "optimizer.safetensors")}
+    told = lines(decay)
+    shutil.rmtree(folder_of(decay, 12))
+    away = stem.rename(stem.with_name("away"))
+    try:
+        words = [*DECAY, "parent.checkpoint=8", "--fork", stem, "--folder", decay]
+        assert trained(*words) == 0
+    finally:
+        away.rename(stem)
+    assert lines(decay) == told and all(content(decay, name) == raw for name, raw in kept.items())
+    again = tmp_path / "again"
+    assert trained("training.tokens=2496", "--fork", decay, "--folder", again) == 0
+    near, far = about(again)["lineage"]
+    assert (near["run"], near["step"], far["run"], far["step"]) == (str(decay), 12, str(stem), 8)
+    assert read_exposure(again).positions.tolist() == [13 * 8] * 24
+    assert "learning rates behind it, from step 10 on, are not those" in capsys.readouterr().err
+
+
+def test_settings_of_a_fork_win_over_what_the_checkpoint_says(base, stem, tmp_path):
+    """Moments go on; weight decay, betas and the rate are the fork's."""
+    fork, same = tmp_path / "fork", tmp_path / "same"
+    words = ["training.optimizer.weight_decay=0.7", "training.optimizer.betas=[0.5,0.6]"]
+    assert trained(*words, "parent.checkpoint=12", "--fork", stem, "--folder", fork) == 0
+    saved = json.loads(content(fork, "state.json"))["optimizer"]["groups"]
+    assert saved[0]["options"]["weight_decay"] == 0.7 and saved[0]["options"]["betas"] == [0.5, 0.6]
+    # A fork that changes nothing is the run itself.
+    assert trained("parent.checkpoint=12", "--fork", stem, "--folder", same) == 0
+    assert content(same, "model.safetensors") == content(stem, "model.safetensors")
+    assert content(fork, "model.safetensors") != content(stem, "model.safetensors")
+
+
+def test_a_resume_with_other_settings_lists_each_and_names_the_fork(base, stem):
+    words = ["training.optimizer.lr=1e-3", "seed=3", "training.log_every=2"]
+    before = (stem / "manifest.json").read_bytes()
+    with pytest.raises(TrainingError) as error:
+        trained(*base, *STEM, *words, "--folder", stem)
+    text = str(error.value)
+    assert f"--fork {stem} in place of --folder" in text and "--fresh" in text
+    assert "\n       seed: 0 → 3\n       training.optimizer.lr: 0.002 → 0.001" in text
+    assert "log_every" not in text  # declared safe
+    assert (stem / "manifest.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["model.dim=64", "training.batch_size=4"],
+            "model.dim: its weights.*\n.*batch_size: steps",
+        ),
+        (["model.position.window=5"], "model.position.window: .* change on the way by training.changes"),
+        (["train_length=48"], "train_length: steps of another size"),
+        (["data.tokenizer={name: sentencepiece}"], "data.tokenizer: its tokens would mean other text"),
+        (
+            ["training.tokens=1536"],
+            "pays for 8 steps, .* is at step 16: .* above 3072",
+        ),
+        (
+            ['training.changes=[{at: 3, words: ["model.position.window=9"]}]', "training.tokens=4000"],
+            "training.changes before step 16 cannot differ",
+        ),
+        (["parent.checkpoint=5"], "no checkpoint of step 5; it has 4, 8, 12, 16"),
+    ],
+)
+def test_what_cannot_go_on_is_refused_and_leaves_nothing(stem, tmp_path, words, message):
+    with pytest.raises(TrainingError, match=f"(?s){message}"):
+        trained(*words, "--fork", stem, "--folder", tmp_path / "x")
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_fork_of_nothing_and_of_itself(stem, tmp_path):
+    with pytest.raises(TrainingError, match="no such run folder"):
+        trained("--fork", tmp_path / "none")
+    with pytest.raises(TrainingError, match="cannot be a branch of itself"):
+        trained("--fork", stem, "--folder", stem)
+
+
+def test_a_fork_has_a_name_of_its_own():
+    words = ["parent.run=runs/stem.v2", "parent.fork=true"]
+    assert stem_of(words) == "stem.v2" and stem_of(["configs/tiny.yaml", *words]) == "tiny"
+    assert stem_of(words[:1]) == "default"

@@ -1,0 +1,84 @@
+"""Forks: runs that go on from another run's checkpoint with everything it carries, under changed settings.
+
+A branch (branch.py) takes the weights alone. A fork takes the optimizer's state, the count of steps and the
+order of the data too: what it does not say is as in that run, and where nothing but the budget and the end of
+the schedule differ, it is bit for bit the run that was trained under its settings from the start.
+"""
+
+from pathlib import Path
+
+from training.config import differences
+from training.errors import TrainingError
+from training.settings import RunSettings
+from training.stages import learning_rates, stage_of, stages_of
+
+# What the checkpoint's tensors, its count of steps and the order of its data are made of.
+_FIXED = {
+    "train_length": "steps of another size are no continuation",
+    "original_length": "its positions are measured from it",
+    "training.batch_size": "steps of another size are no continuation",
+    "training.optimizer.name": "its state is that of the other",
+    "data.tokenizer": "its tokens would mean other text",
+    "model": "its weights are those of the run; positions change on the way by training.changes",
+}
+
+
+def first_step(settings: RunSettings) -> int:
+    """Updates behind the first one of a run's own: those of its parent in a fork, else none."""
+    parent = settings.parent
+    return parent.checkpoint or 0 if parent is not None and parent.fork else 0
+
+
+def tree_of(settings: RunSettings) -> dict:
+    """What the settings of a fork of this run are laid over."""
+    return settings.model_dump(mode="json") | {"parent": None}
+
+
+def check_fork(folder: Path, step: int, old: RunSettings, new: RunSettings) -> None:
+    """Refuse settings under which a run of settings `old` cannot go on from its checkpoint of `step`.
+
+    Raises TrainingError listing every key, with what it was and what it may not become.
+    """
+    wrong = [
+        f"{key}: {reason}"
+        for key, _, _, _ in differences(old, new)
+        if (reason := _reason(key, old, new)) is not None
+    ]
+    if wrong:
+        raise TrainingError(
+            f"{folder} cannot be forked so; leave out what cannot change, or start a branch from its weights "
+            f"alone (parent.run={folder} without --fork):\n       " + "\n       ".join(wrong)
+        )
+    if new.steps <= step:
+        raise TrainingError(
+            f"training.tokens = {new.training.tokens} pays for {new.steps} steps, and the checkpoint of "
+            f"{folder} is at step {step}: raise training.tokens above {step * new.tokens_per_step}, or fork "
+            "an earlier one with parent.checkpoint"
+        )
+    behind = [[s for s in stages_of(settings) if s.start < step] for settings in (old, new)]
+    if behind[0] != behind[1]:
+        raise TrainingError(
+            f"training.changes before step {step} cannot differ in a fork of {folder}: they have happened "
+            "(a share moves with the budget; give steps)"
+        )
+
+
+def _reason(key: str, old: RunSettings, new: RunSettings) -> str | None:
+    """Why a setting cannot differ in a fork; None where it can."""
+    if key == "training.optimizer" and old.training.optimizer.name != new.training.optimizer.name:
+        key = "training.optimizer.name"
+    return next((why for fixed, why in _FIXED.items() if key == fixed or key.startswith(f"{fixed}.")), None)
+
+
+def first_other_rate(old: RunSettings, new: RunSettings, step: int) -> int | None:
+    """The first of the updates 1 ... `step` behind a fork whose learning rate was another than its own
+    settings give; None where there is none, as in a decay that begins at the fork or later."""
+    stages = stages_of(old), stages_of(new)
+    for i in range(step):
+        rates = [
+            learning_rates(settings.training, stage_of(own, i), i, settings.steps)
+            for settings, own in zip((old, new), stages, strict=True)
+        ]
+        if rates[0] != rates[1]:
+            return i + 1
+    return None
