@@ -31,7 +31,7 @@ from training.files import read_json
 from training.hardware import peak_flops, peak_memory, prepare_cpu
 from training.loop import Interrupts, Stepper, micro_batches, prefetched
 from training.monitor import validate, write_samples
-from training.optimizer import make_optimizer, set_learning_rate
+from training.optimizer import make_optimizer, set_learning_rates
 from training.record import Recorder
 from training.run import MANIFEST, run_folder, text_of
 from training.settings import RunSettings
@@ -161,13 +161,13 @@ def train(
             if stage.start == step > 0:
                 model.reposition(stage.model)
                 recorder.change(stage, model.flops_per_token(settings.train_length))
-            rate, of_positions = learning_rates(t, stage, step, settings.steps)
-            set_learning_rate(optimizer, rate, of_positions)
+            rates = learning_rates(t, stage, step, settings.steps)
+            set_learning_rates(optimizer, rates)
             parts = micro_batches(batch, t.micro_batch, settings.train_length, device)
             outcome = train_step(parts, batch.n_targets, stop=interrupts.requested)
             done = step + 1
             about = {"tokens": done * settings.tokens_per_step, "targets": batch.n_targets}
-            recorder.step(done, outcome, rate, of_positions, **about, epoch=batch.epoch, data=batch.hash)
+            recorder.step(done, outcome, rates, **about, epoch=batch.epoch, data=batch.hash)
             due = [t.validation.every, t.samples.every, t.checkpoint.every]
             is_due = done == settings.steps or any(every and done % every == 0 for every in due)
             stop = recorder.read(leave=0 if is_due else leave)

@@ -1,20 +1,21 @@
-"""AdamW over named parameter groups, and the one place that knows which weights decay.
+"""Which weights learn by which rule, at which rate and with which decay; and the update itself.
 
 Weight decay acts on matrices alone: the weights of linear layers, the untied head among them.  It leaves out
 embeddings (a row is seen only when its token is, so decay would erase rare tokens; a tied head is one too),
 norms and biases (vectors), and whatever a positional scheme learns, whose scale has a meaning.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from training.errors import TrainingError
-from training.optimizer_settings import AdamWSettings
+from training.optimizer_settings import ROLES, AdamWRule, AdamWSettings, MuonSettings, OptimizerSettings
+from training.together import Together
 
-ROLES = ("matrices", "embeddings", "vectors", "positions")
+Named = tuple[str, nn.Parameter]
 
 
 def clean_name(name: str) -> str:
@@ -30,44 +31,91 @@ def named_weights(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 def role_of(name: str, parameter: Tensor) -> str:
-    """One of ROLES for a weight; only "matrices" decay."""
+    """One of ROLES for a weight."""
     parts = name.split(".")
     if "position" in parts:
         return "positions"
     if "embed" in parts:
         return "embeddings"
+    if parts[0] == "head":
+        return "head"
     return "matrices" if parameter.ndim >= 2 else "vectors"
 
 
-def make_optimizer(model: nn.Module, settings: AdamWSettings) -> torch.optim.AdamW:
-    """AdamW with one group per role, fused where every weight's device and dtype allow it.
+def make_optimizer(model: nn.Module, settings: OptimizerSettings) -> torch.optim.Optimizer:
+    """The optimizer of the settings, with one group per role; AdamW fused where every weight's device and
+    dtype allow it.
 
-    Groups carry `name` (their role) and `names` (of their weights) and come in the order of ROLES; frozen
-    weights are left out.  What positions learn may have a peak rate of its own.
+    Groups carry `name` (their role), `names` (of their weights) and `rate` (the name of their learning rate)
+    and come in the order of ROLES. The head is one of the matrices unless something sets it apart. Frozen
+    weights are left out.
     """
     weights = [(name, weight) for name, weight in named_weights(model) if weight.requires_grad]
     if not weights:
         raise TrainingError("the model has no weight to train: every one is frozen")
-    groups = []
-    for role in ROLES:
-        chosen = [(name, weight) for name, weight in weights if role_of(name, weight) == role]
-        if chosen:
-            groups.append(
-                {
-                    "params": [weight for _, weight in chosen],
-                    "name": role,
-                    "names": [name for name, _ in chosen],
-                    "weight_decay": settings.weight_decay if role == "matrices" else 0.0,
-                }
-            )
-    fused = all(weight.device.type in ("cpu", "cuda") and weight.is_floating_point() for _, weight in weights)
+    if isinstance(settings, AdamWSettings):
+        return _adamw(_groups(weights, settings), settings)
+    matrices = [(name, weight) for name, weight in weights if role_of(name, weight) == "matrices"]
+    others = [(name, weight) for name, weight in weights if role_of(name, weight) != "matrices"]
+    parts: list[torch.optim.Optimizer] = []
+    if matrices:
+        parts.append(_muon([_group("matrices", matrices, "lr", settings.weight_decay)], settings))
+    if others:
+        parts.append(_adamw(_groups(others, settings.adamw, "adamw_lr", head_apart=True), settings.adamw))
+    return Together(parts)
+
+
+def _adamw(groups: list[dict], settings: AdamWRule) -> torch.optim.AdamW:
+    weights = [weight for group in groups for weight in group["params"]]
+    fused = all(weight.device.type in ("cpu", "cuda") and weight.is_floating_point() for weight in weights)
     return torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=fused)
 
 
-def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float, positions: float | None = None) -> None:
-    """Give every group its learning rate (1/update); `positions`, if given, to what positions learn."""
+def _muon(groups: list[dict], settings: MuonSettings) -> torch.optim.Muon:
+    return torch.optim.Muon(
+        groups,
+        lr=settings.lr,
+        momentum=settings.momentum,
+        nesterov=settings.nesterov,
+        ns_steps=settings.iterations,
+        adjust_lr_fn=settings.adjust,
+    )
+
+
+def _groups(
+    weights: Iterable[Named], settings: AdamWRule, rate: str = "lr", head_apart: bool = False
+) -> list[dict]:
+    """AdamW's groups; `rate` is the name of the learning rate of those that have none of their own."""
+    apart = head_apart or settings.of("head") != settings.of("matrices")
+    by_role: dict[str, list[Named]] = {role: [] for role in ROLES}
+    for name, weight in weights:
+        role = role_of(name, weight)
+        by_role["matrices" if role == "head" and not apart else role].append((name, weight))
+    groups = []
+    for role, chosen in by_role.items():
+        own = settings.rate_of(role), settings.of(role).weight_decay
+        decay = settings.weight_decay if role in ("matrices", "head") else 0.0
+        if chosen:
+            which = rate if own[0] is None else f"{role}_lr"
+            groups.append(_group(role, chosen, which, decay if own[1] is None else own[1]))
+    return groups
+
+
+def _group(role: str, weights: Iterable[Named], rate: str, weight_decay: float) -> dict:
+    names, params = zip(*weights, strict=True)
+    return {
+        "params": list(params),
+        "name": role,
+        "names": list(names),
+        "rate": rate,
+        "weight_decay": weight_decay,
+    }
+
+
+def set_learning_rates(optimizer: torch.optim.Optimizer, rates: Mapping[str, float]) -> None:
+    """Give every group its learning rate (1/update), by the name of it that the group carries."""
     for group in optimizer.param_groups:
-        group["lr"] = positions if positions is not None and group.get("name") == "positions" else rate
+        group["lr"] = rates[group["rate"]]
 
 
 def gated_step(optimizer: torch.optim.Optimizer, broken: Tensor) -> None:
@@ -77,11 +125,12 @@ def gated_step(optimizer: torch.optim.Optimizer, broken: Tensor) -> None:
     Fused AdamW has a gate of its own, made for loss scaling. Any other optimizer steps and is given back what
     it had, which takes a copy of its weights and moments for that long.
     """
-    if all(group.get("fused") for group in optimizer.param_groups):
-        optimizer.found_inf = broken.float()  # type: ignore[attr-defined]
-        optimizer.step()
-    else:
-        _step_and_put_back(optimizer, broken)
+    for part in optimizer.parts if isinstance(optimizer, Together) else [optimizer]:
+        if all(group.get("fused") for group in part.param_groups):
+            part.found_inf = broken.float()  # type: ignore[attr-defined]
+            part.step()
+        else:
+            _step_and_put_back(part, broken)
 
 
 @torch.no_grad()
@@ -106,3 +155,22 @@ def learnt_by_positions(model: nn.Module) -> int:
     """How many numbers the positional schemes learn."""
     weights = named_weights(model)
     return sum(w.numel() for name, w in weights if w.requires_grad and role_of(name, w) == "positions")
+
+
+def own_rates(settings: OptimizerSettings) -> dict[str, float]:
+    """Peak learning rates beside the first, by name."""
+    return {name: rate for name, rate in settings.rates.items() if name != "lr"}
+
+
+def who_learns_at(rate: str, model: nn.Module, settings: OptimizerSettings) -> str:
+    """What a learning rate is for, in words; it may be for nothing."""
+    count = learnt_by_positions(model)
+    if rate == "positions_lr":
+        if not count:
+            return "unused, its positions learn nothing"
+        return f"for the {count:,} numbers its positions learn"
+    groups = [group for group in make_optimizer(model, settings).param_groups if group["rate"] == rate]
+    if not groups:
+        return "unused, the model has no such weights"
+    count = sum(weight.numel() for group in groups for weight in group["params"])
+    return f"for the {count:,} numbers of {', '.join(group['name'] for group in groups)}"

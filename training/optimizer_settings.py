@@ -2,15 +2,43 @@
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, field_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from training.settings_base import Settings
 
 
-class AdamWSettings(Settings):
-    """AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101); decay on matrices only."""
+class GroupSettings(Settings):
+    """What is particular about the weights of one role."""
 
-    name: Literal["adamw"] = "adamw"
+    lr: float | None = Field(
+        default=None, gt=0, description="peak learning rate, on the same schedule; null: the optimizer's"
+    )
+    weight_decay: float | None = Field(
+        default=None, ge=0, description="null: the optimizer's for matrices and the head, none for the others"
+    )
+
+
+class GroupsSettings(Settings):
+    """Weights by their role."""
+
+    matrices: GroupSettings = Field(default=GroupSettings(), description="of linear layers, but for the head")
+    head: GroupSettings = Field(default=GroupSettings(), description="the head, where it is not tied")
+    embeddings: GroupSettings = Field(
+        default=GroupSettings(), description="embeddings, a tied head with them"
+    )
+    vectors: GroupSettings = Field(default=GroupSettings(), description="norms and biases")
+    positions: GroupSettings = Field(default=GroupSettings(), description="what positional schemes learn")
+
+    def of(self, role: str) -> GroupSettings:
+        return getattr(self, role)
+
+
+ROLES = tuple(GroupsSettings.model_fields)
+
+
+class AdamWRule(Settings):
+    """AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101), of whatever weights another rule leaves."""
+
     lr: float = Field(default=2e-3, gt=0, description="peak learning rate")
     positions_lr: float | None = Field(
         default=None,
@@ -24,6 +52,11 @@ class AdamWSettings(Settings):
     weight_decay: float = Field(
         default=0.1, ge=0, description="of matrices; embeddings, norms, biases and positions have none"
     )
+    groups: GroupsSettings | None = Field(
+        default=None,
+        description="rates and decay of their own, by role",
+        json_schema_extra={"counts_if_given": True},
+    )
 
     @field_validator("betas")
     @classmethod
@@ -32,11 +65,77 @@ class AdamWSettings(Settings):
             raise ValueError(f"each of betas must be at least 0 and less than 1, not {list(betas)}")
         return betas
 
+    @model_validator(mode="after")
+    def _one_rate_for_positions(self) -> "AdamWRule":
+        if self.positions_lr is not None and self.of("positions").lr is not None:
+            raise ValueError("positions_lr and groups.positions.lr are the same thing: give one of them")
+        return self
+
+    def of(self, role: str) -> GroupSettings:
+        """What is said of a role's weights."""
+        return GroupSettings() if self.groups is None else self.groups.of(role)
+
+    def rate_of(self, role: str) -> float | None:
+        """The peak rate a role has of its own."""
+        return self.positions_lr if role == "positions" and self.positions_lr else self.of(role).lr
+
+    @property
+    def rates(self) -> dict[str, float]:
+        """Peak learning rates by the names they have in metrics.jsonl."""
+        own = {f"{role}_lr": rate for role in ROLES if (rate := self.rate_of(role)) is not None}
+        return {"lr": self.lr} | own
+
+
+class AdamWSettings(AdamWRule):
+    """AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101); decay on matrices only."""
+
+    name: Literal["adamw"] = "adamw"
+
+
+class MuonSettings(Settings):
+    """Muon for matrices (Jordan 2024, kellerjordan.github.io/posts/muon), AdamW for all other weights."""
+
+    name: Literal["muon"] = "muon"
+    lr: float = Field(default=2e-3, gt=0, description="peak learning rate of matrices")
+    momentum: float = Field(default=0.95, ge=0, lt=1, description="decay of the mean of gradients")
+    nesterov: bool = Field(default=True, description="look ahead by one gradient")
+    weight_decay: float = Field(default=0.1, ge=0, description="of matrices")
+    iterations: int = Field(
+        default=5, ge=1, lt=100, description="Newton-Schulz steps, in bfloat16, towards an orthogonal update"
+    )
+    adjust: Literal["match_rms_adamw", "original"] = Field(
+        default="match_rms_adamw",
+        description="size of an A × B update: 0.2·√max(A, B), so that rates are like AdamW's (Liu et al. "
+        "2025, arXiv:2502.16982), or √max(1, A / B), with rates around 0.02",
+    )
+    adamw: AdamWRule = Field(
+        default_factory=AdamWRule, description="of the head, embeddings, norms, biases and positions"
+    )
+
+    @model_validator(mode="after")
+    def _matrices_are_not_adamws(self) -> "MuonSettings":
+        if self.adamw.of("matrices") != GroupSettings():
+            raise ValueError("adamw.groups.matrices: matrices are Muon's; set lr and weight_decay beside it")
+        return self
+
+    @property
+    def rates(self) -> dict[str, float]:
+        """Peak learning rates by the names they have in metrics.jsonl."""
+        own = self.adamw.rates
+        return {"lr": self.lr, "adamw_lr": own.pop("lr")} | own
+
+
+OptimizerSettings = Annotated[AdamWSettings | MuonSettings, Field(discriminator="name")]
+
 
 def _share_or_steps(value: float) -> float:
     if value >= 1 and value != int(value):
         raise ValueError(f"{value:g} is neither a share (below 1) nor a whole number of steps")
     return value
+
+
+def _share_or_many_steps(value: float) -> float:
+    return value if value == 1 else _share_or_steps(value)
 
 
 ShareOrSteps = Annotated[float, AfterValidator(_share_or_steps)]
@@ -72,8 +171,10 @@ class WsdSchedule(_Schedule):
     """Warm-up, stable, decay: the peak is held, then a straight line to `final` (arXiv:2404.06395)."""
 
     name: Literal["wsd"] = "wsd"
-    decay: float = Field(
-        default=0.2, gt=0, le=1, description="share of the run spent in the decay at its end"
+    decay: Annotated[float, AfterValidator(_share_or_many_steps)] = Field(
+        default=0.2,
+        gt=0,
+        description="the fall at the end: up to 1 a share of the run, above 1 a number of steps",
     )
     final: float = Field(
         default=0.0, ge=0, le=1, description="learning rate at the end, as a share of the peak"

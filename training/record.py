@@ -51,11 +51,8 @@ class Recorder:
         if self._mirror:
             self._mirror.close()
 
-    def step(
-        self, done: int, outcome: Outcome, lr: float, positions_lr: float | None = None, **values: object
-    ) -> None:
-        """Note a step whose outcome may still be on its way; `positions_lr` where it is another than `lr`."""
-        rates = {"lr": lr} if positions_lr is None else {"lr": lr, "positions_lr": positions_lr}
+    def step(self, done: int, outcome: Outcome, rates: dict[str, float], **values: object) -> None:
+        """Note a step whose outcome may still be on its way; `rates` by name, `lr` among them."""
         self._unread.append((done, rates, values, outcome))
 
     def read(self, leave: int = 0) -> int:

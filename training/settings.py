@@ -13,6 +13,7 @@ from model.settings import ModelSettings
 from training.optimizer_settings import (
     AdamWSettings,
     CosineSchedule,
+    OptimizerSettings,
     ScheduleSettings,
     ShareOrSteps,
     WsdSchedule,
@@ -91,7 +92,7 @@ class TrainingSettings(Settings):
     micro_batch: int | None = _free(
         None, "sequences per device and forward pass; null: all of a step at once", ge=1
     )
-    optimizer: AdamWSettings = Field(
+    optimizer: OptimizerSettings = Field(
         default_factory=AdamWSettings, description="what turns gradients into updates"
     )
     schedule: ScheduleSettings = Field(
@@ -197,6 +198,7 @@ class RunSettings(Settings):
         schedule = self.training.schedule
         warmup = schedule.warmup if schedule.warmup < 1 else schedule.warmup / self.steps
         decay = schedule.decay if isinstance(schedule, WsdSchedule) else 0.0
+        decay = decay if decay <= 1 else decay / self.steps
         if warmup + decay > 1:
             both = isinstance(schedule, WsdSchedule)
             raise ValueError(

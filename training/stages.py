@@ -92,14 +92,9 @@ def last_trained(settings: RunSettings, done: int) -> tuple[RunSettings, str]:
     return settings.model_copy(update={"model": last.model}), sentence
 
 
-def learning_rates(
-    training: TrainingSettings, stage: Stage, step: int, steps: int
-) -> tuple[float, float | None]:
-    """Learning rate of update `step` of a run of `steps`, and that of what positions learn where it is
-    another."""
-
-    def rate(peak: float) -> float:
-        return learning_rate(training.schedule, peak, step, steps) * stage.rise(step)
-
-    own = training.optimizer.positions_lr
-    return rate(training.optimizer.lr), None if own is None else rate(own)
+def learning_rates(training: TrainingSettings, stage: Stage, step: int, steps: int) -> dict[str, float]:
+    """Every learning rate at update `step` of a run of `steps`, by its name in metrics.jsonl."""
+    return {
+        name: learning_rate(training.schedule, peak, step, steps) * stage.rise(step)
+        for name, peak in training.optimizer.rates.items()
+    }

@@ -16,7 +16,7 @@ from training.config import describe
 from training.console import Console, duration
 from training.errors import TrainingError
 from training.hardware import forecast, free_memory, peak_flops
-from training.optimizer import learnt_by_positions
+from training.optimizer import own_rates, who_learns_at
 from training.run import create_run, held, is_run, resume_run, set_aside
 from training.settings import RunSettings
 from training.stages import stages_of
@@ -205,8 +205,8 @@ def announce(
         f"training {settings.steps} steps of {t.batch_size} × {settings.train_length} tokens: "
         f"{settings.steps * settings.tokens_per_step / 1e6:.2f}M tokens, {epochs:.2f} epochs"
     )
-    if t.optimizer.positions_lr is not None:
-        console.say(f"positions_lr {t.optimizer.positions_lr:g}: {_what_positions_learn(model)}")
+    for name, rate in own_rates(t.optimizer).items():
+        console.say(f"{name} {rate:g}: {who_learns_at(name, model, t.optimizer)}")
     for stage in stages_of(settings)[1:]:
         console.say(stage.describe())
     if settings.data.positions.name != "plain":
@@ -224,13 +224,6 @@ def lineage_words(lineage: list[dict]) -> list[str]:
         f"{one['train_length']} tokens"
         for one in lineage
     ]
-
-
-def _what_positions_learn(model: Transformer) -> str:
-    count = learnt_by_positions(model)
-    return (
-        f"for the {count:,} numbers its positions learn" if count else "unused, its positions learn nothing"
-    )
 
 
 def show_forecast(
@@ -264,8 +257,8 @@ def show_forecast(
         ("memory on each device", f"about {f.memory / 2**30:.1f} GiB of {free / 2**30:.1f} GiB free"),
         ("time", f"about {duration(f.seconds)} on {devices} × {device.type}, at 45% of its peak rate"),
     ]
-    if t.optimizer.positions_lr is not None:
-        rows.append(("positions_lr", f"{t.optimizer.positions_lr:g}, {_what_positions_learn(model)}"))
+    for name, rate in own_rates(t.optimizer).items():
+        rows.append((name, f"{rate:g}, {who_learns_at(name, model, t.optimizer)}"))
     if parent is not None:
         rows += [("branch of", one) for one in lineage_words(parent.lineage(settings))]
         rows += [("changed", text) for text in parent.changed(settings)]

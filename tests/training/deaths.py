@@ -13,7 +13,7 @@ from tests.training.toy import Net
 from training import checkpoint as module
 from training.checkpoint import find_checkpoint, save_checkpoint, steps_of
 from training.errors import TrainingError
-from training.optimizer import make_optimizer, set_learning_rate
+from training.optimizer import make_optimizer, set_learning_rates
 from training.optimizer_settings import AdamWSettings
 
 
@@ -27,11 +27,11 @@ class Said:
         self.lines.append(text)
 
 
-def trained(steps, seed=0, dtype=torch.float32):
+def trained(steps, seed=0, dtype=torch.float32, settings=None):
     """A net and its optimizer after some updates; the tokens come from the global generator."""
     torch.manual_seed(seed)
     net = Net().to(dtype)
-    optimizer = make_optimizer(net, AdamWSettings())
+    optimizer = make_optimizer(net, settings or AdamWSettings())
     for _ in range(steps):
         update(net, optimizer)
     return net, optimizer
@@ -40,7 +40,8 @@ def trained(steps, seed=0, dtype=torch.float32):
 def update(net, optimizer):
     """One update; its loss tells whether weights, moments and generator were all as before."""
     tokens = torch.randint(11, (3, 5))
-    set_learning_rate(optimizer, 0.01 + 0.001 * torch.rand(()).item())
+    rate = 0.01 + 0.001 * torch.rand(()).item()
+    set_learning_rates(optimizer, {"lr": rate, "adamw_lr": rate})
     loss = net(tokens).float().logsumexp(-1).mean() - net(tokens)[..., 0].mean()
     loss.backward()
     optimizer.step()

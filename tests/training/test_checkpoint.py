@@ -28,6 +28,7 @@ from training.checkpoint import (
     weights_of,
 )
 from training.errors import TrainingError
+from training.optimizer_settings import AdamWSettings, MuonSettings
 
 
 def bits(tensor):
@@ -51,12 +52,15 @@ def assert_same(a, b):
             assert torch.equal(bits(value), bits(other["state"][i][key])), (i, key)
 
 
+@pytest.mark.parametrize("optimizer", [AdamWSettings(), MuonSettings()], ids=lambda settings: settings.name)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_resuming_is_exact_to_the_bit(tmp_path, dtype):
-    straight = trained(3, dtype=dtype)
+def test_resuming_is_exact_to_the_bit(tmp_path, dtype, optimizer):
+    straight = trained(3, dtype=dtype, settings=optimizer)
     saved = save_checkpoint(tmp_path, 3, *straight, {"tokens": 45, "attempt": 1})
     expected = [update(*straight) for _ in range(4)]
-    resumed = trained(1, seed=99, dtype=dtype)  # other weights, moments, step and generator
+    resumed = trained(
+        1, seed=99, dtype=dtype, settings=optimizer
+    )  # other weights, moments, step and generator
     found = find_checkpoint(tmp_path)
     assert (found.step, found.hash, found.folder) == (3, saved.hash, saved.folder)
     assert restore(*resumed, found) == {"tokens": 45, "attempt": 1}

@@ -4,13 +4,15 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from pydantic import ValidationError
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from model import ModelSettings, Transformer
 from tests.training.toy import Net
 from training.errors import TrainingError
-from training.optimizer import clean_name, gated_step, make_optimizer, named_weights, set_learning_rate
-from training.optimizer_settings import AdamWSettings
+from training.optimizer import clean_name, gated_step, make_optimizer, named_weights, set_learning_rates
+from training.optimizer_settings import ROLES, AdamWSettings
+from training.together import Together
 
 
 def roles(model):
@@ -62,11 +64,48 @@ def test_decay_alone_shrinks_matrices_and_nothing_else():
         torch.testing.assert_close(weight.detach(), before[name] * factor)
 
 
+def test_every_role_may_have_its_own_rate_and_decay():
+    """One update with gradients of 3: Adam's first step is lr · sign(g), after the decay lr · decay."""
+    groups = {"embeddings": {"lr": 0.2}, "vectors": {"weight_decay": 0.4}, "head": {"lr": 0.05}}
+    settings = AdamWSettings(weight_decay=0.5, positions_lr=0.3, groups=groups)
+    assert settings.rates == {"lr": 2e-3, "head_lr": 0.05, "embeddings_lr": 0.2, "positions_lr": 0.3}
+    net = Net(tied=False)
+    before = {name: weight.detach().clone() for name, weight in net.named_parameters()}
+    optimizer = make_optimizer(net, settings)
+    assert [group["name"] for group in optimizer.param_groups] == list(ROLES)
+    set_learning_rates(optimizer, settings.rates | {"lr": 0.1})
+    for weight in net.parameters():
+        weight.grad = torch.full_like(weight, 3.0)
+    optimizer.step()
+    wanted = {  # rate, decay
+        "embed.weight": (0.2, 0),
+        "position.weight": (0.3, 0),
+        "mix.weight": (0.1, 0.5),
+        "mix.bias": (0.1, 0.4),
+        "norm.weight": (0.1, 0.4),
+        "head.weight": (0.05, 0.5),
+    }
+    for name, weight in net.named_parameters():
+        rate, decay = wanted[name]
+        torch.testing.assert_close(weight.detach(), before[name] * (1 - rate * decay) - rate)
+
+
+def test_what_groups_cannot_say():
+    for asked, said in (
+        ({"positions_lr": 1, "groups": {"positions": {"lr": 1}}}, "are the same thing: give one"),
+        ({"groups": {"norms": {"lr": 1}}}, "Extra inputs"),
+        ({"groups": {"head": {"lr": 0}}}, "greater than 0"),
+    ):
+        with pytest.raises(ValidationError, match=said):
+            AdamWSettings(**asked)
+    assert AdamWSettings(groups={"positions": {"lr": 0.3}}).rates == AdamWSettings(positions_lr=0.3).rates
+
+
 def test_first_update_by_hand():
     """With bias correction the first step is lr · g / (|g| + eps), whatever the betas."""
     net = Net()
     optimizer = make_optimizer(net, AdamWSettings(lr=1.0, eps=0.5, weight_decay=0.0))
-    set_learning_rate(optimizer, 0.25)
+    set_learning_rates(optimizer, {"lr": 0.25})
     before = net.mix.bias.detach().clone()
     net.mix.bias.grad = torch.tensor([2.0, -2.0, 0.5, 0.0, 1.5, -0.5])
     optimizer.step()
@@ -121,6 +160,7 @@ OPTIMIZERS = {
     "plain": lambda weights: torch.optim.AdamW(weights, lr=0.1, fused=False),
     "momentum": lambda weights: torch.optim.SGD(weights, lr=0.1, momentum=0.9),
     "muon": lambda weights: torch.optim.Muon(weights, lr=0.1),
+    "together": lambda weights: Together([OPTIMIZERS["muon"](weights[:1]), OPTIMIZERS["fused"](weights[1:])]),
 }
 
 

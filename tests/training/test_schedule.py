@@ -38,6 +38,17 @@ def test_wsd_holds_then_falls():
     assert rates(WsdSchedule(warmup=0, decay=1, final=0.5), 4) == [8, 7, 6, 5]
 
 
+def test_a_stem_and_its_branches_agree_up_to_the_decay():
+    stem = rates(ConstantSchedule(warmup=3), 50)
+    for steps, decay in ((10, 4), (30, 7), (20, 0.25)):
+        branch = rates(WsdSchedule(warmup=3, decay=decay, final=0.2), steps)
+        length = decay if decay > 1 else 5
+        assert branch[: steps - length + 1] == stem[: steps - length + 1]
+        assert branch[-length:] == pytest.approx(
+            [8 * (0.2 + 0.8 * (length - i) / length) for i in range(length)]
+        )
+
+
 @pytest.mark.parametrize("schedule", [CosineSchedule(), LinearSchedule(), WsdSchedule(), ConstantSchedule()])
 def test_no_rate_is_zero_or_above_the_peak_and_after_the_warmup_none_rises(schedule):
     got = rates(schedule, 137)

@@ -9,7 +9,7 @@ from model import Cache, ModelError, ModelSettings, Places, Transformer
 from tests.model.zoo import build, close, ids
 from training.config import identity, load_settings
 from training.errors import TrainingError
-from training.optimizer import learnt_by_positions, make_optimizer, set_learning_rate
+from training.optimizer import learnt_by_positions, make_optimizer, set_learning_rates
 from training.settings import RunSettings
 from training.stages import last_trained, learning_rates, stage_after, stage_of, stages_of
 from training.start import check_model
@@ -102,10 +102,12 @@ def test_learning_rates_by_hand():
     stages = stages_of(s)
     found = [learning_rates(s.training, stage_of(stages, step), step, 20) for step in range(20)]
     shares = [*(1 - step / 20 for step in range(10)), 0.25 * 0.5, 0.5 * 0.45, 0.75 * 0.4, 0.35, 0.3]
-    assert [rate for rate, _ in found[:15]] == pytest.approx(shares, rel=1e-12)
-    assert [own for _, own in found[:15]] == pytest.approx([share / 10 for share in shares], rel=1e-12)
+    assert [rates["lr"] for rates in found[:15]] == pytest.approx(shares, rel=1e-12)
+    assert [rates["positions_lr"] for rates in found[:15]] == pytest.approx(
+        [share / 10 for share in shares], rel=1e-12
+    )
     plain = settings([], *linear).training
-    assert learning_rates(plain, stages[0], 4, 20) == (0.8, None)
+    assert learning_rates(plain, stages[0], 4, 20) == {"lr": 0.8}
 
 
 # What learns something in its positions: a number a head and layer, a table, both.
@@ -130,7 +132,7 @@ def test_what_positions_learn_has_its_own_rate_and_no_decay(case):
     before = {name: weight.detach().clone() for name, weight in net.named_parameters()}
     for weight in net.parameters():  # Adam's first step is lr · sign(g), whatever the size of g
         weight.grad = torch.full_like(weight, 3.0)
-    set_learning_rate(optimizer, 0.01, 0.03)
+    set_learning_rates(optimizer, {"lr": 0.01, "positions_lr": 0.03})
     optimizer.step()
     for name, weight in net.named_parameters():
         decayed = (
@@ -140,8 +142,6 @@ def test_what_positions_learn_has_its_own_rate_and_no_decay(case):
             torch.testing.assert_close(weight.detach(), before[name] - 0.03)
         else:
             torch.testing.assert_close(weight.detach(), decayed - 0.01)
-    set_learning_rate(optimizer, 0.02)
-    assert {group["lr"] for group in optimizer.param_groups} == {0.02}
 
 
 def test_nothing_learned_is_nothing_counted():
