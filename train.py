@@ -11,11 +11,9 @@ line and are laid over each other, dotted words last:
 """
 
 from contextlib import nullcontext
-from datetime import timedelta
 from pathlib import Path
 
 import torch
-from accelerate import Accelerator, InitProcessGroupKwargs
 
 from data import Batch, Batches, Prepared, prepare
 from data.exposure import write_exposure
@@ -32,6 +30,7 @@ from training.hardware import peak_flops, peak_memory, prepare_cpu
 from training.loop import Interrupts, Stepper, micro_batches, prefetched
 from training.monitor import validate, write_samples
 from training.optimizer import make_optimizer, set_learning_rates
+from training.parallel import Parallel
 from training.record import Recorder
 from training.run import MANIFEST, run_folder, text_of
 from training.settings import RunSettings
@@ -58,21 +57,19 @@ def main() -> int:
     # torch seeds its own generator by chance in every process, and a checkpoint keeps its state: without
     # this, no two trainings would give the same checkpoint.
     torch.manual_seed(settings.seed)
-    # The main process prepares, validates and saves while the others wait, by default for ten minutes only.
-    patience = InitProcessGroupKwargs(timeout=timedelta(hours=24))
-    accelerator = Accelerator(cpu=not torch.cuda.is_available(), kwargs_handlers=[patience])
-    device = accelerator.device
-    console = Console(quiet=not accelerator.is_main_process)
-    check_processes(settings, accelerator.num_processes)
+    parallel = Parallel(t)
+    device = parallel.device
+    console = Console(quiet=not parallel.main)
+    check_processes(settings, parallel.world)
     check_model(settings)
     if options.dry_run:
-        return show_forecast(settings, accelerator.num_processes, device, console, parent)
+        return show_forecast(settings, parallel.world, device, console, parent)
 
     folder = Path(options.folder) if options.folder else run_folder(settings, options.words)
-    with accelerator.main_process_first():  # the others find the work done
+    with parallel.main_first():  # the others find the work done
         is_alone = settings.parent is not None and parent is None
         prepared = text_of(folder) if is_alone else prepare(settings.data, console)
-        if accelerator.is_main_process:
+        if parallel.main:
             for store in (prepared.train, prepared.valid):
                 store.verify()
     if parent is not None:
@@ -83,12 +80,12 @@ def main() -> int:
     monitor = make_monitor(prepared, settings, console)
     more = {"lineage": parent.lineage(settings), "inherited": parent.inherited} if parent else {}
     opened = opened_run(folder, settings, prepared, model, options.fresh, console, more)
-    with opened if accelerator.is_main_process else nullcontext():
-        if settings.parent is not None and accelerator.is_main_process:
+    with opened if parallel.main else nullcontext():
+        if settings.parent is not None and parallel.main:
             begin_branch(folder, settings, parent, model, step0_score(prepared, settings, device), console)
-        accelerator.wait_for_everyone()
-        status = train(settings, prepared, batches, monitor, model, folder, accelerator, console)
-    accelerator.end_training()
+        parallel.wait()
+        status = train(settings, prepared, batches, monitor, model, folder, parallel, console)
+    parallel.end()
     return status
 
 
@@ -99,11 +96,11 @@ def train(
     monitor: MonitorTargets,
     model: Transformer,
     folder: Path,
-    accelerator: Accelerator,
+    parallel: Parallel,
     console: Console,
 ) -> int:
     """Train from the newest good checkpoint to the end of the budget; returns the exit status."""
-    t, device, main_process = settings.training, accelerator.device, accelerator.is_main_process
+    t, device, main_process = settings.training, parallel.device, parallel.main
     optimizer = make_optimizer(model, t.optimizer)
     found = find_checkpoint(folder, console)
     start = restore(model, optimizer, found)["step"] if found else 0
@@ -113,8 +110,8 @@ def train(
     if t.compile:
         model.compile(dynamic=True)
     autocast = autocast_type(t.precision, device)
-    wrapped = accelerator.prepare_model(model)
-    train_step = Stepper(accelerator, wrapped, optimizer, clip=t.clip, autocast=autocast)
+    wrapped = parallel.wrap(model)
+    train_step = Stepper(parallel, wrapped, optimizer, clip=t.clip, autocast=autocast)
     recorder = Recorder(
         folder,
         settings,
@@ -122,7 +119,7 @@ def train(
         main=main_process,
         console=console,
         flops_per_token=model.flops_per_token(settings.train_length),
-        peak=peak_flops(device) * accelerator.num_processes,
+        peak=peak_flops(device) * parallel.world,
     )
 
     ledger = make_ledger(settings, batches)
@@ -136,7 +133,7 @@ def train(
             validate(monitor, model, device, autocast, recorder, done, console)
         if main_process and (last or (t.samples.every and done % t.samples.every == 0)):
             write_samples(model, prepared.tokenizer, t.samples, recorder, done, console)
-        accelerator.wait_for_everyone()
+        parallel.wait()
         recorder.resume_clock()
 
     def save(done: int) -> None:
@@ -145,11 +142,11 @@ def train(
             state = {"step": done, "tokens": done * settings.tokens_per_step}
             save_checkpoint(folder, done, model, optimizer, state, keep=t.checkpoint.keep)
             write_exposure(folder, with_parents(folder, ledger.upto(done)))
-        accelerator.wait_for_everyone()
+        parallel.wait()
         recorder.resume_clock()
 
     def fetch(step: int) -> Batch:
-        return batches.batch(step, accelerator.process_index, accelerator.num_processes)
+        return batches.batch(step, parallel.rank, parallel.world)
 
     # On a GPU, outcomes are read one step late, so that the host never waits inside a step.
     leave = 1 if device.type == "cuda" else 0

@@ -9,13 +9,13 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
-from accelerate import Accelerator
 from torch import Tensor, nn
 
 from data import Batch
 from model import Places
 from training.errors import TrainingError
 from training.optimizer import gated_step
+from training.parallel import Parallel
 
 
 def places_of(batch: Batch, length: int) -> Places:
@@ -99,35 +99,33 @@ class Stepper:
 
     def __init__(
         self,
-        accelerator: Accelerator,
+        parallel: Parallel,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         *,
         clip: float | None,
         autocast: torch.dtype | None,
     ):
-        self.accelerator, self.model, self.optimizer = accelerator, model, optimizer
+        self.parallel, self.model, self.optimizer = parallel, model, optimizer
         self.clip, self.autocast = clip or float("inf"), autocast
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        self._broken = torch.zeros((), dtype=torch.bool, device=accelerator.device)
+        self._broken = torch.zeros((), dtype=torch.bool, device=parallel.device)
 
     def __call__(self, parts: list[MicroBatch], n_targets: int, stop: bool) -> Outcome:
         """Train on this rank's micro-batches of one step with `n_targets` targets over all ranks."""
-        device, world = self.accelerator.device, self.accelerator.num_processes
+        device, world = self.parallel.device, self.parallel.world
         total = torch.zeros((), dtype=torch.float64, device=device)
         for i, part in enumerate(parts):
             last = i == len(parts) - 1
-            with nullcontext() if last else self.accelerator.no_sync(self.model):
+            with nullcontext() if last else self.parallel.local(self.model):
                 with torch.autocast(device.type, self.autocast, enabled=self.autocast is not None):
                     nll = self.model(part.tokens, part.places, part.targets)
                 # DDP averages gradients over ranks; times `world`, the average is the sum.
                 (nll.sum() * (world / n_targets)).backward()
             total += nll.detach().sum()
-        shared = torch.stack([total, torch.full_like(total, float(stop))])
-        shared = self.accelerator.reduce(shared, reduction="sum")
-        assert isinstance(shared, Tensor)
+        shared = self.parallel.sum(torch.stack([total, torch.full_like(total, float(stop))]))
         loss = shared[0] / n_targets
-        norm = nn.utils.clip_grad_norm_(self._parameters, self.clip)
+        norm = self.parallel.clip(self._parameters, self.clip)
         self._broken = self._broken | ~loss.isfinite() | ~norm.isfinite()
         gated_step(self.optimizer, self._broken)
         self.optimizer.zero_grad(set_to_none=True)

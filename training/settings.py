@@ -18,6 +18,7 @@ from training.optimizer_settings import (
     ShareOrSteps,
     WsdSchedule,
 )
+from training.parallel_settings import ParallelSettings
 from training.settings_base import Settings
 from training.settings_base import free as _free
 
@@ -108,6 +109,11 @@ class TrainingSettings(Settings):
         default="auto", description="auto: bfloat16 autocast on a GPU that has it, float32 elsewhere"
     )
     compile: bool = _free(False, "torch.compile: a minute at the start, faster steps after it")
+    parallel: ParallelSettings = Field(
+        default_factory=ParallelSettings,
+        description="how processes share the run",
+        json_schema_extra={"may_change": True},
+    )
     threads: int | None = _free(None, "CPU threads; null: as torch decides", ge=1)
     log_every: int = _free(
         10, "steps between lines on the terminal, and between rates in metrics.jsonl", ge=1

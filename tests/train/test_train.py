@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from accelerate import Accelerator
 from safetensors.torch import load_file
 
 import train
@@ -27,7 +26,9 @@ from training.log import read_metrics
 from training.loop import MicroBatch, Stepper
 from training.optimizer import make_optimizer
 from training.optimizer_settings import AdamWSettings
+from training.parallel import Parallel
 from training.run import load
+from training.settings import TrainingSettings
 
 TIMING = {"attempt", "tokens_per_second", "mfu", "peak_memory_bytes"}
 
@@ -245,7 +246,7 @@ def test_gate_keeps_weights_and_moments_from_the_first_bad_step_on():
     settings = ModelSettings(dim=24, layers=1, heads=3)
     model = Transformer(settings, 11, 7).initialise(0)
     optimizer = make_optimizer(model, AdamWSettings(lr=0.1))
-    step = Stepper(Accelerator(cpu=True), model, optimizer, clip=1.0, autocast=None)
+    step = Stepper(Parallel(TrainingSettings()), model, optimizer, clip=1.0, autocast=None)
     tokens = torch.arange(10).reshape(2, 5)
     good = [MicroBatch(tokens, tokens + 1, Places.plain(5))]
     step(good, 10, stop=False)
