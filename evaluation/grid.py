@@ -4,6 +4,7 @@ import math
 
 from evaluation.analysis import Analysis, Row
 from evaluation.matrix import Result
+from evaluation.numbers import ends, signed
 from evaluation.rules import TRAINED, TRUNCATE
 from evaluation.verdicts import RuleVerdicts
 
@@ -104,10 +105,4 @@ def _verdict(rule: RuleVerdicts | None) -> str:
 def _gain(row: Row | None) -> str:
     if row is None or row.gain is None:
         return ""
-    gain = row.gain
-    ends = "" if math.isnan(gain.low) else f" [{_signed(gain.low)}, {_signed(gain.high)}]"
-    return _signed(gain.estimate) + ends
-
-
-def _signed(value: float) -> str:
-    return f"{round(value, 3) + 0.0:+.3f}"  # + 0.0: no minus before a zero
+    return f"{signed(row.gain.estimate)} {ends(row.gain)}".rstrip()

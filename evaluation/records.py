@@ -12,6 +12,7 @@ import numpy as np
 from data.files import write_text
 from evaluation.analysis import Analysis, Part, Row
 from evaluation.matrix import Result
+from evaluation.numbers import finite
 from evaluation.report import words
 from evaluation.statistics import unit_means
 
@@ -45,7 +46,7 @@ def _gain_per_doubling(row: Row, analysis: Analysis) -> dict:
         for one in reach.doublings
         if (reach.rule, one.longer) == (row.rule, row.length)
     ]
-    values = (found[0].estimate, _finite(found[0].low), _finite(found[0].high)) if found else (None,) * 3
+    values = (found[0].estimate, finite(found[0].low), finite(found[0].high)) if found else (None,) * 3
     return dict(zip(DOUBLING, values, strict=True))
 
 
@@ -87,12 +88,12 @@ def _flat(row: Row) -> dict:
     for name, one in (("nll", row.level), ("delta", delta), ("gain", row.gain)):
         if name != "nll":
             out[name] = one.estimate if one else None
-        out[f"{name}_low"] = _finite(one.low) if one else None
-        out[f"{name}_high"] = _finite(one.high) if one else None
+        out[f"{name}_low"] = finite(one.low) if one else None
+        out[f"{name}_high"] = finite(one.high) if one else None
     for end in ("", "_low", "_high"):
         value = out[f"delta{end}"]
         out[f"perplexity_ratio{end}"] = None if value is None else math.exp(min(value, 700.0))
-    out["delta_upper_one_sided"] = _finite(row.verdict.upper) if row.verdict else None
+    out["delta_upper_one_sided"] = finite(row.verdict.upper) if row.verdict else None
     out["verdict"] = row.verdict.word if row.verdict else None
     out["units_needed"] = row.verdict.units_needed if row.verdict else None
     out["spans_needed"] = row.verdict.spans_needed if row.verdict else None
@@ -112,10 +113,6 @@ def _units(result: Result) -> dict:
 def _by_unit(nll: np.ndarray | None, result: Result) -> list[float] | None:
     """Mean NLL of each unit in the order of `units`."""
     return None if nll is None else unit_means(nll, result.unit).tolist()
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def write(result: Result, analysis: Analysis, folder: Path) -> None:
@@ -193,9 +190,9 @@ def write_clean_json(path: Path, value) -> None:
 
 
 def _clean(value):
-    """NaN is not JSON: an end that does not exist is null."""
+    """Without what is not JSON."""
     if isinstance(value, float):
-        return _finite(value)
+        return finite(value)
     if isinstance(value, dict):
         return {key: _clean(one) for key, one in value.items()}
     return [_clean(one) for one in value] if isinstance(value, list) else value

@@ -5,9 +5,10 @@ import math
 from evaluation.analysis import Analysis, Part, Row
 from evaluation.grid import headline
 from evaluation.matrix import Result
+from evaluation.numbers import ends, signed
 from evaluation.reach import Reach
 from evaluation.rules import TRAINED, TRUNCATE
-from evaluation.statistics import FEW_BELOW, POINTS_ONLY_BELOW, Interval
+from evaluation.statistics import FEW_BELOW, POINTS_ONLY_BELOW
 from evaluation.verdicts import RuleVerdicts, Verdict, pooled
 
 MANY = 10**7  # units: so many are no advice
@@ -60,7 +61,7 @@ def _rule_sentence(rule: RuleVerdicts, analysis: Analysis, l0: int) -> str:
     name = "as trained" if rule.rule == TRAINED else rule.rule
     last = rule.verdicts[-1]
     if last.word == "points only":
-        text = f"{_signed(last.delta.estimate)} nats at {last.length} against as trained at {l0}"
+        text = f"{signed(last.delta.estimate)} nats at {last.length} against as trained at {l0}"
         text += " (a point: too few units)"
     elif rule.held_to == last.length:
         worst = max(v.upper for v in rule.verdicts)
@@ -87,11 +88,11 @@ def _gain_words(row: Row | None, l0: int) -> str:
     if gain.low > 0:
         text = f"better than cutting the context to {l0} by {gain.estimate:.3f} nats"
     elif gain.high < 0:
-        ends = f"[{-gain.high:.3f}, {-gain.low:.3f}]"
-        return f" At {row.length} worse than cutting the context to {l0} by {-gain.estimate:.3f} nats {ends}."
+        both = f"[{-gain.high:.3f}, {-gain.low:.3f}]"
+        return f" At {row.length} worse than cutting the context to {l0} by {-gain.estimate:.3f} nats {both}."
     else:
-        text = f"not told apart from cutting the context to {l0}: gain {_signed(gain.estimate)} nats"
-    return f" At {row.length} {text} {_ends(gain)}."
+        text = f"not told apart from cutting the context to {l0}: gain {signed(gain.estimate)} nats"
+    return f" At {row.length} {text} {ends(gain)}."
 
 
 def _position_sentence(rule: str, buckets: list, longest: int) -> str:
@@ -99,7 +100,7 @@ def _position_sentence(rule: str, buckets: list, longest: int) -> str:
     return (
         f"{rule}, factor for {longest}: NLL {last.nll:.3f} at positions {last.low} to {last.high - 1}; "
         "gain over the "
-        f"truncated context there {_signed(last.gain.estimate)} nats {_ends(last.gain)}."
+        f"truncated context there {signed(last.gain.estimate)} nats {ends(last.gain)}."
     )
 
 
@@ -168,7 +169,7 @@ def _reach_sentence(reach: Reach, tolerance: float) -> str:
         text = f"at most {reach.reach}, the shortest length measured" if shortest else f"{reach.reach}"
         text += f"; up to {reach.longest} no longer context gains {tolerance:g} nats over it"
     gains = ", ".join(
-        f"{one.shorter} to {one.longer} {_signed(one.gain.estimate)} {_ends(one.gain)}".rstrip()
+        f"{one.shorter} to {one.longer} {signed(one.gain.estimate)} {ends(one.gain)}".rstrip()
         for one in reach.doublings
     )
     return f"Context reach, {name}: {text}. Gain per doubling, nats: {gains}."
@@ -187,7 +188,7 @@ def _part_sentence(part: Part, result: Result, analysis: Analysis, brief: bool) 
     for row in part.rows:
         if row.delta is not None and row.length == longest and (row.rule == TRAINED or not brief):
             name = "as trained" if row.rule == TRAINED else row.rule
-            delta = f"{_signed(row.delta.estimate)} {_ends(row.delta)}".rstrip()
+            delta = f"{signed(row.delta.estimate)} {ends(row.delta)}".rstrip()
             found.append(f"{name} {delta} at {longest}")
     return f"{text}: {', '.join(found)}."
 
@@ -208,7 +209,7 @@ def parts_table(result: Result, analysis: Analysis) -> tuple[str, list[str], lis
         for row in part.rows:
             if row.rule == TRUNCATE and row.length != l0:
                 continue
-            delta = f"{_signed(row.delta.estimate)} {_ends(row.delta)}".rstrip() if row.delta else ""
+            delta = f"{signed(row.delta.estimate)} {ends(row.delta)}".rstrip() if row.delta else ""
             rows.setdefault((row.rule, row.length), []).extend([f"{row.nll:.4f}", delta])
     title = f"{analysis.unit_kind}s apart, by whether the training text has them"
     lines = [
@@ -230,7 +231,7 @@ def table(result: Result, analysis: Analysis) -> tuple[str, list[str], list[list
                 f"{b.low}-{b.high - 1}" if b.high - b.low > 1 else str(b.low),
                 str(b.count),
                 f"{b.nll:.3f}",
-                f"{_signed(b.gain.estimate)} {_ends(b.gain)}",
+                f"{signed(b.gain.estimate)} {ends(b.gain)}",
             ]
             for rule, buckets in analysis.buckets.items()
             for b in buckets
@@ -256,21 +257,13 @@ def table(result: Result, analysis: Analysis) -> tuple[str, list[str], list[list
 def _table_row(row: Row, l0: int) -> list[str]:
     if row.nll is None:
         return [row.rule, str(row.length), "failed" if row.exists else "—", "", "", row.failure, ""]
-    delta = f"{_signed(row.delta.estimate)} {_ends(row.delta)}" if row.delta else ""
+    delta = f"{signed(row.delta.estimate)} {ends(row.delta)}" if row.delta else ""
     word = row.verdict.word if row.verdict else ""
     if row.rule == TRUNCATE:
         return [row.rule, "all", f"{row.nll:.4f}", f"{row.perplexity:.2f}", "", "flat by construction", ""]
-    gain = f"{_signed(row.gain.estimate)} {_ends(row.gain)}" if row.gain and row.length > l0 else ""
+    gain = f"{signed(row.gain.estimate)} {ends(row.gain)}" if row.gain and row.length > l0 else ""
     return [row.rule, str(row.length), f"{row.nll:.4f}", f"{row.perplexity:.2f}", delta, word, gain]
 
 
-def _signed(value: float) -> str:
-    return f"{round(value, 3) + 0.0:+.3f}"  # + 0.0: no minus before a zero
-
-
-def _ends(interval: Interval) -> str:
-    return "" if math.isnan(interval.low) else f"[{_signed(interval.low)}, {_signed(interval.high)}]"
-
-
 def _delta(verdict: Verdict) -> str:
-    return f"{_signed(verdict.delta.estimate)} nats {_ends(verdict.delta)}".rstrip()
+    return f"{signed(verdict.delta.estimate)} nats {ends(verdict.delta)}".rstrip()

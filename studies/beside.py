@@ -8,7 +8,8 @@ from studies.document import Bullets, Cell, Picture, Section, Table, counted, li
 from studies.drawings import Draughtsman
 from studies.figures import Marks, Series, joint_figure
 from studies.maps import heat_figure, measures_figure
-from studies.others import ATTENTION, BY_POSITION, CONFIDENCE, GENERATION, TASKS, Other
+from studies.others import ATTENTION, BY_POSITION, GENERATION, TASKS, Other
+from studies.stored import CONFIDENCE
 
 SHOWN = {  # measures of attention that are drawn, and their headings
     "entropy_relative": "entropy / ln(visible keys)",

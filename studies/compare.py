@@ -14,9 +14,8 @@ import numpy as np
 
 from evaluation.rules import TRAINED
 from evaluation.seeds import SeedInterval, change, compare, needed, pool, upper
-from studies.stored import Losses, Study, Variant
+from studies.stored import CONFIDENCE, TOLERANCE, Losses, Study, Variant
 
-TOLERANCE, CONFIDENCE = 0.02, 0.95
 ONE_SIDED = 2 * (1 - 0.975)  # two-sided alpha whose upper end is the one-sided 97.5% bound
 
 

@@ -4,7 +4,8 @@ import itertools
 from dataclasses import dataclass
 
 from studies.errors import StudyError
-from studies.settings import SEED, StudySettings, matches
+from studies.settings import StudySettings, matches
+from studies.stored import SEED
 
 
 @dataclass(frozen=True)

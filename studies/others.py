@@ -13,11 +13,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from evaluation.seeds import SeedInterval, change
-from studies.stored import Group, Study, Variant
+from studies.stored import CONFIDENCE, Group, Study, Variant
 
 TASKS, ATTENTION, GENERATION, BY_POSITION = "tasks", "attention", "generation", "by-position"
 KNOWN = (TASKS, ATTENTION, GENERATION, BY_POSITION)
-CONFIDENCE = 0.95
 # What results have to share for a mean over them: those of another text or another task are left out.
 SHARED = ("protocol", "trained_length", "tokenizer_hash", "targets_hash", "scored_hash", "items_hash", "bos")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 from collections.abc import Sequence
 
+from evaluation.numbers import finite
 from evaluation.seeds import SeedInterval
 from studies.compare import Comparison, Line, Reading
 from studies.stored import Study
@@ -52,7 +52,7 @@ def _row(study: Study, comparison: Comparison, line: Line, one: Reading) -> dict
         "nll_as_trained": line.trained.estimate,
         "unigram_nll": None if losses.unigram is None else float(losses.unigram.mean()),
         **_interval("delta", one.delta),
-        "delta_upper_one_sided": _finite(one.upper),
+        "delta_upper_one_sided": finite(one.upper),
         "verdict": one.word,
         "seeds_needed": seeds,
         "units_needed": units,
@@ -80,8 +80,4 @@ def _row(study: Study, comparison: Comparison, line: Line, one: Reading) -> dict
 def _interval(name: str, one: SeedInterval | None) -> dict:
     if one is None:
         return {name: None, f"{name}_low": None, f"{name}_high": None}
-    return {name: one.estimate, f"{name}_low": _finite(one.low), f"{name}_high": _finite(one.high)}
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+    return {name: one.estimate, f"{name}_low": finite(one.low), f"{name}_high": finite(one.high)}

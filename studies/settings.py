@@ -6,9 +6,10 @@ from typing import Any
 from pydantic import Field, field_validator, model_validator
 
 from evaluation.rules import TRAINED
+from studies.stored import CONFIDENCE, TOLERANCE
 from training.settings import Settings
 
-SCHEME, SEED = "scheme", "seed"  # axes with a meaning of their own: what is compared, and what repeats it
+SCHEME = "scheme"  # the axis of what is compared; SEED repeats it
 _LABEL = re.compile(r"^[^\s/\\,=.][^/\\,=]*$")  # part of a folder's name: scheme=rope,seed=0
 _NAME = re.compile(r"^\w[\w.+-]*$")
 
@@ -56,8 +57,10 @@ class ReportSettings(Settings):
     family: int | None = Field(
         None, ge=1, description="comparisons that hold at once; null: schemes × primary lengths"
     )
-    tolerance: float = Field(0.02, gt=0, description="nats; a scheme has held where it is surely less worse")
-    confidence: float = Field(0.95, gt=0.5, lt=1, description="simultaneous level of the intervals")
+    tolerance: float = Field(
+        TOLERANCE, gt=0, description="nats; a scheme has held where it is surely less worse"
+    )
+    confidence: float = Field(CONFIDENCE, gt=0.5, lt=1, description="simultaneous level of the intervals")
     pool_seed_variance: bool = Field(
         False,
         description="declares that seeds vary equally under all schemes, whose variances are then pooled",

@@ -16,6 +16,7 @@ from evaluation.rules import TRAINED
 from studies.errors import StudyError
 
 SEED = "seed"  # the axis that repeats a scheme
+TOLERANCE, CONFIDENCE = 0.02, 0.95  # nats and level, where a study declares no others
 LOSSES = ("fixed-targets", "sliding", "non-overlapping")  # protocols with the loss of units by length
 Group = tuple[tuple[str, str], ...]  # places on the axes that name neither the scheme nor the seed
 # What all results of a comparison have to share beside their targets; those that differ stand apart.

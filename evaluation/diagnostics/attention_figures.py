@@ -24,7 +24,6 @@ DRAWN = {  # measure -> heading of its panel
     "mass_beyond": "mass beyond the trained distance",
 }
 SHARES = {"entropy_relative", "first_token", "mass_beyond"}
-LEAST_MASS = 1e-4  # what is drawn of a bucket on a logarithmic axis
 
 
 def draw_attention(found: Attention, folder: Path) -> list[Path]:
