@@ -44,6 +44,7 @@ from training.start import (
     opened_run,
     parse,
     reach_of,
+    sequences_at_once,
     show_forecast,
 )
 
@@ -118,7 +119,7 @@ def train(
         start,
         main=main_process,
         console=console,
-        flops_per_token=model.flops_per_token(settings.train_length),
+        flops_per_token=model.flops_per_token(stage_after(stages, start).length),
         peak=peak_flops(device) * parallel.world,
     )
 
@@ -139,7 +140,7 @@ def train(
     def save(done: int) -> None:
         if main_process:
             recorder.sync()
-            state = {"step": done, "tokens": done * settings.tokens_per_step}
+            state = {"step": done, "tokens": settings.tokens_after(done)}
             save_checkpoint(folder, done, model, optimizer, state, keep=t.checkpoint.keep)
             write_exposure(folder, with_parents(folder, ledger.upto(done)))
         parallel.wait()
@@ -157,13 +158,13 @@ def train(
             stage = stage_of(stages, step)
             if stage.start == step > 0:
                 model.reposition(stage.model)
-                recorder.change(stage, model.flops_per_token(settings.train_length))
+                recorder.change(stage, model.flops_per_token(stage.length))
             rates = learning_rates(t, stage, step, settings.steps)
             set_learning_rates(optimizer, rates)
-            parts = micro_batches(batch, t.micro_batch, settings.train_length, device)
+            parts = micro_batches(batch, sequences_at_once(settings, stage.length), stage.length, device)
             outcome = train_step(parts, batch.n_targets, stop=interrupts.requested)
             done = step + 1
-            about = {"tokens": done * settings.tokens_per_step, "targets": batch.n_targets}
+            about = {"tokens": settings.tokens_after(done), "targets": batch.n_targets}
             recorder.step(done, outcome, rates, **about, epoch=batch.epoch, data=batch.hash)
             due = [t.validation.every, t.samples.every, t.checkpoint.every]
             is_due = done == settings.steps or any(every and done % every == 0 for every in due)
@@ -182,8 +183,8 @@ def train(
         if start < settings.steps:
             recorder.write(settings.steps, "end", peak_memory_bytes=peak_memory(device))
     console.say(f"done: {folder} (peak memory {peak_memory(device) / 2**20:,.0f} MiB)")
-    if len(stages) > 1:
-        console.say(f"evaluated and continued under the last change: {', '.join(stages[-1].words)}")
+    if words := [word for stage in stages for word in stage.words]:
+        console.say(f"evaluated and continued under the changes: {', '.join(words)}")
     console.say(f"next: python evaluate.py {folder}   or   python generate.py {folder} --prompt 'def '")
     return 0
 

@@ -1,24 +1,29 @@
-"""The order in which training sees a store: a pure function of (seed, step).
+"""The order in which training sees its text: a pure function of (seed, step).
 
 An epoch's documents are permuted and laid end to end; the line is cut in windows of T inputs (a window's last
-target is the next window's first input); the windows are permuted too. Neither live random state nor the
-number of ranks enters, so a run can be resumed, or shared among more processes, at any step.
+target is the next window's first input); the windows are permuted too. Where T changes on the way, or
+several texts are mixed, data/windows.py and data/mixture.py say which windows are whose. Neither live random
+state nor the number of ranks enters, so a run can be resumed, or shared among more processes, at any step.
 """
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from data.draws import permuted
 from data.errors import DataError
+from data.mixture import Pattern
 from data.positions import PACKINGS, place
 from data.settings import PlainPositions
 from data.store import Store
+from data.windows import Plan, Portion, courses
 
 PLAIN = PlainPositions()
 IGNORED = -100  # a target that is not counted
@@ -26,7 +31,7 @@ IGNORED = -100  # a target that is not counted
 
 @dataclass(frozen=True)
 class Batch:
-    """One rank's share of one step. T = train length, b = rows of this rank."""
+    """One rank's share of one step. T = length of its windows, b = rows of this rank."""
 
     tokens: torch.Tensor  # (b, T) int64
     targets: torch.Tensor  # (b, T) int64, IGNORED where the next token belongs to another document
@@ -41,12 +46,30 @@ class Batch:
     hash: str  # 16 hex digits of the whole step's tokens and targets; "" on ranks other than 0
 
 
+class Text(NamedTuple):
+    """One text of a run; `share` of all samples are its windows."""
+
+    store: Store
+    share: Fraction = Fraction(1)
+    label: str = ""
+
+
+class Windows(NamedTuple):
+    """Where samples lie: arrays (n,) int64."""
+
+    length: int
+    source: np.ndarray  # number of the text
+    epoch: np.ndarray  # of that text
+    start: np.ndarray  # of the first input on the line of that epoch
+
+
 class _Line:
     """The documents of one epoch, end to end."""
 
-    def __init__(self, store: Store, seed: int, epoch: int):
+    def __init__(self, store: Store, source: int, seed: int, epoch: int):
         self.store = store
-        self.order = permuted(np.arange(store.n_documents), store.n_documents, seed, epoch, "documents")
+        key = [seed, epoch, "documents"] + ([f"source {source}"] if source else [])
+        self.order = permuted(np.arange(store.n_documents), store.n_documents, *key)
         self.ends = np.cumsum(store.lengths[self.order])
         self.starts = self.ends - store.lengths[self.order]
 
@@ -64,88 +87,126 @@ class _Line:
             slot += 1
         return tokens, begins
 
+    def begins(self, start: int, n: int) -> np.ndarray:
+        """Which of the tokens start ... start+n−1 begin a document, without reading them: (n,) bool."""
+        low, high = np.searchsorted(self.starts, (start, start + n))
+        found = np.zeros(n, dtype=bool)
+        found[self.starts[low:high] - start] = True
+        return found
+
 
 class Batches:
-    """Windows of `train_length` tokens of a store, `batch_size` of them a step over all ranks."""
+    """The windows of each step of a run.
+
+    Args:
+        texts: a store, or the texts of a mixture.
+        plan: lengths and numbers of windows, portion by portion.
+        packing: a key of PACKINGS.
+        seed: of the order.
+        positions: settings of a sampler of positions.
+    """
 
     def __init__(
         self,
-        store: Store,
+        texts: Store | Sequence[Text],
+        plan: Sequence[Portion],
         *,
         packing: str,
-        train_length: int,
-        batch_size: int,
         seed: int,
         positions: PlainPositions = PLAIN,
     ):
         if packing not in PACKINGS:
             raise DataError(f"data.packing={packing!r} is unknown; known are {', '.join(PACKINGS)}")
-        try:
-            positions.check(train_length)
-        except ValueError as error:
-            raise DataError(str(error)) from None
-        self.store, self.packing, self.positions, self.seed = store, packing, positions, seed
-        self.train_length, self.batch_size = train_length, batch_size
-        self.n_windows = (store.n_tokens - 1) // train_length  # an epoch drops up to T tokens at its end
-        if self.n_windows < 1:
-            raise DataError(
-                f"{store.folder} holds {store.n_tokens:,} tokens, fewer than the {train_length + 1:,} of one "
-                "window: shorten train_length or prepare more text"
-            )
-        self._line = lru_cache(maxsize=2)(
-            lambda epoch: _Line(store, seed, epoch)
-        )  # a step may span two epochs
+        self.texts = [Text(texts)] if isinstance(texts, Store) else list(texts)
+        self.packing, self.positions, self.seed = packing, positions, seed
+        self.plan, self._pattern = Plan(plan), Pattern([text.share for text in self.texts])
+        self._check()
+        totals = [
+            [int(self._pattern.before(source, np.array(n))) for n in self.plan.samples]
+            for source in range(len(self.texts))
+        ]
+        self._courses = [
+            courses(text.store.n_tokens, self.plan.lengths, totals[source], seed, source)
+            for source, text in enumerate(self.texts)
+        ]
+        # A step may span two epochs of each text.
+        self._line = lru_cache(maxsize=2 * len(self.texts))(
+            lambda source, epoch: _Line(self.texts[source].store, source, seed, epoch)
+        )
 
-    @property
-    def steps_per_epoch(self) -> int:
-        """Steps until every window was seen once; the last of them may begin the next epoch."""
-        return -(-self.n_windows // self.batch_size)
+    def _check(self) -> None:
+        for length in self.plan.lengths:
+            try:
+                self.positions.check(length)
+            except ValueError as error:
+                raise DataError(str(error)) from None
+            for text in self.texts:
+                if text.store.n_tokens <= length:
+                    raise DataError(
+                        f"{text.store.folder} holds {text.store.n_tokens:,} tokens, fewer than the "
+                        f"{length + 1:,} of one window: shorten train_length or prepare more text"
+                    )
 
-    @property
-    def cut_share(self) -> float:
-        """Share of the documents that a window's edge cuts in the first epoch."""
-        line = self._line(0)
-        return float((line.starts // self.train_length != (line.ends - 1) // self.train_length).mean())
+    def windows_per_epoch(self, length: int, source: int = 0) -> int:
+        """Windows of this length on one line of a text; up to `length` tokens at its end are left out."""
+        return (self.texts[source].store.n_tokens - 1) // length
 
-    def windows(self, step: int) -> list[tuple[int, int]]:
-        """(epoch, window) of each sample of a step, all ranks."""
-        return [(epoch, int(w)) for epoch, here in self.windows_by_epoch(step, step + 1) for w in here]
+    def cut_share(self, length: int) -> float:
+        """Share of the documents that an edge of windows of this length cuts in the first epoch."""
+        cut = count = 0
+        for source in range(len(self.texts)):
+            line = self._line(source, 0)
+            cut += int((line.starts // length != (line.ends - 1) // length).sum())
+            count += len(line.starts)
+        return cut / count
 
-    def windows_by_epoch(self, start: int, stop: int) -> Iterator[tuple[int, np.ndarray]]:
-        """(epoch, its windows in order) of all samples of steps `start` ... `stop` − 1."""
-        first, last = start * self.batch_size, stop * self.batch_size
-        for epoch in range(first // self.n_windows, -(-last // self.n_windows)):
-            begin = epoch * self.n_windows
-            index = np.arange(max(first - begin, 0), min(last - begin, self.n_windows))
-            yield epoch, permuted(index, self.n_windows, self.seed, epoch, "windows")
+    def passes(self, done: int) -> list[float]:
+        """How often each text has been gone through after `done` steps."""
+        seen = [0] * len(self.texts)
+        for share in self.plan.shares(0, done):
+            for source in range(len(seen)):
+                low, high = self._pattern.before(source, np.array([share.first, share.stop])).tolist()
+                seen[source] += share.length * (high - low)
+        return [n / (text.store.n_tokens - 1) for n, text in zip(seen, self.texts, strict=True)]
 
-    def document_starts(self, epoch: int) -> np.ndarray:
-        """Where each document begins on the line of an epoch, ascending: int64."""
-        return self._line(epoch).starts
+    def windows(self, start: int, stop: int) -> Iterator[Windows]:
+        """The samples of steps `start` ... `stop` − 1 in order, portion by portion."""
+        for share in self.plan.shares(start, stop):
+            sample = np.arange(share.first, share.stop)
+            sources = self._pattern.turns(sample)
+            epoch, begin = np.empty_like(sample), np.empty_like(sample)
+            for source in np.unique(sources).tolist():
+                here = sources == source
+                index = self._pattern.before(source, sample[here])
+                epoch[here], begin[here] = self._courses[source][share.group].locate(index)
+            yield Windows(share.length, sources, epoch, begin)
+
+    def document_starts(self, source: int, epoch: int) -> np.ndarray:
+        """Where each document of a text begins on the line of an epoch, ascending: int64."""
+        return self._line(source, epoch).starts
 
     def begins(self, step: int) -> np.ndarray:
         """Which inputs of a step begin a document, from lengths alone: (b, T) bool, all ranks."""
-        rows = []
-        for epoch, window in self.windows(step):
-            starts, first = self.document_starts(epoch), window * self.train_length
-            low, high = np.searchsorted(starts, (first, first + self.train_length))
-            row = np.zeros(self.train_length, dtype=bool)
-            row[starts[low:high] - first] = True
-            rows.append(row)
-        return np.stack(rows)
+        (found,) = self.windows(step, step + 1)
+        return np.stack([line.begins(start, found.length) for line, start in self._places(found)])
+
+    def _places(self, windows: Windows) -> list[tuple[_Line, int]]:
+        where = zip(windows.source.tolist(), windows.epoch.tolist(), windows.start.tolist(), strict=True)
+        return [(self._line(source, epoch), start) for source, epoch, start in where]
 
     def batch(self, step: int, rank: int = 0, world: int = 1) -> Batch:
         """The rows of `rank` out of `world`; the same whoever asks, whenever."""
-        if self.batch_size % world:
+        batch_size = self.plan.at(step).batch_size
+        if batch_size % world:
             raise DataError(
-                f"a batch of {self.batch_size} windows cannot be shared by {world} processes: make it a "
+                f"a batch of {batch_size} windows cannot be shared by {world} processes: make it a "
                 "multiple of their number"
             )
-        windows = self.windows(step)
-        share = self.batch_size // world
+        (windows,) = self.windows(step, step + 1)
+        places, share = self._places(windows), batch_size // world
         mine = slice(rank * share, (rank + 1) * share)
         # The hash is of the whole step, so rank 0 reads all of it: far below the cost of a step.
-        tokens, begins = self._read(windows if rank == 0 else windows[mine])
+        tokens, begins = _read(places if rank == 0 else places[mine], windows.length)
         inputs, targets = tokens[:, :-1], tokens[:, 1:].copy()
         if self.packing == "documents":
             targets[begins[:, 1:]] = IGNORED
@@ -166,26 +227,20 @@ class Batches:
             layout=placed.layout,
             reach=1 + max(0, math.ceil(placed.position.max())),
             unit_steps=placed.unit_steps,
-            n_targets=self._count_targets(windows),
-            epoch=windows[0][0],
+            n_targets=self._count_targets(places, windows.length),
+            epoch=int(windows.epoch[0]),
             hash=digest,
         )
 
-    def _read(self, windows: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
-        """(b, T+1) tokens and document beginnings of these windows."""
-        rows = [
-            self._line(epoch).read(window * self.train_length, self.train_length + 1)
-            for epoch, window in windows
-        ]
-        return np.stack([tokens for tokens, _ in rows]), np.stack([begins for _, begins in rows])
-
-    def _count_targets(self, windows: list[tuple[int, int]]) -> int:
+    def _count_targets(self, places: list[tuple[_Line, int]], length: int) -> int:
         """Counted targets of the whole step, from document lengths alone, so that no rank need ask others."""
-        count = len(windows) * self.train_length
+        count = len(places) * length
         if self.packing == "documents":
-            for epoch, window in windows:
-                starts, first = self._line(epoch).starts, window * self.train_length + 1
-                count -= int(
-                    np.searchsorted(starts, first + self.train_length) - np.searchsorted(starts, first)
-                )
+            count -= sum(int(line.begins(start + 1, length).sum()) for line, start in places)
         return count
+
+
+def _read(places: list[tuple[_Line, int]], length: int) -> tuple[np.ndarray, np.ndarray]:
+    """(b, T+1) tokens and document beginnings of windows."""
+    rows = [line.read(start, length + 1) for line, start in places]
+    return np.stack([tokens for tokens, _ in rows]), np.stack([begins for _, begins in rows])

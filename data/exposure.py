@@ -79,10 +79,12 @@ class Ledger:
         start: int = 0,
     ):
         self.batches, self.sight, self.start = batches, sight, start
-        sampler, length = batches.positions.name, batches.train_length
+        sampler = batches.positions.name
         self._plain, self._unit_steps = sampler == "plain", sampler in ("plain", "random_offset")
-        each = 1 if self._unit_steps else (length + 1) // 2
-        looked_at = batches.batch_size * length * each * (steps - start)
+        looked_at = sum(
+            (share.stop - share.first) * share.length * (1 if self._unit_steps else (share.length + 1) // 2)
+            for share in batches.plan.shares(start, steps)
+        )
         self.stride = 1 if self._plain else max(1, -(-looked_at // LOOKED_AT))
         self._done, self._counted, self._first = start, 0, 0
         empty = np.zeros(0, dtype=np.int64)
@@ -93,11 +95,15 @@ class Ledger:
         if step < self._done:
             raise ValueError(f"the ledger is at step {self._done} already, asked for {step}")
         while self._done < step:
-            sight, start = self.sight(self._done), self._done
-            while self._done < step and self.sight(self._done) == sight:
+            start, sight, portion = self._done, self.sight(self._done), self.batches.plan.at(self._done)
+            while (
+                self._done < step
+                and self.sight(self._done) == sight
+                and self.batches.plan.at(self._done) is portion
+            ):
                 self._done += 1
             self._count(start, self._done, sight)
-        b, length = self.batches.batch_size, self.batches.train_length
+        shares = self.batches.plan.shares(self.start, step)
         steps = step - self.start
         counted = steps if self._plain else self._counted
         scale = 1.0 if counted == 0 else steps / counted
@@ -107,7 +113,7 @@ class Ledger:
             if scale == 1 or self._unit_steps
             else np.rint(self._distances * scale).astype(np.int64),
             first=self._first,
-            tokens=steps * b * length,
+            tokens=sum((share.stop - share.first) * share.length for share in shares),
             steps=steps,
             counted=counted,
         )
@@ -120,7 +126,8 @@ class Ledger:
                 self._add(positions=(0, above(texts)))
                 return
         looked_at = [step for step in range(start, stop) if self._is_looked_at(step)]
-        group = max(1, _AT_ONCE // (self.batches.batch_size * self.batches.train_length))
+        portion = self.batches.plan.at(start)
+        group = max(1, _AT_ONCE // (portion.batch_size * portion.length))
         for i in range(0, len(looked_at), group):
             placed = _stacked([_placed(self.batches, step) for step in looked_at[i : i + group]])
             self._add(positions=_binned(placed.position.reshape(-1)))
@@ -146,24 +153,27 @@ class Ledger:
 
 
 def texts_by_length(batches: Batches, start: int, stop: int) -> np.ndarray:
-    """How many texts of each length the windows of steps `start` ... `stop` − 1 hold: (T + 1,) int64.
+    """How many texts of each length the windows of steps `start` ... `stop` − 1 hold, which are of one
+    portion: (T + 1,) int64.
 
     A window is one text of T tokens, or with packing `documents` as many as it has parts of documents.
     """
-    length = batches.train_length
+    length = batches.plan.at(start).length
     counts = np.zeros(length + 1, dtype=np.int64)
-    if batches.packing == "running":
-        counts[length] = (stop - start) * batches.batch_size
-        return counts
-    for epoch, windows in batches.windows_by_epoch(start, stop):
-        starts = batches.document_starts(epoch)
-        starts = starts[starts < batches.n_windows * length]
-        used = np.zeros(batches.n_windows, dtype=bool)
-        used[windows] = True
-        begins = np.union1d(starts[used[starts // length]], windows * length)
-        edges = (begins // length + 1) * length
-        ends = np.minimum(np.append(begins[1:], edges[-1]), edges)
-        counts += np.bincount(ends - begins, minlength=length + 1)
+    for windows in batches.windows(start, stop):
+        if batches.packing == "running":
+            counts[length] += len(windows.start)
+            continue
+        lines = np.stack([windows.source, windows.epoch])
+        for source, epoch in np.unique(lines, axis=1).T.tolist():
+            here = np.sort(windows.start[(windows.source == source) & (windows.epoch == epoch)])
+            starts = batches.document_starts(source, epoch)
+            window = np.searchsorted(here, starts, side="right") - 1
+            inside = (window >= 0) & (starts < here[window] + length)
+            begins = np.union1d(starts[inside], here)
+            edges = here[np.searchsorted(here, begins, side="right") - 1] + length
+            ends = np.minimum(np.append(begins[1:], edges[-1]), edges)
+            counts += np.bincount(ends - begins, minlength=length + 1)
     return counts
 
 
@@ -207,7 +217,7 @@ def distances_of(placed: Placed, sight: Sight) -> np.ndarray:
 
 
 def _placed(batches: Batches, step: int) -> Placed:
-    rows = np.arange(batches.batch_size)
+    rows = np.arange(batches.plan.at(step).batch_size)
     return place(
         batches.packing, batches.positions, batches.begins(step), seed=batches.seed, step=step, rows=rows
     )

@@ -51,17 +51,13 @@ def main() -> None:
     if old:  # a new one has just been shown
         show(prepared.summary, console)
     if prepared.train.n_tokens > settings.train_length:
-        batches = Batches(
-            prepared.train,
-            packing=settings.data.packing,
-            train_length=settings.train_length,
-            batch_size=settings.training.batch_size,
-            seed=settings.seed,
-        )
-        console.say(
-            f"windows of {settings.train_length:,} tokens, {settings.data.packing}: {batches.n_windows:,} "
-            f"an epoch; {batches.cut_share:.1%} of the documents are cut by a window's edge"
-        )
+        batches = Batches(prepared.train, settings.plan, packing=settings.data.packing, seed=settings.seed)
+        for length in sorted({portion.length for portion in settings.plan}):
+            console.say(
+                f"windows of {length:,} tokens, {settings.data.packing}: "
+                f"{batches.windows_per_epoch(length):,} an epoch; {batches.cut_share(length):.1%} of the "
+                "documents are cut by a window's edge"
+            )
     if options.verify:
         for store in (prepared.train, prepared.valid):
             store.verify()

@@ -45,7 +45,7 @@ def show(plans: Sequence[CellPlan], texts: Texts, folder: Path, jobs: int, conso
                 row.plan.cell.index,
                 row.plan.cell.id,
                 f"{row.parameters:,}",
-                f"{row.plan.settings.steps * row.plan.settings.tokens_per_step:,}",
+                f"{row.plan.settings.trained_tokens:,}",
                 row.plan.settings.train_length,
                 f"{row.flops:.3g}",
                 row.state,
@@ -77,8 +77,8 @@ def _rate(plans: Sequence[CellPlan]) -> tuple[float, str]:
         metrics = plan.run / "metrics.jsonl"
         if metrics.is_file():
             speeds = [s for line in read_metrics(metrics, "train") if (s := line.get("tokens_per_second"))]
-            each = flops_of(plan.settings, _vocabulary(plan, None)) / plan.settings.steps
-            found += [statistics.median(speeds) * each / plan.settings.tokens_per_step] if speeds else []
+            each = flops_of(plan.settings, _vocabulary(plan, None)) / plan.settings.trained_tokens
+            found += [statistics.median(speeds) * each] if speeds else []
     if found:
         return statistics.median(found), "as its cells have trained so far"
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -94,7 +94,7 @@ def _row(plan: CellPlan, texts: Texts, folder: Path) -> _Row:
     left, unknown, missing = 0.0, False, []
     if checkpoint is None:
         done = max(steps_of(plan.run), default=0)
-        left += flops * (1 - done / plan.settings.steps)
+        left += flops * (1 - plan.settings.tokens_after(done) / plan.settings.trained_tokens)
         missing.append(f"training from step {done:,}" if done else "training")
     for evaluation in plan.evaluations:
         if checkpoint is not None and file.evaluated(evaluation, texts.words(plan, evaluation), checkpoint):

@@ -137,7 +137,7 @@ def _training(plan: CellPlan) -> tuple[str, str, str, str]:
         if found.get("kind") == "train":
             step, loss = found["step"], f"{found['loss']:.4f}"
             rate = found.get("tokens_per_second") or rate
-    left = (plan.settings.steps - step) * plan.settings.tokens_per_step / rate if rate else None
+    left = (plan.settings.trained_tokens - plan.settings.tokens_after(step)) / rate if rate else None
     return (
         f"{step}/{plan.settings.steps}",
         loss,

@@ -125,7 +125,7 @@ def _training(plan: CellPlan, checkpoint: Checkpoint) -> tuple[dict, dict]:
     settings, about = plan.settings, read_json(plan.run / MANIFEST)
     lines = read_metrics(plan.run / "metrics.jsonl")
     steps = [line for line in lines if line["kind"] == "train"]
-    tokens = settings.steps * settings.tokens_per_step
+    tokens = settings.trained_tokens
     flops = flops_of(settings, about["vocab_size"])
     training = {
         "run": f"runs/{plan.cell.id}",
@@ -181,8 +181,8 @@ def flops_of(settings: RunSettings, vocab_size: int) -> float:
     for stage, end in zip(stages, [*(s.start for s in stages[1:]), settings.steps], strict=True):
         with torch.device("meta"):
             model = Transformer(stage.model, vocab_size, settings.train_length, settings.original_length)
-        steps = end - stage.start
-        total += steps * settings.tokens_per_step * float(model.flops_per_token(settings.train_length))
+        tokens = settings.tokens_after(end) - settings.tokens_after(stage.start)
+        total += tokens * float(model.flops_per_token(stage.length))
     return total
 
 

@@ -107,7 +107,7 @@ def open_parent(folder: Path, step: int | None = None, fork: bool = False) -> Pa
     tree = settings.model_dump(mode="json")
     tree |= {"original_length": settings.original_length or settings.train_length}
     tree |= {"seed": settings.seed + 1, "parent": None}
-    tree["training"]["changes"] = []
+    tree["training"] |= {"changes": [], "stages": []}
     return Parent(folder, settings, found, read_json(folder / MANIFEST), tree)
 
 

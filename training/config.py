@@ -244,7 +244,7 @@ def _identifying(value: object) -> object:
         return {
             key: _identifying(getattr(value, key))
             for key, field in fields.items()
-            if not may_change(field) and (getattr(value, key) is not None or not counts_if_given(field))
+            if not may_change(field) and not (counts_if_given(field) and getattr(value, key) in (None, []))
         }
     if isinstance(value, dict):
         return {str(key): _identifying(item) for key, item in value.items()}

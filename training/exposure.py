@@ -6,6 +6,7 @@ from data import Batches, DataError, Prepared, open_prepared
 from data.exposure import EXPOSURE, Exposure, Ledger, Sight, read_exposure
 from model import ModelSettings
 from training.checkpoint import steps_of
+from training.errors import TrainingError
 from training.files import read_json
 from training.fork import first_step
 from training.run import MANIFEST, read_settings
@@ -30,12 +31,18 @@ def sight_of(model: ModelSettings) -> Sight:
 
 
 def make_batches(settings: RunSettings, prepared: Prepared) -> Batches:
-    """The order in which a run sees its text."""
+    """The order in which a run sees its text. Raises TrainingError where no text would show a curriculum its
+    longest windows, DataError where there is not enough for one."""
+    longest = int(prepared.train.lengths.max(initial=0))
+    if settings.training.stages and longest < settings.train_length:
+        raise TrainingError(
+            f"training.stages go up to {settings.train_length} tokens, and the longest document of "
+            f"{prepared.train.folder} has {longest:,}: no text would show that length; shorten the stages"
+        )
     return Batches(
         prepared.train,
+        settings.plan,
         packing=settings.data.packing,
-        train_length=settings.train_length,
-        batch_size=settings.training.batch_size,
         seed=settings.seed,
         positions=settings.data.positions,
     )

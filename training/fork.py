@@ -7,6 +7,7 @@ the schedule differ, it is bit for bit the run that was trained under its settin
 
 from pathlib import Path
 
+from data.windows import Portion
 from training.config import differences
 from training.errors import TrainingError
 from training.settings import RunSettings
@@ -52,8 +53,13 @@ def check_fork(folder: Path, step: int, old: RunSettings, new: RunSettings) -> N
     if new.steps <= step:
         raise TrainingError(
             f"training.tokens = {new.training.tokens} pays for {new.steps} steps, and the checkpoint of "
-            f"{folder} is at step {step}: raise training.tokens above {step * new.tokens_per_step}, or fork "
+            f"{folder} is at step {step}: raise training.tokens above {new.tokens_after(step)}, or fork "
             "an earlier one with parent.checkpoint"
+        )
+    if _order_behind(old, step) != _order_behind(new, step):
+        raise TrainingError(
+            f"training.stages: the stage that {folder} is in after step {step} cannot begin or end elsewhere "
+            "in a fork, for its order of the data is drawn from where it ends; fork where a later one begins"
         )
     behind = [[s for s in stages_of(settings) if s.start < step] for settings in (old, new)]
     if behind[0] != behind[1]:
@@ -61,6 +67,18 @@ def check_fork(folder: Path, step: int, old: RunSettings, new: RunSettings) -> N
             f"training.changes before step {step} cannot differ in a fork of {folder}: they have happened "
             "(a share moves with the budget; give steps)"
         )
+
+
+def _order_behind(settings: RunSettings, step: int) -> list[Portion]:
+    """All of the plan that the order of the first `step` updates is drawn from; the last stage of a run has
+    no end in it."""
+    begin, found = 0, []
+    for portion in settings.plan:
+        if begin >= step:
+            break
+        found.append(portion)
+        begin += portion.steps
+    return [*found[:-1], found[-1]._replace(steps=0)] if len(found) == len(settings.plan) else found
 
 
 def _reason(key: str, old: RunSettings, new: RunSettings) -> str | None:

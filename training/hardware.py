@@ -6,11 +6,13 @@ import platform
 import resource
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from data.windows import Portion
 from model import LinearMixer, Transformer
 from model.transformer import LOGITS_AT_ONCE
 
@@ -103,8 +105,7 @@ def forecast(
     *,
     length: int,
     sequences: int,
-    steps: int,
-    tokens: int,
+    plan: Sequence[Portion],
     peak: float,
     devices: int,
     device: str = "cpu",
@@ -112,7 +113,9 @@ def forecast(
     """Memory and time of a run.
 
     Args:
-        sequences: per device and forward pass.
+        length: of the longest window.
+        sequences: of that length, per device and forward pass.
+        plan: the steps of the run.
         peak: FLOP/s of one device.
         device: its type.
     """
@@ -127,12 +130,13 @@ def forecast(
     activations = sequences * length * s.layers * kept * size
     rows = min(LOGITS_AT_ONCE.get(device, 1 << 25) // model.vocab_size + 1, sequences * length)
     states = parameters * 4 * size  # weights, gradients, two moments
-    flops = model.flops_per_token(length)
+    tokens = [portion.steps * portion.batch_size * portion.length for portion in plan]
+    flops = sum(n * model.flops_per_token(p.length) for n, p in zip(tokens, plan, strict=True))
     return Forecast(
         parameters=parameters,
-        flops_per_token=flops,
-        steps=steps,
-        tokens=tokens,
+        flops_per_token=flops / sum(tokens),
+        steps=sum(portion.steps for portion in plan),
+        tokens=sum(tokens),
         memory=states + activations + 3 * rows * model.vocab_size * 4,
-        seconds=flops * tokens / (peak * USUAL_SHARE * devices),
+        seconds=flops / (peak * USUAL_SHARE * devices),
     )

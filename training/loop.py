@@ -165,11 +165,14 @@ class Interrupts:
 
 
 class Meter:
-    """Tokens per second and time left, over the steps since the last look; time spent elsewhere left out."""
+    """Tokens per second and time left, over the steps since the last look; time spent elsewhere left out.
 
-    def __init__(self, tokens_per_step: int, steps_left: int):
-        self.tokens_per_step, self.steps_left = tokens_per_step, steps_left
-        self._steps, self._seconds, self._rate = 0, 0.0, 0.0
+    tokens_after: of a run's first so many steps, as steps may differ in size.
+    """
+
+    def __init__(self, tokens_after: Callable[[int], int], steps: int, done: int):
+        self._tokens_after, self._whole, self._done = tokens_after, tokens_after(steps), done
+        self._seen, self._seconds, self._rate = done, 0.0, 0.0
         self._last = time.perf_counter()
 
     def restart(self) -> None:
@@ -180,16 +183,15 @@ class Meter:
         now = time.perf_counter()
         self._seconds += now - self._last
         self._last = now
-        self._steps += 1
-        self.steps_left -= 1
+        self._done += 1
 
     def look(self) -> tuple[float, float]:
         """(tokens per second since the last look, seconds left at that rate)."""
-        if self._steps:
-            self._rate = self._steps * self.tokens_per_step / max(self._seconds, 1e-9)
-            self._steps, self._seconds = 0, 0.0
-        left = self.steps_left * self.tokens_per_step / self._rate if self._rate else float("nan")
-        return self._rate, left
+        here = self._tokens_after(self._done)
+        if self._done > self._seen:
+            self._rate = (here - self._tokens_after(self._seen)) / max(self._seconds, 1e-9)
+            self._seen, self._seconds = self._done, 0.0
+        return self._rate, (self._whole - here) / self._rate if self._rate else float("nan")
 
 
 def refuse_broken(step: int, loss: float, norm: float, folder: object) -> None:

@@ -34,7 +34,7 @@ class Recorder:
             if main
             else None
         )
-        self._meter = Meter(settings.tokens_per_step, settings.steps - step)
+        self._meter = Meter(settings.tokens_after, settings.steps, step)
         self._flops_per_token, self._peak = flops_per_token, peak
         self._unread: list[tuple[int, dict, dict, Outcome]] = []
 
@@ -85,7 +85,8 @@ class Recorder:
     def change(self, stage: Stage, flops_per_token: float) -> None:
         """Note that a stage begins, and what a token costs in it."""
         self._flops_per_token = flops_per_token
-        self.write(stage.start, "change", words=list(stage.words))
+        size = {"length": stage.length, "batch_size": stage.batch_size} if stage.is_resized else {}
+        self.write(stage.start, "change", words=list(stage.words), **size)
         self.console.say(stage.describe())
 
     def sync(self) -> None:

@@ -118,7 +118,8 @@ def may_change(field: FieldInfo) -> bool:
 
 
 def counts_if_given(field: FieldInfo) -> bool:
-    """Whether null stays out of a run's identity: a setting that came later and changes nothing by itself."""
+    """Whether null or an empty list stays out of a run's identity: a setting that came later and changes
+    nothing by itself."""
     extra = field.json_schema_extra
     return isinstance(extra, dict) and bool(extra.get("counts_if_given"))
 

@@ -9,37 +9,19 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 
 from data.settings import DataSettings
+from data.windows import Plan, Portion
 from model.settings import ModelSettings
 from training.optimizer_settings import (
     AdamWSettings,
     CosineSchedule,
     OptimizerSettings,
     ScheduleSettings,
-    ShareOrSteps,
     WsdSchedule,
 )
 from training.parallel_settings import ParallelSettings
 from training.settings_base import Settings
 from training.settings_base import free as _free
-
-
-class ChangeSettings(Settings):
-    """From a step on, the same weights under other settings of their positional scheme; DroPE
-    (arXiv:2512.12167) switches rotations off near the end of the run."""
-
-    at: ShareOrSteps = Field(
-        gt=0, description="steps before the change: below 1 a share of the run, from 1 on a number of steps"
-    )
-    words: list[str] = Field(
-        min_length=1,
-        description="the change: settings of model.position that may differ after training",
-    )
-    warmup: ShareOrSteps = Field(
-        default=0.0,
-        ge=0,
-        description="the learning rate rises from 0 again, to where the schedule is: a share of the run, or "
-        "steps",
-    )
+from training.stage_settings import ChangeSettings, StageSettings, portions
 
 
 class CheckpointSettings(Settings):
@@ -91,7 +73,10 @@ class TrainingSettings(Settings):
     )
     batch_size: int = Field(default=32, ge=1, description="sequences per optimizer step, over all devices")
     micro_batch: int | None = _free(
-        None, "sequences per device and forward pass; null: all of a step at once", ge=1
+        None,
+        "sequences of train_length per device and forward pass; null: all of a step at once. Shorter stages "
+        "take as many tokens",
+        ge=1,
     )
     optimizer: OptimizerSettings = Field(
         default_factory=AdamWSettings, description="what turns gradients into updates"
@@ -101,6 +86,11 @@ class TrainingSettings(Settings):
     )
     changes: list[ChangeSettings] = Field(
         default=[], description="changes of the positional scheme on the way, in order"
+    )
+    stages: list[StageSettings] = Field(
+        default=[],
+        description="a curriculum of lengths, in order; empty: train_length throughout",
+        json_schema_extra={"counts_if_given": True},
     )
     clip: float | None = Field(
         default=1.0, gt=0, description="largest norm of the whole gradient; null: no clipping"
@@ -179,21 +169,32 @@ class RunSettings(Settings):
     )
 
     @property
-    def tokens_per_step(self) -> int:
-        """Target tokens of one optimizer step."""
-        return self.training.batch_size * self.train_length
+    def plan(self) -> tuple[Portion, ...]:
+        """The steps of the run, as portions of one length: as many as the budget pays for in full."""
+        t = self.training
+        return portions(t.stages, t.tokens, self.train_length, t.batch_size)
 
     @property
     def steps(self) -> int:
-        """Optimizer steps of the run: as many as the budget pays for in full."""
-        return self.training.tokens // self.tokens_per_step
+        """Optimizer steps of the run."""
+        return sum(portion.steps for portion in self.plan)
+
+    def tokens_after(self, step: int) -> int:
+        """Target tokens of the first `step` updates."""
+        return sum(share.length * (share.stop - share.first) for share in Plan(self.plan).shares(0, step))
+
+    @property
+    def trained_tokens(self) -> int:
+        """Target tokens of the whole run."""
+        return self.tokens_after(self.steps)
 
     @model_validator(mode="after")
     def _lengths_and_budget_agree(self) -> "RunSettings":
         if self.steps < 1:
+            each = self.training.batch_size * self.train_length
             raise ValueError(
                 f"training.tokens = {self.training.tokens} does not pay for one step: training.batch_size "
-                f"× train_length = {self.tokens_per_step} tokens"
+                f"× train_length = {each} tokens"
             )
         if self.training.validation.targets > self.train_length:
             raise ValueError(

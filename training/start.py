@@ -121,11 +121,15 @@ def sampled(settings: RunSettings) -> str:
 
 def check_processes(settings: RunSettings, processes: int) -> None:
     """Refuse a batch that the ranks cannot share equally, before any data are read."""
-    if settings.training.batch_size % processes:
-        raise TrainingError(
-            f"training.batch_size {settings.training.batch_size} cannot be shared by {processes} processes; "
-            f"make it a multiple of {processes}"
-        )
+    for i, portion in enumerate(settings.plan):
+        if portion.batch_size % processes:
+            where = (
+                f"training.stages.{i}: a batch_size of" if settings.training.stages else "training.batch_size"
+            )
+            raise TrainingError(
+                f"{where} {portion.batch_size} cannot be shared by {processes} processes; make it a multiple "
+                f"of {processes}"
+            )
 
 
 def autocast_type(precision: str, device: torch.device) -> torch.dtype | None:
@@ -170,9 +174,9 @@ def _open(
         "data_hash": prepared.train.hash,
         "parameters": model.parameter_count(),
     }
-    if stages := stages_of(settings)[1:]:
-        extra["changes"] = [{"after_step": stage.start, "words": list(stage.words)} for stage in stages]
-        extra["evaluated_as"] = stages[-1].model.position.model_dump(mode="json")
+    if changes := [stage for stage in stages_of(settings) if stage.words]:
+        extra["changes"] = [{"after_step": stage.start, "words": list(stage.words)} for stage in changes]
+        extra["evaluated_as"] = changes[-1].model.position.model_dump(mode="json")
     if not is_run(folder):
         create_run(folder, settings, prepared.tokenizer, sys.argv, extra | more)
         return
@@ -200,10 +204,10 @@ def announce(
             turned, pairs = scheme.whole_turns(settings.train_length)
             of = f" ({kind})" if len(s.kinds) > 1 else ""
             console.say(f"pairs that complete a turn within train_length: {turned} of {pairs}{of}")
-    epochs = settings.steps / batches.steps_per_epoch
+    (epochs,) = batches.passes(settings.steps)
     console.say(
-        f"training {settings.steps} steps of {t.batch_size} × {settings.train_length} tokens: "
-        f"{settings.steps * settings.tokens_per_step / 1e6:.2f}M tokens, {epochs:.2f} epochs"
+        f"training {settings.steps} steps of {steps_in_words(settings)}: "
+        f"{settings.trained_tokens / 1e6:.2f}M tokens, {epochs:.2f} epochs"
     )
     for name, rate in own_rates(t.optimizer).items():
         console.say(f"{name} {rate:g}: {who_learns_at(name, model, t.optimizer)}")
@@ -211,10 +215,22 @@ def announce(
         console.say(stage.describe())
     if settings.data.positions.name != "plain":
         console.say(f"positions of training text: {sampled(settings)}; evaluated text counts from 0")
-    if settings.data.packing == "running":
-        console.say(f"{batches.cut_share:.0%} of the documents are cut by the edge of a window")
+    for length in sorted({portion.length for portion in settings.plan}):
+        of = f" of {length} tokens" if t.stages else ""
+        console.say(f"{batches.cut_share(length):.0%} of the documents are cut by the edge of a window{of}")
     if start:
         console.say(f"resuming after step {start} of {settings.steps}")
+
+
+def steps_in_words(settings: RunSettings) -> str:
+    """Windows of a step, stage by stage: `16 × 128, then 4 × 512 tokens`."""
+    return ", then ".join(f"{portion.batch_size} × {portion.length}" for portion in settings.plan) + " tokens"
+
+
+def sequences_at_once(settings: RunSettings, length: int) -> int | None:
+    """Windows of `length` tokens per device and forward pass: as many tokens as training.micro_batch says."""
+    size = settings.training.micro_batch
+    return None if size is None else max(1, size * settings.train_length // length)
 
 
 def lineage_words(lineage: list[dict]) -> list[str]:
@@ -235,13 +251,13 @@ def show_forecast(
     vocab_size = parent.about["vocab_size"] if parent else getattr(tokenizer, "vocab_size", 258)
     with torch.device("meta"):
         model = make_model(settings, vocab_size)
-    sequences = min(t.micro_batch or t.batch_size, -(-t.batch_size // devices))
+    most = max(-(-p.batch_size * p.length // settings.train_length) for p in settings.plan)
+    sequences = min(t.micro_batch or most, -(-most // devices))
     f = forecast(
         model,
         length=settings.train_length,
         sequences=sequences,
-        steps=settings.steps,
-        tokens=settings.steps * settings.tokens_per_step,
+        plan=settings.plan,
         peak=peak_flops(device),
         devices=devices,
         device=device.type,
@@ -250,10 +266,14 @@ def show_forecast(
     rows = [
         ("parameters", f"{f.parameters:,}"),
         ("training FLOPs per token", f"{f.flops_per_token:.3g}"),
-        ("steps", f"{f.steps:,} of {t.batch_size} × {settings.train_length} tokens"),
+        ("steps", f"{f.steps:,} of {steps_in_words(settings)}"),
         ("tokens", f"{f.tokens:,}"),
         ("positions of training text", sampled(settings)),
-        *((f"after step {stage.start:,}", ", ".join(stage.words)) for stage in stages_of(settings)[1:]),
+        *(
+            (f"after step {stage.start:,}", ", ".join(stage.words))
+            for stage in stages_of(settings)
+            if stage.words
+        ),
         ("memory on each device", f"about {f.memory / 2**30:.1f} GiB of {free / 2**30:.1f} GiB free"),
         ("time", f"about {duration(f.seconds)} on {devices} × {device.type}, at 45% of its peak rate"),
     ]

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from data import Batches, DataError, Store
 from data.batches import IGNORED, permuted
 from data.store import Encoded, write_manifest, write_shard
+from data.windows import Portion
 
 DTYPE = np.dtype("<u4")
 
@@ -41,7 +42,7 @@ def _root(tmp_path_factory):
 
 def line_of(batches: Batches, epoch: int) -> np.ndarray:
     """The documents of an epoch end to end, read in one go."""
-    return batches._line(epoch).read(0, batches.store.n_tokens)[0]
+    return batches._line(0, epoch).read(0, batches.texts[0].store.n_tokens)[0]
 
 
 stores = st.lists(st.integers(1, 40), min_size=2, max_size=9).filter(lambda lengths: sum(lengths) > 30)
@@ -56,11 +57,9 @@ stores = st.lists(st.integers(1, 40), min_size=2, max_size=9).filter(lambda leng
     st.sampled_from(["running", "documents"]),
 )
 def test_each_window_once_an_epoch_and_each_token_in_place(lengths, train_length, batch_size, seed, packing):
-    batches = Batches(
-        make_store(lengths), packing=packing, train_length=train_length, batch_size=batch_size, seed=seed
-    )
+    batches = Batches(make_store(lengths), [Portion(train_length, batch_size)], packing=packing, seed=seed)
     n = (sum(lengths) - 1) // train_length
-    assert batches.n_windows == n
+    assert batches.windows_per_epoch(train_length) == n
     rows = []
     for step in range(-(-2 * n // batch_size)):
         rows += batches.batch(step).tokens.tolist()
@@ -77,7 +76,7 @@ def test_ranks_split_the_same_step(lengths, train_length, step, packing):
     store = make_store(lengths)
 
     def fresh() -> Batches:
-        return Batches(store, packing=packing, train_length=train_length, batch_size=6, seed=11)
+        return Batches(store, [Portion(train_length, 6)], packing=packing, seed=11)
 
     whole = fresh().batch(step)
     for world in (2, 3, 6):
@@ -96,9 +95,7 @@ def test_ranks_split_the_same_step(lengths, train_length, step, packing):
 @hypothesis_settings(max_examples=30, deadline=None)
 @given(stores, st.integers(2, 13), st.integers(0, 20))
 def test_packed_documents_are_apart(lengths, train_length, step):
-    batch = Batches(
-        make_store(lengths), packing="documents", train_length=train_length, batch_size=3, seed=2
-    ).batch(step)
+    batch = Batches(make_store(lengths), [Portion(train_length, 3)], packing="documents", seed=2).batch(step)
     assert batch.layout == "packed" and batch.unit_steps
     assert batch.reach == 1 + int(batch.position.max())
     for tokens, targets, order, position, document in zip(
@@ -118,7 +115,7 @@ def test_packed_documents_are_apart(lengths, train_length, step):
 
 
 def test_running_window_is_one_text():
-    batch = Batches(make_store([5, 7, 11]), packing="running", train_length=6, batch_size=2, seed=0).batch(0)
+    batch = Batches(make_store([5, 7, 11]), [Portion(6, 2)], packing="running", seed=0).batch(0)
     assert batch.layout == "plain" and batch.reach == 6 and batch.n_targets == 12
     assert batch.order.tolist() == batch.position.tolist() == [list(range(6))]
     assert batch.document.tolist() == [[0] * 6]
@@ -129,10 +126,10 @@ def test_seeds_and_epochs_differ():
     store = make_store([9, 8, 7, 6, 5, 4, 3, 2] * 4)
 
     def order(seed: int, steps: range) -> list:
-        batches = Batches(store, packing="running", train_length=5, batch_size=4, seed=seed)
+        batches = Batches(store, [Portion(5, 4)], packing="running", seed=seed)
         return [batches.batch(step).hash for step in steps]
 
-    epoch = Batches(store, packing="running", train_length=5, batch_size=4, seed=1).steps_per_epoch
+    epoch = -(-Batches(store, [Portion(5, 4)], packing="running", seed=1).windows_per_epoch(5) // 4)
     assert order(1, range(epoch)) == order(1, range(epoch))
     assert order(1, range(epoch)) != order(2, range(epoch))
     assert not set(order(1, range(epoch - 1))) & set(order(1, range(epoch, 2 * epoch - 1)))
@@ -141,9 +138,7 @@ def test_seeds_and_epochs_differ():
 def test_order_is_frozen():
     """Runs are resumed over years: the order may not change with a library or by accident."""
     assert permuted(np.arange(10), 10, 3, 0, "windows").tolist() == [5, 9, 3, 6, 8, 0, 1, 4, 7, 2]
-    batch = Batches(
-        make_store([5, 7, 11, 3]), packing="documents", train_length=6, batch_size=2, seed=4
-    ).batch(1)
+    batch = Batches(make_store([5, 7, 11, 3]), [Portion(6, 2)], packing="documents", seed=4).batch(1)
     assert batch.hash == "41888da50c236c72"
 
 
@@ -168,17 +163,67 @@ def test_permutation_spreads():
 
 
 def test_share_of_cut_documents():
-    batches = Batches(make_store([4, 4, 4, 4]), packing="running", train_length=8, batch_size=1, seed=0)
-    assert batches.cut_share == 0
-    batches = Batches(make_store([4, 4, 4, 4]), packing="running", train_length=3, batch_size=1, seed=0)
-    assert batches.cut_share == 1
+    batches = Batches(make_store([4, 4, 4, 4]), [Portion(8, 1)], packing="running", seed=0)
+    assert batches.cut_share(8) == 0
+    batches = Batches(make_store([4, 4, 4, 4]), [Portion(3, 1)], packing="running", seed=0)
+    assert batches.cut_share(3) == 1
 
 
 def test_bad_requests():
     store = make_store([5, 7])
     with pytest.raises(DataError, match="holds 12 tokens, fewer than the 13"):
-        Batches(store, packing="running", train_length=12, batch_size=1, seed=0)
+        Batches(store, [Portion(12, 1)], packing="running", seed=0)
     with pytest.raises(DataError, match="6 windows cannot be shared by 4"):
-        Batches(store, packing="running", train_length=5, batch_size=6, seed=0).batch(0, 0, 4)
+        Batches(store, [Portion(5, 6)], packing="running", seed=0).batch(0, 0, 4)
     with pytest.raises(DataError, match="packing='loose' is unknown"):
-        Batches(store, packing="loose", train_length=5, batch_size=6, seed=0)
+        Batches(store, [Portion(5, 6)], packing="loose", seed=0)
+
+
+plans = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 5), st.integers(1, 7)), min_size=2, max_size=5)
+
+
+@hypothesis_settings(max_examples=60, deadline=None)
+@given(stores, plans, st.integers(0, 99))
+def test_no_token_comes_twice_in_an_epoch_whatever_the_lengths(lengths, plan, seed):
+    batches = Batches(make_store(lengths), [Portion(*p) for p in plan], packing="running", seed=seed)
+    steps, seen = sum(p[2] for p in plan), {}
+    for step in range(steps + 3):  # the last portion goes on
+        expected = next((p for i, p in enumerate(plan) if step < sum(q[2] for q in plan[: i + 1])), plan[-1])
+        (windows,) = batches.windows(step, step + 1)
+        tokens = batches.batch(step).tokens
+        assert tokens.shape == (expected[1], expected[0])
+        for row, epoch in zip(tokens.tolist(), windows.epoch.tolist(), strict=True):
+            seen.setdefault(epoch, []).extend(row)
+    epochs = sorted(seen)
+    assert epochs == list(range(len(epochs)))
+    for epoch in epochs:
+        assert len(set(seen[epoch])) == len(seen[epoch])
+    for epoch in epochs[:-2]:  # whole ones: no more is left out than does not make a window
+        assert sum(lengths) - len(seen[epoch]) <= max(p[0] for p in plan)
+    whole = sum(len(rows) for rows in seen.values())
+    assert batches.passes(steps + 3) == [whole / (sum(lengths) - 1)]
+
+
+def test_stages_keep_the_order_up_to_the_first_edge_and_any_step_can_be_asked_alone():
+    """Stage by stage by hand: 6 windows of 4, then 3 of 10, then windows of 4 again from token 54 on."""
+    store = make_store([9, 8, 7, 6, 5, 4, 3, 2] * 2)
+    plan = [Portion(4, 2, 3), Portion(10, 1, 3), Portion(4, 3, 2)]
+    staged = Batches(store, plan, packing="documents", seed=5)
+    starts = [(w.epoch.tolist(), sorted(w.start.tolist())) for w in staged.windows(0, 8)]
+    assert starts[0] == ([0] * 6, [0, 4, 8, 12, 16, 20])
+    assert starts[1] == ([0] * 3, [24, 34, 44])
+    epochs, first = starts[2]
+    assert epochs == [0] * 6 and set(first) <= set(range(54, 84, 4))
+    hashes = [staged.batch(step).hash for step in range(10)]
+    for step in (9, 3, 2, 6, 0):
+        fresh = Batches(store, plan, packing="documents", seed=5)
+        assert fresh.batch(step).hash == hashes[step]
+        if staged.plan.at(step).batch_size == 3:
+            parts = [fresh.batch(step, rank, 3) for rank in range(3)]
+            assert torch.equal(torch.cat([part.tokens for part in parts]), staged.batch(step).tokens)
+    assert hashes[6:8] != [Batches(store, plan, packing="documents", seed=6).batch(s).hash for s in (6, 7)]
+
+
+def test_a_stage_longer_than_the_text_is_refused():
+    with pytest.raises(DataError, match="holds 12 tokens, fewer than the 13 of one window"):
+        Batches(make_store([5, 7]), [Portion(4, 2, 3), Portion(12, 1)], packing="running", seed=0)

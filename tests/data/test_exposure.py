@@ -21,6 +21,7 @@ from data.settings import (
     SubsetPositions,
 )
 from data.store import Encoded, write_manifest, write_shard
+from data.windows import Portion
 
 SAMPLERS = {
     "plain": PlainPositions(),
@@ -48,9 +49,7 @@ def stored(lengths: list[int], folder: Path) -> Store:
 
 
 def batches_of(store: Store, packing: str, positions, *, length=13, batch=3, seed=4) -> Batches:
-    return Batches(
-        store, packing=packing, train_length=length, batch_size=batch, seed=seed, positions=positions
-    )
+    return Batches(store, [Portion(length, batch)], packing=packing, seed=seed, positions=positions)
 
 
 def by_loops(batches: Batches, steps: range, sight: Sight) -> tuple[Counter, Counter, int]:
@@ -85,7 +84,7 @@ def as_counters(exposure: Exposure) -> tuple[Counter, Counter, int]:
 def test_counts_are_those_of_loops_over_the_batches(store, packing, positions, sight):
     batches = batches_of(store, packing, positions)
     ledger = Ledger(batches, 9, lambda step: sight)
-    assert batches.n_windows == 8  # so that steps span two epochs
+    assert batches.windows_per_epoch(13) == 8  # so that steps span two epochs
     for step in (4, 9):  # in two parts, as checkpoints ask
         found = ledger.upto(step)
         assert as_counters(found) == by_loops(batches, range(step), sight)
@@ -123,6 +122,18 @@ def test_sight_may_change_on_the_way(store):
         first = by_loops(batches, range(3), SIGHTS[0])
         second = by_loops(batches, range(3, 7), SIGHTS[2])
         assert as_counters(found) == tuple(a + b for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("name", ["plain", "offset", "subset"])
+@pytest.mark.parametrize("packing", ["running", "documents"])
+def test_lengths_may_change_on_the_way(store, packing, name):
+    plan = [Portion(5, 4, 3), Portion(13, 2, 2), Portion(5, 3, 9)]
+    batches = Batches(store, plan, packing=packing, seed=4, positions=SAMPLERS[name])
+    ledger = Ledger(batches, 14, lambda step: SIGHTS[0] if step < 4 else SIGHTS[2])
+    whole = by_loops(batches, range(4), SIGHTS[0])
+    assert as_counters(ledger.upto(4)) == whole
+    rest = by_loops(batches, range(4, 14), SIGHTS[2])
+    assert as_counters(ledger.upto(14)) == tuple(a + b for a, b in zip(whole, rest, strict=True))
 
 
 @pytest.mark.parametrize("name", ["offset", "subset", "pose"])

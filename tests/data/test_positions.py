@@ -14,6 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 from data import Batches, DataError
 from data.positions import PACKINGS, place
 from data.settings import PositionsSettings
+from data.windows import Portion
 from tests.data.test_batches import make_store, stores
 
 EVERY = {
@@ -245,8 +246,8 @@ def test_ranks_micro_batches_and_resumed_runs_place_alike(lengths, train_length,
     store = make_store(lengths)
 
     def fresh(sampler: str = name) -> Batches:
-        keys = {"packing": packing, "train_length": train_length, "batch_size": 6, "seed": 11}
-        return Batches(store, **keys, positions=chosen(sampler))
+        plan = [Portion(train_length, 6)]
+        return Batches(store, plan, packing=packing, seed=11, positions=chosen(sampler))
 
     def rows(batch) -> torch.Tensor:
         return batch.position.expand(batch.tokens.shape)
@@ -299,9 +300,8 @@ def test_a_range_too_short_for_the_window_is_refused(name, keys, said):
     with pytest.raises(DataError, match=said):
         Batches(
             make_store([40]),
+            [Portion(9, 1)],
             packing="running",
-            train_length=9,
-            batch_size=1,
             seed=0,
             positions=chosen(name, **keys),
         )

@@ -39,7 +39,7 @@ def test_what_cannot_be(words, wanted):
 def test_steps_are_those_the_budget_pays_for():
     words = ["train_length=30", "training.batch_size=7", "training.tokens=2099"]
     s = load_settings(RunSettings, [*words, "training.validation.targets=8"])
-    assert (s.tokens_per_step, s.steps) == (210, 9)
+    assert (s.tokens_after(1), s.steps, s.trained_tokens) == (210, 9, 1890)
 
 
 def test_what_shapes_the_weights_counts_and_what_does_not_does_not():

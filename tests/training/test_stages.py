@@ -8,11 +8,12 @@ from torch._dynamo.testing import CompileCounter
 from model import Cache, ModelError, ModelSettings, Places, Transformer
 from tests.model.zoo import build, close, ids
 from training.config import identity, load_settings
-from training.errors import TrainingError
+from training.errors import ConfigError, TrainingError
+from training.fork import check_fork
 from training.optimizer import learnt_by_positions, make_optimizer, set_learning_rates
 from training.settings import RunSettings
 from training.stages import last_trained, learning_rates, stage_after, stage_of, stages_of
-from training.start import check_model
+from training.start import check_model, check_processes
 
 # 20 steps of 2 × 24 tokens.
 SMALL = ["train_length=24", "training.batch_size=2", "training.tokens=960", "training.validation.targets=8"]
@@ -52,6 +53,107 @@ def test_stages_by_share_and_by_step_and_each_keeps_what_came_before():
         "after step 16: model.position.scaling={name: drop}"
     )
     assert last_trained(s, 10) == (s, "")
+
+
+def staged(stages: str, *words: str) -> RunSettings:
+    return load_settings(RunSettings, [*SMALL, f"training.stages=[{stages}]", *words])
+
+
+def test_a_curriculum_by_hand():
+    """960 tokens: 240 in windows of 6, 12 steps of 36 tokens, the rest at full length."""
+    s = staged(
+        "{length: 6, lasts: 0.25}, {length: 12, lasts: 12, batch_size: 3, words: [model.position.theta=5]},"
+        " {length: 24, warmup: 2}",
+        f"training.changes=[{change(9)}]",
+    )
+    assert s.plan == ((6, 8, 5), (12, 3, 12), (24, 2, 6)) and s.steps == 23
+    assert s.tokens_after(6) == 5 * 48 + 36 and s.trained_tokens == 240 + 432 + 288 == 960
+    found = [(x.start, x.length, x.batch_size, x.words, x.warmup) for x in stages_of(s)]
+    assert found == [
+        (0, 6, 8, (), 0),
+        (5, 12, 3, ("model.position.theta=5",), 0),
+        (9, 12, 3, (DROP,), 0),
+        (17, 24, 2, (), 2),
+    ]
+    assert [x.is_resized for x in stages_of(s)] == [False, True, False, True]
+    last = stages_of(s)[-1].model.position
+    assert (last.theta, last.scaling.name) == (5, "drop")
+    assert last_trained(s, 23)[1].endswith(f"theta=5; after step 9: {DROP}")
+    assert stages_of(s)[1].describe() == (
+        "after step 5 windows of 12 tokens, 3 a step; positions change: model.position.theta=5"
+    )
+    rates = [
+        learning_rates(s.training, stage_of(stages_of(s), step), step, 23)["lr"] for step in (16, 17, 18)
+    ]
+    whole = [learning_rates(s.training, stages_of(s)[0], step, 23)["lr"] for step in (16, 17, 18)]
+    assert rates == pytest.approx([whole[0], whole[1] / 2, whole[2]])
+
+
+def test_a_change_at_the_edge_of_two_stages_belongs_to_the_later():
+    s = staged("{length: 12, lasts: 10}, {length: 24, words: [model.position.theta=5]}")
+    both = s.model_copy(
+        update={
+            "training": s.training.model_copy(update={"changes": settings([change(10)]).training.changes})
+        }
+    )
+    (_, last) = stages_of(both)
+    assert (last.start, last.length, last.words) == (10, 24, ("model.position.theta=5", DROP))
+    assert (last.model.position.theta, last.model.position.scaling.name) == (5, "drop")
+
+
+@pytest.mark.parametrize(
+    ("stages", "said"),
+    [
+        ("{length: 12}", "train_length = 24 must be the longest of training.stages, which is 12"),
+        ("{length: 48}", "train_length = 24 must be the longest of training.stages, which is 48"),
+        ("{length: 12}, {length: 24}", "training.stages.0.lasts is missing"),
+        ("{length: 7, lasts: 5}, {length: 24}", "48 tokens is no whole number of windows of 7"),
+        ("{length: 12, lasts: 18}, {length: 24, lasts: 3}", "take 1,008 tokens, training.tokens = 960"),
+        ("{length: 12, lasts: 21}, {length: 24}", "training.stages.1 would last less than one step"),
+        ("{length: 12, lasts: 0.01}, {length: 24}", "training.stages.0 would last less than one step"),
+        (
+            "{length: 12, lasts: 8}, {length: 24, lasts: 8}",
+            "use 768 of training.tokens = 960: lower it to 768",
+        ),
+        ("{length: 12, lasts: 0.5}, {length: 24, lasts: 0.4}", "use 864 of training.tokens = 960"),
+        ("{length: 12, lasts: 2.5}, {length: 24}", "neither a share .* nor a whole number of steps"),
+        ("{length: 12, lasts: 5, warmup: 3}, {length: 24}", "training.stages.0 has no stage before it"),
+        ("{length: 12, lasts: 5}, {length: 24, warmup: 16}", "training.stages.1.warmup takes 16 steps"),
+        ("{length: 12, lasts: 5}, {length: 24, words: [seed=3]}", "training.stages.1.words: seed cannot"),
+    ],
+)
+def test_a_plan_that_does_not_fit_is_refused_in_a_sentence(stages, said):
+    with pytest.raises((ConfigError, TrainingError), match=said):
+        stages_of(staged(stages))
+
+
+def test_shares_that_make_the_whole_fit_although_steps_are_rounded():
+    s = staged("{length: 8, lasts: 0.31}, {length: 24, lasts: 0.69}")
+    assert s.plan == ((8, 6, 6), (24, 2, 13))
+    assert identity(staged("{length: 24}")) != identity(load_settings(RunSettings, SMALL))
+    assert check_processes(s, 2) is None
+    with pytest.raises(TrainingError, match=r"training.stages.1: a batch_size of 2 cannot be shared by 3"):
+        check_processes(s, 3)
+
+
+def test_a_fork_keeps_the_stages_that_its_order_comes_from(tmp_path):
+    two = "{length: 12, lasts: 10}, {length: 24, lasts: 10}"
+    old = staged(two, "training.changes=[]")
+
+    def fork(step: int, stages: str, tokens: int = 960) -> None:
+        check_fork(tmp_path, step, old, staged(stages, f"training.tokens={tokens}"))
+
+    fork(10, "{length: 12, lasts: 10}, {length: 8, lasts: 8}, {length: 24}")  # where the second begins
+    fork(12, "{length: 12, lasts: 10}, {length: 24}", 1200)  # the last stage goes on for longer
+    for step, stages in (
+        (9, "{length: 12, lasts: 11}, {length: 24}"),
+        (12, "{length: 12, lasts: 10}, {length: 24, lasts: 5}, {length: 12}"),
+        (12, "{length: 12, lasts: 9}, {length: 24}"),
+    ):
+        with pytest.raises(
+            TrainingError, match=rf"stage that .* is in after step {step} cannot begin or end"
+        ):
+            fork(step, stages)
 
 
 ILLEGAL = {

@@ -1,0 +1,79 @@
+"""A curriculum of lengths as a user runs it: edges of stages and of epochs, cut and resumed."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data import open_prepared
+from data.exposure import read_exposure
+from tests.train.test_train import here, lines, weights
+from training import TrainingError
+from training.exposure import exposure_of
+
+# 8 + 6 + 6 steps: 96 tokens, then 144, then 96 again; the second stage turns the base, the third drops RoPE.
+STAGES = [
+    "training.tokens=2208",
+    "training.batch_size=4",
+    "training.checkpoint.keep=40",
+    "training.checkpoint.every=1",
+    "training.validation.every=null",
+    "training.micro_batch=3",
+    "training.stages=[{length: 12, lasts: 8}, {length: 24, batch_size: 6, lasts: 6, words: "
+    "[model.position.theta=500]}, {length: 8, words: ['model.position.scaling={name: drop}'], warmup: 2}]",
+]
+
+
+def forget(folder: Path, step: int) -> None:
+    """Cut a run down to its first `step` steps."""
+    for checkpoint in (folder / "checkpoints").glob("step-*"):
+        if int(checkpoint.name[5:]) > step:
+            shutil.rmtree(checkpoint)
+
+
+def test_stages_of_length_resume_to_the_bit_across_their_edges(words, tmp_path, monkeypatch, capsys):
+    words, whole = [*words, *STAGES], tmp_path / "whole"
+    assert here(monkeypatch, *words, "--folder", str(whole)) == 0
+    said = capsys.readouterr().err
+    assert "training 20 steps of 8 × 12, then 6 × 24, then 12 × 8 tokens: 0.00M tokens" in said
+    assert said.count("after step 8 windows of 24 tokens, 6 a step; positions change: ") == 2
+    told = lines(whole)
+    steps = [line for line in told if line["kind"] == "train"]
+    assert [line["targets"] for line in steps] == [96] * 8 + [144] * 6 + [96] * 6
+    assert [line["tokens"] for line in steps] == np.cumsum([96] * 8 + [144] * 6 + [96] * 6).tolist()
+    assert [(x["step"], x["length"], x["batch_size"]) for x in told if x["kind"] == "change"] == [
+        (8, 24, 6),
+        (14, 8, 12),
+    ]
+    # One schedule over all steps, but for the two in which it rises again.
+    rates = [line["lr"] for line in steps]
+    assert rates[14] == pytest.approx((rates[13] + rates[15]) / 4, rel=0.02)
+    assert sorted(rates[:14], reverse=True) == rates[:14] and rates[13] > rates[15] > rates[19]
+    exposure = read_exposure(whole)
+    assert exposure.positions.tolist() == [8 * 8 + 6 * 6 + 6 * 12] * 8 + [100] * 4 + [36] * 12
+    assert exposure.tokens == 2208 and vars(exposure_of(whole, 20))["tokens"] == 2208
+    for step in (7, 11, 14):  # before an edge, in a stage, at an edge; the second resumed twice
+        folder = tmp_path / f"cut-{step}"
+        shutil.copytree(whole, folder)
+        for again in (step, 13) if step == 11 else (step,):
+            forget(folder, again)
+            assert here(monkeypatch, *words, "--folder", str(folder)) == 0
+            assert lines(folder) == told
+            ours, theirs = weights(folder), weights(whole)
+            assert all(ours[name].equal(theirs[name]) for name in theirs)
+    manifest = json.loads((whole / "manifest.json").read_text())
+    assert [entry["after_step"] for entry in manifest["changes"]] == [8, 14]
+    assert open_prepared(manifest["data"]).train.hash == manifest["data_hash"]
+
+
+def test_stages_longer_than_every_document_are_refused_before_a_run_is_made(words, tmp_path, monkeypatch):
+    folder = tmp_path / "never"
+    long = [*words, "train_length=2000", "training.tokens=64000", "training.batch_size=2"]
+    stages = "training.stages=[{length: 20, lasts: 0.5}, {length: 2000}]"
+    with pytest.raises(
+        TrainingError, match=r"training.stages go up to 2000 tokens, and the longest document"
+    ):
+        here(monkeypatch, *long, stages, "--folder", str(folder))
+    assert not folder.exists()
