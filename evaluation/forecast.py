@@ -13,8 +13,8 @@ from evaluation.errors import EvaluationError
 from evaluation.protocols import Windows
 from evaluation.scoring import ModelScorer
 from model import LinearMixer, Places, Transformer
+from model.block import Attention
 from model.kernels import choose, query_block
-from model.transformer import Attention
 
 # Blocks of scores that exist at once: measured as resident memory, the largest of each kind of kernel.
 BLOCKS = {"masked": 3, "views": 6, "weighed": 14}

@@ -131,6 +131,15 @@ def _flex_view(view: View, v: Tensor, scale: float, aux: AuxRequest | None) -> A
     return run(q, k, v, score_mod=score_mod, block_mask=mask, scale=scale, enable_gqa=gqa, **more)
 
 
+def lower_ahead(pairs: Pairs) -> None:
+    """Make what layers share of these pairs now, where no single layer may: one that is computed twice, or
+    compiled by itself, would find it there the second time."""
+    if pairs.is_by_distance:
+        pairs.by_distance()
+    if pairs.device.type == "cuda" and not pairs.is_causal_only:
+        pairs.block_mask(_fused(create_block_mask, pairs.device))
+
+
 def _recomputed(function, several: bool, *args) -> Tensor:
     """Recomputing blocks in the backward pass keeps memory linear in T; a single one has nothing to gain."""
     if several and torch.is_grad_enabled():

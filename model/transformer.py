@@ -16,11 +16,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from model.cache import Cache, LayerMemory, LinearMemory
+from model.block import Block
+from model.cache import Cache
 from model.errors import ModelError
 from model.handover import hand_over
-from model.kernels import Watch, attend
-from model.linear_attention import LinearAttention, check_scheme
+from model.kernels import Watch
+from model.linear_attention import check_scheme
 from model.position import (
     SCHEMES,
     ContentPlan,
@@ -29,68 +30,14 @@ from model.position import (
     Places,
     Plan,
     Position,
-    PositionSettings,
     Span,
     temperature_factors,
 )
-from model.projection import Projection
 from model.settings import ModelSettings, check_override
 
 IGNORED = -100  # a target that is not counted
 # Rows × V of one chunk of the head. Small enough for a CPU's cache, large enough to fill a GPU.
 LOGITS_AT_ONCE = {"cpu": 1 << 22, "cuda": 1 << 27}
-
-
-class Attention(Projection):
-    """Projects, remembers, attends. What is compared with what is the plan's business."""
-
-    def forward(
-        self,
-        x: Tensor,
-        span: Span,
-        plan: Plan | ContentPlan,
-        memory: LayerMemory | None,
-        watch: Watch | None = None,
-    ) -> Tensor:
-        """x (B, T, C) → (B, K, C) for the span's K queries."""
-        bound = plan.bind(x, memory)
-        k, v = bound.write(self.keys(x)), self.values(x)  # (B, G, T, ·), (B, G, T, D)
-        if memory is not None:
-            k, v = memory.append(k, v)  # (B, G, S, ·)
-        asked = span.of_queries(x)
-        if asked.shape[1] == 0:  # only keys and values were wanted
-            return asked
-        views = bound.read(self.queries(asked), k)
-        scale = self.features**-0.5
-        out = attend(views, v, scale, sink=bound.sink)
-        if watch is not None:
-            watch(views, v, scale, bound.sink, out)
-        return self.joined(out)
-
-    def pair_flops(self, length: int) -> float:
-        """Training FLOPs per token beside the matrices: 12·H·D per key seen, averaged over a causal
-        (windowed) sequence."""
-        window = min(self.position.settings.window or length, length)
-        return 12 * self.heads * self.features * (window - window * (window - 1) / (2 * length))
-
-
-MIXERS: dict[str, type[Attention] | type[LinearAttention]] = {
-    "attention": Attention,
-    "linear": LinearAttention,
-}
-
-
-class SwiGLU(nn.Module):
-    """down(silu(gate(x)) · up(x)). Shazeer 2020 (arXiv:2002.05202)."""
-
-    def __init__(self, dim: int, hidden: int):
-        super().__init__()
-        self.gate = nn.Linear(dim, hidden, bias=False)
-        self.up = nn.Linear(dim, hidden, bias=False)
-        self.down = nn.Linear(hidden, dim, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down(F.silu(self.gate(x)) * self.up(x))
 
 
 @contextmanager
@@ -101,31 +48,6 @@ def _trainable() -> Iterator[None]:
         return
     with torch.inference_mode(False), torch.no_grad():
         yield
-
-
-class Block(nn.Module):
-    """Pre-norm residual block."""
-
-    def __init__(self, s: ModelSettings, choice: PositionSettings):
-        super().__init__()
-        self.attention_norm = nn.RMSNorm(s.dim, eps=s.norm_eps)
-        self.attention = MIXERS[s.mixer.name](s, choice)
-        self.mlp_norm = nn.RMSNorm(s.dim, eps=s.norm_eps)
-        self.mlp = SwiGLU(s.dim, s.mlp_width)
-
-    def forward(
-        self,
-        x: Tensor,
-        span: Span,
-        plan: Plan | ContentPlan,
-        memory: LayerMemory | LinearMemory | None,
-        watch: Watch | None = None,
-    ) -> Tensor:
-        """x (B, T, C) → (B, K, C), K the span's queries; with K = 0 only keys and values are written."""
-        x = span.of_queries(x) + self.attention(self.attention_norm(x), span, plan, memory, watch)
-        if x.shape[1] == 0:
-            return x
-        return x + self.mlp(self.mlp_norm(x))
 
 
 class Transformer(nn.Module):
@@ -226,12 +148,21 @@ class Transformer(nn.Module):
             block.attention.position = modifier
         self.position, self.settings = schemes, settings
 
-    def compile(self, **options) -> None:
-        """Compile the training pass as a whole; in evaluation mode, where lengths vary, passes stay eager.
+    def compile(self, *, by_block: bool = False, **options) -> None:
+        """Compile the training pass as a whole, or `by_block` where weights come and go between blocks; in
+        evaluation mode, where lengths vary, passes stay eager.
 
         Tables are looked up outside the compiled region and never cause a recompile.
         """
-        self._compiled = torch.compile(self._forward, **options)
+        for block in self._blocks() if by_block else []:
+            block.compile(**options)
+        if not by_block:
+            self._compiled = torch.compile(self._forward, **options)
+
+    def recompute_blocks(self) -> None:
+        """Keep only the inputs of blocks in training passes: activation checkpointing (arXiv:1604.06174)."""
+        for block in self._blocks():
+            block.recompute = True
 
     def forward(
         self,
@@ -291,9 +222,8 @@ class Transformer(nn.Module):
             last = self._spans(x, places, keys, tables, places.last(keep))
         for i, (block, name) in enumerate(zip(self._blocks(), self._scheme_of_layer, strict=True)):
             span, plan = (last if last and i == len(self.layers) - 1 else full)[name]
-            plan = block.attention.position(plan, span, factors[self._kind_of[name]])
-            memory = None if cache is None else cache.layers[i]
-            x = block(x, span, plan, memory, None if watch is None else watch[i])
+            memory, factor = None if cache is None else cache.layers[i], factors[self._kind_of[name]]
+            x = block(x, span, plan, factor, memory, None if watch is None else watch[i])
         x = self.norm(x)  # (B, K, C)
         return self.logits(x) if targets is None else self._nll(x, targets)
 
@@ -319,6 +249,7 @@ class Transformer(nn.Module):
                 tables=tables[name],
                 window=scheme.settings.window,
                 sinks=scheme.settings.sinks,
+                ahead=self.training and any(block.apart for block in self._blocks()),
             )
             spans[name] = span, scheme.plan(span)
         return spans

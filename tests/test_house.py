@@ -1,7 +1,7 @@
 """The house rules that a syntax tree can show: who may import whom, and what may not be written at all.
 
 See the import order in CONTRIBUTING: kernels ← position.base ← schemes ← registry ← settings ← cache ←
-linear_attention ← transformer ← sampling, and the packages side by side above it.
+linear_attention ← block ← transformer ← sampling, and the packages side by side above it.
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ RANKS = {
     "model.cache": 8,
     "model.projection": 8,
     "model.linear_attention": 9,
-    "model.transformer": 10,
-    "model.sampling": 11,
-    "model": 12,
+    "model.block": 10,
+    "model.transformer": 11,
+    "model.sampling": 12,
+    "model": 13,
 }
 SCHEME = 4
 
@@ -104,7 +105,7 @@ def arrows(path: Path) -> list[tuple[int, str]]:
 
 
 def rank(module: str) -> int:
-    return RANKS.get(module, SCHEME if module.startswith("model.position.") else 11)
+    return RANKS.get(module, SCHEME if module.startswith("model.position.") else 12)
 
 
 every_source = pytest.mark.parametrize("path", sources(), ids=shown)

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
 
 from model.errors import ModelError
+from model.kernels import lower_ahead
 from model.pairs import Band, Bias, Distance, Pairs, Rule, View
 from model.position.places import Places
 from model.position.temperature import AnyTemperature, NoTemperature
@@ -31,6 +32,7 @@ class Span:
         tables: what the scheme's `tables` returned for `new`.
         window: a key is seen only if it is fewer than this many tokens back, the query itself included ...
         sinks: ... or if it is among the first so many of its document.
+        ahead: what layers share is made before the first of them asks.
     """
 
     new: Places
@@ -42,6 +44,7 @@ class Span:
     tables: tuple[Tensor, ...] = ()
     window: int | None = None
     sinks: int = 0
+    ahead: bool = False
 
     def of_queries(self, x: Tensor, dim: int = 1) -> Tensor:
         """The rows of a per-new-token (or per-key) tensor that belong to the queries."""
@@ -126,7 +129,7 @@ class Span:
 
             bias = of_distance
         single = self.queries.position.shape[0] == self.keys.position.shape[0] == 1
-        return Pairs(
+        pairs = Pairs(
             batch=self.batch,
             heads=self.heads,
             queries=queries,
@@ -140,6 +143,9 @@ class Span:
             distance=distance if plain and self.keys.unit_steps else None,
             rows=1 if plain and not by_row and (single or (bias is None and rule is None)) else self.batch,
         )
+        if self.ahead:
+            lower_ahead(pairs)
+        return pairs
 
     def _rows(self, x: Tensor) -> Tensor:
         return x.expand(self.batch, -1)

@@ -1,0 +1,82 @@
+"""Blocks that are computed twice, and compiled one by one: the same numbers either way."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch._dynamo
+from torch._dynamo.testing import CompileCounter
+
+from model import SCHEMES, Places
+from model.block import Block, Norm
+from tests.model.zoo import build, ids, packed
+
+B, T = 2, 11
+CUTS = [[4, 7], [6, 5]]
+# A rotation, a factor in each layer's softmax, what is learned for the model, and in each layer.
+CASES = ["rope", "none-ssmax", "kerple-log3", "fox"]
+
+
+@pytest.fixture(autouse=True)
+def _fresh_dynamo():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def gradients(net, places: Places, seed: int = 0) -> dict[str, torch.Tensor]:
+    net.zero_grad()
+    tokens = ids(B, T, seed)
+    net(tokens, places, targets=tokens.roll(1, 1)).mean().backward()
+    return {name: weight.grad for name, weight in net.named_parameters()}
+
+
+@pytest.fixture
+def passes(monkeypatch) -> list:
+    """Grows by one with every block that is computed."""
+    seen, compute = [], Block._forward
+
+    def counted(self, *args):
+        seen.append(self)
+        return compute(self, *args)
+
+    monkeypatch.setattr(Block, "_forward", counted)
+    return seen
+
+
+@pytest.mark.parametrize("case", [*SCHEMES, "none-ssmax", "rope-window", "rope-self-extend", "fire-shared"])
+def test_recomputed_blocks_have_the_very_gradients(case, passes):
+    net, again = build(case).train(), build(case).train()
+    again.recompute_blocks()
+    for places in (Places.plain(T), packed(CUTS)):
+        want = gradients(net, places)
+        once = len(passes)
+        found = gradients(again, places)
+        assert len(passes) - once == 2 * once
+        assert all(found[name].equal(want[name]) for name in want)
+        passes.clear()
+    again.eval()
+    again(ids(B, T), Places.plain(T), targets=ids(B, T)).mean().backward()
+    assert len(passes) == len(again.layers)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo's own look
+def test_blocks_compiled_one_by_one_share_one_graph(case, recompute):
+    net, plain, counter = build(case).train(), build(case).train(), CompileCounter()
+    if recompute:
+        net.recompute_blocks()
+    net.compile(by_block=True, fullgraph=True, backend=counter)
+    for seed in range(3):
+        want = gradients(plain, Places.plain(T), seed)
+        for name, grad in gradients(net, Places.plain(T), seed).items():
+            torch.testing.assert_close(grad, want[name], rtol=0, atol=1e-9, msg=name)
+    assert counter.frame_count == 1, "the layers do not share their graph, or steps compile anew"
+
+
+def test_a_norm_takes_its_input_as_it_comes():
+    norm, x = Norm(6).bfloat16(), torch.randn(2, 3, 6)
+    norm.weight.data.copy_(torch.tensor([1, 2, 0.5, 1, 4, 1]))
+    want = torch.nn.functional.rms_norm(x, (6,), norm.weight.float(), norm.eps)
+    assert norm(x).dtype == torch.float32 and norm(x).equal(want)
