@@ -26,6 +26,7 @@ from training.console import Console, run_main
 from training.errors import TrainingError
 from training.exposure import make_batches, make_ledger, with_parents
 from training.files import read_json
+from training.gate import Gate
 from training.hardware import peak_flops, peak_memory, prepare_cpu
 from training.loop import Interrupts, Stepper, micro_batches, prefetched
 from training.monitor import validate, write_samples
@@ -47,6 +48,7 @@ from training.start import (
     sequences_at_once,
     show_forecast,
 )
+from training.watch import Watch
 
 
 def main() -> int:
@@ -104,7 +106,8 @@ def train(
     t, device, main_process = settings.training, parallel.device, parallel.main
     optimizer = make_optimizer(model, t.optimizer)
     found = find_checkpoint(folder, console)
-    start = restore(model, optimizer, found)["step"] if found else 0
+    state = restore(model, optimizer, found) if found else {"step": 0}
+    start: int = state["step"]
     stages = stages_of(settings)
     model.reposition(stage_after(stages, start).model)
     announce(settings, model, batches, folder, start, console)
@@ -112,7 +115,9 @@ def train(
         model.compile(dynamic=True)
     autocast = autocast_type(t.precision, device)
     wrapped = parallel.wrap(model)
-    train_step = Stepper(parallel, wrapped, optimizer, clip=t.clip, autocast=autocast)
+    gate = Gate(t.on_nonfinite, t.on_spike, device)
+    gate.load(state.get("gate", {}))
+    train_step = Stepper(parallel, wrapped, optimizer, clip=t.clip, autocast=autocast, gate=gate)
     recorder = Recorder(
         folder,
         settings,
@@ -140,7 +145,7 @@ def train(
     def save(done: int) -> None:
         if main_process:
             recorder.sync()
-            state = {"step": done, "tokens": settings.tokens_after(done)}
+            state = {"step": done, "tokens": settings.tokens_after(done), "gate": gate.state()}
             save_checkpoint(folder, done, model, optimizer, state, keep=t.checkpoint.keep)
             write_exposure(folder, with_parents(folder, ledger.upto(done)))
         parallel.wait()
@@ -151,24 +156,27 @@ def train(
 
     # On a GPU, outcomes are read one step late, so that the host never waits inside a step.
     leave = 1 if device.type == "cuda" else 0
-    with Interrupts() as interrupts, recorder:
+    watch = Watch(folder, parallel.rank, parallel.world, t.rank_timeout)
+    with Interrupts() as interrupts, recorder, watch:
         model.train()
         recorder.resume_clock()
         for step, batch in prefetched(fetch, start, settings.steps):
             stage = stage_of(stages, step)
             if stage.start == step > 0:
                 model.reposition(stage.model)
+                gate.begin_stage()
                 recorder.change(stage, model.flops_per_token(stage.length))
             rates = learning_rates(t, stage, step, settings.steps)
             set_learning_rates(optimizer, rates)
             parts = micro_batches(batch, sequences_at_once(settings, stage.length), stage.length, device)
-            outcome = train_step(parts, batch.n_targets, stop=interrupts.requested)
             done = step + 1
             about = {"tokens": settings.tokens_after(done), "targets": batch.n_targets}
-            recorder.step(done, outcome, rates, **about, epoch=batch.epoch, data=batch.hash)
             due = [t.validation.every, t.samples.every, t.checkpoint.every]
             is_due = done == settings.steps or any(every and done % every == 0 for every in due)
-            stop = recorder.read(leave=0 if is_due else leave)
+            with watch.step(done):
+                outcome = train_step(parts, batch.n_targets, leave=interrupts.status)
+                recorder.step(done, outcome, rates, **about, epoch=batch.epoch, data=batch.hash)
+                stop = recorder.read(leave=0 if is_due else leave)
             if is_due:
                 look(done)
             if stop or done == settings.steps or (t.checkpoint.every and done % t.checkpoint.every == 0):
@@ -179,7 +187,7 @@ def train(
                 console.say(
                     f"stopped by {name} after step {done}; saved. The same command goes on from here."
                 )
-                return interrupts.exit_code
+                return stop
         if start < settings.steps:
             recorder.write(settings.steps, "end", peak_memory_bytes=peak_memory(device))
     console.say(f"done: {folder} (peak memory {peak_memory(device) / 2**20:,.0f} MiB)")

@@ -7,13 +7,15 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from data import Batch
 from model import Places
-from training.errors import TrainingError
+from training.exits import INTERRUPTED, REQUEUE
+from training.gate import Gate, Verdict
 from training.optimizer import gated_step
 from training.parallel import Parallel
 
@@ -75,26 +77,41 @@ def prefetched(fetch: Callable[[int], Batch], start: int, stop: int) -> Iterator
             yield step, batch
 
 
+class Reading(NamedTuple):
+    """What one step did, on the host."""
+
+    loss: float
+    grad_norm: float
+    status: int  # exit status asked for by a signal to any rank; 0 where none came
+    reason: int  # why its update was not applied, 0 where it was: see gate.py
+    count: int  # steps of the run skipped for that reason so far
+    stopped: bool  # no update is applied any more
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What one step did; device scalars, so that asking for a step does not wait for it."""
 
     loss: Tensor  # mean NLL over all targets of the step, all ranks
     grad_norm: Tensor  # before clipping
-    stop: Tensor  # ranks that were asked to stop
+    leave: Tensor  # ranks that were asked to leave
+    requeue: Tensor  # those of them that are to come back
+    verdict: Verdict
 
-    def read(self) -> tuple[float, float, int]:
-        """(loss, gradient norm, stop requests) on the host; one transfer."""
-        loss, norm, stop = torch.stack([x.double() for x in (self.loss, self.grad_norm, self.stop)]).tolist()
-        return loss, norm, int(stop)
+    def read(self) -> Reading:
+        """On the host; one transfer."""
+        values = (self.loss, self.grad_norm, self.leave, self.requeue, *self.verdict)
+        loss, norm, leave, requeue, *verdict = torch.stack([x.double() for x in values]).tolist()
+        status = REQUEUE if requeue else INTERRUPTED if leave else 0
+        return Reading(loss, norm, status, int(verdict[0]), int(verdict[1]), bool(verdict[2]))
 
 
 class Stepper:
     """One optimizer step: forward and backward over micro-batches, clip, update.
 
     The loss is the sum of NLL over the step's targets divided by their global number, which every rank knows
-    from the sampler. A step whose loss or gradient is not finite changes no weight, on any rank, and neither
-    does any after it: the gate stays on the device, and the host reads it when it next looks.
+    from the sampler. The gate decides on the device whether the update is applied, on every rank alike; the
+    host reads what it decided when it next looks.
     """
 
     def __init__(
@@ -105,14 +122,16 @@ class Stepper:
         *,
         clip: float | None,
         autocast: torch.dtype | None,
+        gate: Gate,
     ):
         self.parallel, self.model, self.optimizer = parallel, model, optimizer
         self.clip, self.autocast = clip or float("inf"), autocast
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        self._broken = torch.zeros((), dtype=torch.bool, device=parallel.device)
+        self.gate = gate
 
-    def __call__(self, parts: list[MicroBatch], n_targets: int, stop: bool) -> Outcome:
-        """Train on this rank's micro-batches of one step with `n_targets` targets over all ranks."""
+    def __call__(self, parts: list[MicroBatch], n_targets: int, leave: int = 0) -> Outcome:
+        """Train on this rank's micro-batches of one step with `n_targets` targets over all ranks; `leave` is
+        the exit status this rank was asked to leave with."""
         device, world = self.parallel.device, self.parallel.world
         total = torch.zeros((), dtype=torch.float64, device=device)
         for i, part in enumerate(parts):
@@ -123,24 +142,30 @@ class Stepper:
                 # DDP averages gradients over ranks; times `world`, the average is the sum.
                 (nll.sum() * (world / n_targets)).backward()
             total += nll.detach().sum()
-        shared = self.parallel.sum(torch.stack([total, torch.full_like(total, float(stop))]))
+        asked = (torch.full_like(total, float(yes)) for yes in (leave > 0, leave == REQUEUE))
+        shared = self.parallel.sum(torch.stack([total, *asked]))
         loss = shared[0] / n_targets
         norm = self.parallel.clip(self._parameters, self.clip)
-        self._broken = self._broken | ~loss.isfinite() | ~norm.isfinite()
-        gated_step(self.optimizer, self._broken)
+        verdict = self.gate(loss, norm)
+        gated_step(self.optimizer, (verdict.reason > 0) | verdict.stopped)
         self.optimizer.zero_grad(set_to_none=True)
-        return Outcome(loss, norm, shared[1])
+        return Outcome(loss, norm, shared[1], shared[2], verdict)
 
 
 class Interrupts:
-    """Turns SIGINT and SIGTERM into a request, honoured after the step; a second one ends at once."""
+    """Turns signals into a request to save and leave, honoured after the step.
+
+    SIGINT (Ctrl-C) leaves for good, and a second one ends at once. SIGTERM and SIGUSR1, which schedulers send
+    ahead of taking the machine away, leave with the status that asks to be started again; they may come
+    several times, through the launcher and directly, and a repetition changes nothing.
+    """
 
     def __init__(self):
         self.received: signal.Signals | None = None
         self._before = {}
 
     def __enter__(self) -> "Interrupts":
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
             self._before[number] = signal.signal(number, self._note)
         return self
 
@@ -149,19 +174,18 @@ class Interrupts:
             signal.signal(number, handler)
 
     def _note(self, number: int, frame: object) -> None:
-        if self.received is not None:
+        if number == self.received == signal.SIGINT:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
-        self.received = signal.Signals(number)
+        if self.status != REQUEUE:
+            self.received = signal.Signals(number)
 
     @property
-    def requested(self) -> bool:
-        return self.received is not None
-
-    @property
-    def exit_code(self) -> int:
-        """128 + the signal, as a shell reports it."""
-        return 128 + (self.received or signal.SIGINT)
+    def status(self) -> int:
+        """The exit status asked for, 0 while no signal has come."""
+        if self.received is None:
+            return 0
+        return INTERRUPTED if self.received == signal.SIGINT else REQUEUE
 
 
 class Meter:
@@ -192,13 +216,3 @@ class Meter:
             self._rate = (here - self._tokens_after(self._seen)) / max(self._seconds, 1e-9)
             self._seen, self._seconds = self._done, 0.0
         return self._rate, (self._whole - here) / self._rate if self._rate else float("nan")
-
-
-def refuse_broken(step: int, loss: float, norm: float, folder: object) -> None:
-    """Raise for a loss or gradient that is not finite; the update of that step was not applied."""
-    if not (abs(loss) < float("inf") and abs(norm) < float("inf")):
-        raise TrainingError(
-            f"step {step}: the loss is {loss:g} and the gradient norm {norm:g}; it changed no weight and "
-            f"the last checkpoint in {folder} is good. Lower training.optimizer.lr or training.clip in a new "
-            "run, or look at the data of this step"
-        )

@@ -3,8 +3,9 @@
 from pathlib import Path
 
 from training.console import Console, duration
+from training.gate import REASONS, refuse_stopped
 from training.log import MetricsLog, Mirror
-from training.loop import Meter, Outcome, refuse_broken
+from training.loop import Meter, Outcome, Reading
 from training.settings import RunSettings
 from training.stages import Stage
 
@@ -56,26 +57,47 @@ class Recorder:
         self._unread.append((done, rates, values, outcome))
 
     def read(self, leave: int = 0) -> int:
-        """Read all outcomes but the latest `leave`; returns how many ranks were asked to stop.
+        """Read all outcomes but the latest `leave`; returns the exit status that a signal asked for, or 0.
 
         Raises:
-            TrainingError: the loss or gradient of a step was not finite.
+            TrainingError: a step was the one too many that could not be applied.
         """
-        stop = 0
+        status = 0
         while len(self._unread) > leave:
             done, rates, values, outcome = self._unread.pop(0)
-            loss, norm, requests = outcome.read()
-            stop = max(stop, requests)
+            found = outcome.read()
+            status = found.status or status
             self._meter.step()
             timing: dict = {}
             shown = done % self.settings.training.log_every == 0 or done == self.settings.steps
             if shown:
                 speed, left = self._meter.look()
                 timing = {"tokens_per_second": speed, "mfu": speed * self._flops_per_token / self._peak}
-                self._say(done, loss, rates["lr"], timing, left)
-            self.write(done, "train", loss=loss, grad_norm=norm, **rates, **values, **timing)
-            refuse_broken(done, loss, norm, self.folder)
-        return stop
+                self._say(done, found.loss, rates["lr"], timing, left)
+            skipped = {"skipped": REASONS[found.reason]} if found.reason else {}
+            self.write(
+                done,
+                "train",
+                loss=found.loss,
+                grad_norm=found.grad_norm,
+                **skipped,
+                **rates,
+                **values,
+                **timing,
+            )
+            if found.reason:
+                self._skip(done, found)
+        return status
+
+    def _skip(self, done: int, found: Reading) -> None:
+        """Say that a step was not applied; raise where that is one too many."""
+        if found.stopped:
+            refuse_stopped(done, found.loss, found.grad_norm, found.reason, found.count, self.folder)
+        if self._log:
+            self.console.warn(
+                f"step {done} is skipped, {REASONS[found.reason]}: loss {found.loss:g}, gradient norm "
+                f"{found.grad_norm:g}; number {found.count} of the run"
+            )
 
     def write(self, done: int, kind: str, **values: object) -> None:
         """One line of metrics."""

@@ -11,6 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from data.settings import DataSettings
 from data.windows import Plan, Portion
 from model.settings import ModelSettings
+from training.fault_settings import NonFiniteSettings, SpikeSettings, StopOnNonFinite
 from training.optimizer_settings import (
     AdamWSettings,
     CosineSchedule,
@@ -95,6 +96,14 @@ class TrainingSettings(Settings):
     clip: float | None = Field(
         default=1.0, gt=0, description="largest norm of the whole gradient; null: no clipping"
     )
+    on_nonfinite: NonFiniteSettings = _free(
+        StopOnNonFinite(), "what to do where the loss or the gradient of a step is not finite"
+    )
+    on_spike: SpikeSettings | None = Field(
+        default=None,
+        description="skip steps whose loss leaps above those before; null: apply them",
+        json_schema_extra={"counts_if_given": True},
+    )
     precision: Literal["auto", "float32", "bfloat16", "float64"] = Field(
         default="auto", description="auto: bfloat16 autocast on a GPU that has it, float32 elsewhere"
     )
@@ -103,6 +112,12 @@ class TrainingSettings(Settings):
         default_factory=ParallelSettings,
         description="how processes share the run",
         json_schema_extra={"may_change": True},
+    )
+    rank_timeout: float = _free(
+        1800.0,
+        "seconds after which a process that others wait for is given up for lost and all leave; longer than "
+        "the slowest step, compiling included",
+        gt=0,
     )
     threads: int | None = _free(None, "CPU threads; null: as torch decides", ge=1)
     log_every: int = _free(

@@ -21,7 +21,10 @@ from evaluation import EvaluationError
 from model import ModelSettings, Places, Transformer
 from tests.train.conftest import command, environment, run
 from training import TrainingError
+from training.exits import INTERRUPTED, REQUEUE
 from training.exposure import exposure_of
+from training.fault_settings import StopOnNonFinite
+from training.gate import Gate
 from training.log import read_metrics
 from training.loop import MicroBatch, Stepper
 from training.optimizer import make_optimizer
@@ -116,8 +119,11 @@ def test_killed_runs_end_bit_for_bit_as_one_that_was_not(words, tmp_path, monkey
     assert exposure_of(whole, 40).positions.tolist() == [40 * 8] * 24
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signal_saves_and_leaves(words, tmp_path, monkeypatch, number):
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [(signal.SIGINT, INTERRUPTED), (signal.SIGTERM, REQUEUE), (signal.SIGUSR1, REQUEUE)],
+)
+def test_signal_saves_and_leaves(words, tmp_path, monkeypatch, number, status):
     words = [*words, "training.tokens=15360"]
     whole, folder = tmp_path / "whole", tmp_path / "stopped"
     assert here(monkeypatch, *words, "--folder", str(whole)) == 0
@@ -132,7 +138,7 @@ def test_signal_saves_and_leaves(words, tmp_path, monkeypatch, number):
             time.sleep(0.01)
         process.send_signal(number)
         _, text = process.communicate(timeout=60)
-    assert process.returncode == 128 + number, text
+    assert process.returncode == status, text
     assert f"stopped by {number.name} after step" in text and "goes on from here" in text
     assert list((folder / "checkpoints").glob("step-*"))
     again = run(*words, "--folder", str(folder), cwd=tmp_path)
@@ -246,18 +252,20 @@ def test_gate_keeps_weights_and_moments_from_the_first_bad_step_on():
     settings = ModelSettings(dim=24, layers=1, heads=3)
     model = Transformer(settings, 11, 7).initialise(0)
     optimizer = make_optimizer(model, AdamWSettings(lr=0.1))
-    step = Stepper(Parallel(TrainingSettings()), model, optimizer, clip=1.0, autocast=None)
+    gate = Gate(StopOnNonFinite(), None, "cpu")
+    step = Stepper(Parallel(TrainingSettings()), model, optimizer, clip=1.0, autocast=None, gate=gate)
     tokens = torch.arange(10).reshape(2, 5)
     good = [MicroBatch(tokens, tokens + 1, Places.plain(5))]
-    step(good, 10, stop=False)
+    step(good, 10)
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
     moments = [value.clone() for entry in optimizer.state.values() for value in entry.values()]
     hook = model.norm.register_full_backward_hook(lambda m, i, o: (i[0] * float("nan"),))
-    bad = step(good, 10, stop=False)
+    bad = step(good, 10)
     hook.remove()
     assert bad.loss.isfinite() and bad.grad_norm.isnan()
-    after = step(good, 10, stop=True)
-    assert after.grad_norm.isfinite() and after.read()[2] == 1
+    assert bad.read().stopped
+    after = step(good, 10, leave=INTERRUPTED)
+    assert after.grad_norm.isfinite() and after.read().status == INTERRUPTED
     assert all(weight.equal(before[name]) for name, weight in model.state_dict().items())
     now = [value for entry in optimizer.state.values() for value in entry.values()]
     assert all(a.equal(b) for a, b in zip(now, moments, strict=True))

@@ -1,0 +1,166 @@
+"""Pairs of processes to which things happen: forks of one that has paid for the imports, joined by gloo.
+
+python -m tests.train.ranks FOLDER WORD...      runs every scenario below and writes FOLDER/results.json
+"""
+
+import hashlib
+import json
+import os
+import runpy
+import signal
+import socket
+import sys
+import time
+import traceback
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+
+import train
+from training import loop
+
+ROOT = Path(__file__).resolve().parents[2]
+TIMEOUT = 3.0  # training.rank_timeout
+ENDLESS = ["training.tokens=1000000000", "training.checkpoint.every=1", "training.validation.every=null"]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def start(folder: Path, words: list[str], rank: int, port: int, before=None) -> int:
+    """One rank of two in a fork, its output in `<folder>.<rank>.log`; the fork's number."""
+    child = os.fork()
+    if child:
+        return child
+    status = 1
+    try:
+        log = os.open(f"{folder}.{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "ACCELERATE_USE_CPU": "true"}
+        if before is not None:
+            before(folder, rank)
+        sys.argv = ["train.py", *words, f"training.rank_timeout={TIMEOUT}", "--folder", str(folder)]
+        runpy.run_path(str(ROOT / "train.py"), run_name="__main__")
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def steps_of(folder: Path) -> int:
+    file = folder / "metrics.jsonl"
+    return file.read_bytes().count(b'"kind": "train"') if file.exists() else 0
+
+
+def wait_for(condition, seconds: float = 120.0) -> float:
+    """Seconds until the condition holds; raises after too many."""
+    begun = time.monotonic()
+    while not condition():
+        if time.monotonic() - begun > seconds:
+            raise TimeoutError
+        time.sleep(0.01)
+    return time.monotonic() - begun
+
+
+def ended(child: int) -> int | None:
+    pid, status = os.waitpid(child, os.WNOHANG)
+    return os.waitstatus_to_exitcode(status) if pid else None
+
+
+class Pair:
+    """Two ranks of one run."""
+
+    def __init__(self, folder: Path, words: list[str], before=None):
+        self.folder, port = folder, free_port()
+        self.children = [start(folder, words, rank, port, before) for rank in (0, 1)]
+        self.statuses: list[int | None] = [None, None]
+
+    def poll(self, *ranks: int) -> bool:
+        for rank in ranks:
+            if self.statuses[rank] is None:
+                self.statuses[rank] = ended(self.children[rank])
+        return all(self.statuses[rank] is not None for rank in ranks)
+
+    def told(self) -> dict:
+        logs = [Path(f"{self.folder}.{rank}.log").read_text(encoding="utf-8") for rank in (0, 1)]
+        return {"statuses": self.statuses, "logs": logs, "steps": steps_of(self.folder)}
+
+
+def poison(folder: Path, rank: int) -> None:
+    """At step 3 one gradient of rank 1 is NaN, at step 5 its loss is infinite; weights leave as a digest."""
+    real, count = loop.Stepper.__call__, 0
+
+    def call(self, parts, n_targets, **more):
+        nonlocal count
+        count += 1
+        weight, handle = self._parameters[0], None
+        model = self.model
+        if rank == 1 and count == 3:
+            handle = weight.register_hook(lambda grad: grad * float("nan"))
+        if rank == 1 and count == 5:
+            self.model = lambda *places: model(*places) * float("inf")
+            self.model.no_sync = model.no_sync
+        outcome = real(self, parts, n_targets, **more)
+        self.model = model
+        if handle is not None:
+            handle.remove()
+        digest = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in self._parameters)).hexdigest()
+        with open(f"{folder}.{rank}.weights", "a", encoding="ascii") as file:
+            file.write(digest + "\n")
+        return outcome
+
+    loop.Stepper.__call__ = call
+
+
+def lost(folder: Path, words: list[str], number: signal.Signals) -> dict:
+    """A signal no process can catch hits rank 1; how long rank 0 takes to leave."""
+    pair = Pair(folder, [*words, *ENDLESS])
+    wait_for(lambda: steps_of(folder) >= 3 or pair.poll(0))
+    os.kill(pair.children[1], number)
+    took = wait_for(lambda: pair.poll(0))
+    with suppress(ProcessLookupError):
+        os.kill(pair.children[1], signal.SIGKILL)
+    wait_for(lambda: pair.poll(1))
+    return pair.told() | {"seconds": took}
+
+
+def signalled(folder: Path, words: list[str]) -> dict:
+    """SIGUSR1 and then SIGTERM, to rank 1 alone; no checkpoint but that of the signal."""
+    pair = Pair(folder, [*words, *ENDLESS, "training.checkpoint.every=null"])
+    wait_for(lambda: steps_of(folder) >= 3 or pair.poll(0))
+    os.kill(pair.children[1], signal.SIGUSR1)
+    os.kill(pair.children[1], signal.SIGTERM)
+    wait_for(lambda: pair.poll(0, 1))
+    return pair.told()
+
+
+def poisoned(folder: Path, words: list[str]) -> dict:
+    pair = Pair(folder, [*words, "training.on_nonfinite={name: skip, limit: 2}"], poison)
+    wait_for(lambda: pair.poll(0, 1))
+    weights = [Path(f"{folder}.{rank}.weights").read_text(encoding="ascii").split() for rank in (0, 1)]
+    return pair.told() | {"weights": weights}
+
+
+def main() -> None:
+    assert torch.get_num_threads() and train.main  # imported here, so that no fork has to
+    folder, words = Path(sys.argv[1]), sys.argv[2:]
+    results = {
+        "poisoned": poisoned(folder / "poisoned", words),
+        "signalled": signalled(folder / "signalled", words),
+        "killed": lost(folder / "killed", words, signal.SIGKILL),
+        "stopped": lost(folder / "stopped", words, signal.SIGSTOP),
+    }
+    (folder / "results.json").write_text(json.dumps(results), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

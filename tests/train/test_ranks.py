@@ -1,0 +1,75 @@
+"""Two processes of a run of which one is killed, hangs, is signalled, or computes what is not finite."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import train
+from tests.train.conftest import ROOT, environment
+from tests.train.ranks import TIMEOUT
+from training.branch import read_run_settings
+from training.checkpoint import steps_of
+from training.console import Console
+from training.exits import RANK_LOST, REQUEUE
+from training.log import read_metrics
+
+WORDS = [
+    *("train_length=24", "model.dim=32", "model.layers=2", "model.heads=4", "model.groups=2"),
+    *("data.source.name=files", "data.tokenizer.name=bytes", "data.valid_fraction=0.2"),
+    *("training.tokens=1536", "training.batch_size=8", "training.checkpoint.every=3"),
+    *("training.validation={every: null, spans: 4, targets: 8}", "training.samples.prompts=[]"),
+]
+
+
+@pytest.fixture(scope="module")
+def told(corpus, prepared_root, tmp_path_factory) -> tuple[Path, dict]:
+    folder = tmp_path_factory.mktemp("ranks")
+    words = [*WORDS, f"data.source.path={corpus}", f"data.root={prepared_root}"]
+    train.prepare(read_run_settings(words)[0].data, Console(quiet=True))
+    line = [sys.executable, "-m", "tests.train.ranks", str(folder), *words]
+    done = subprocess.run(line, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stderr
+    return folder, json.loads((folder / "results.json").read_text())
+
+
+def lines(folder: Path) -> list[dict]:
+    return read_metrics(folder / "metrics.jsonl", "train")
+
+
+def test_what_is_not_finite_on_one_rank_is_applied_on_none(told):
+    folder, found = told[0], told[1]["poisoned"]
+    assert found["statuses"] == [0, 0], found["logs"]
+    zero, one = found["weights"]
+    assert zero == one and len(zero) == 8  # after every step
+    assert zero[2] == zero[1] and zero[4] == zero[3] and len(set(zero)) == 6
+    skipped = {line["step"]: line["skipped"] for line in lines(folder / "poisoned") if "skipped" in line}
+    assert skipped == {3: "not finite", 5: "not finite"}
+    third, fifth = lines(folder / "poisoned")[2], lines(folder / "poisoned")[4]
+    assert isinstance(third["loss"], float) and third["grad_norm"] == "nan" and fifth["loss"] == "inf"
+    assert "step 3 is skipped, not finite" in found["logs"][0] and "number 2 of the run" in found["logs"][0]
+
+
+def test_a_signal_to_one_rank_saves_and_all_leave_to_be_started_again(told):
+    folder, found = told[0], told[1]["signalled"]
+    assert found["statuses"] == [REQUEUE, REQUEUE], found["logs"]
+    assert "stopped by" in found["logs"][0] and "goes on from here" in found["logs"][0]
+    assert steps_of(folder / "signalled") == [lines(folder / "signalled")[-1]["step"]]  # nothing is lost
+
+
+@pytest.mark.parametrize(("name", "number"), [("killed", signal.SIGKILL), ("stopped", signal.SIGSTOP)])
+def test_a_lost_rank_is_noticed_in_time_and_only_the_steps_since_the_checkpoint_are_lost(told, name, number):
+    folder, found = told[0], told[1][name]
+    assert found["statuses"] == [RANK_LOST, -signal.SIGKILL], found["logs"]
+    text = found["logs"][0]
+    assert "error: (process 0) " in text and "goes on from the last checkpoint" in text
+    if number == signal.SIGSTOP:
+        assert "another process is dead or hangs" in text or "process 1 gave no sign for 3 s" in text
+        assert TIMEOUT / 2 < found["seconds"] < TIMEOUT + 10
+    else:
+        assert "another process is gone" in text and found["seconds"] < TIMEOUT + 4
+    # A checkpoint was due after every step: at most the one under way is lost.
+    assert lines(folder / name)[-1]["step"] - steps_of(folder / name)[-1] <= 1

@@ -1,0 +1,106 @@
+"""Which updates are applied: worked by hand, on the host, and again after a resume."""
+
+import json
+import math
+
+import pytest
+import torch
+
+from training.errors import TrainingError
+from training.fault_settings import SkipNonFinite, SpikeSettings, StopOnNonFinite
+from training.gate import NOT_FINITE, SPIKE, Gate, refuse_stopped
+
+NAN = math.nan
+
+
+def judged(gate, losses, norms=None):
+    """(reason, count, stopped) of each step."""
+    found = []
+    for loss, norm in zip(losses, norms or [1.0] * len(losses), strict=True):
+        verdict = gate(torch.tensor(loss, dtype=torch.float64), torch.tensor(norm))
+        found.append((int(verdict.reason), int(verdict.count), bool(verdict.stopped)))
+    return found
+
+
+@pytest.mark.parametrize("broken", [NAN, math.inf, -math.inf])
+def test_stop_holds_everything_back_from_the_first_broken_step_on(broken):
+    gate = Gate(StopOnNonFinite(), None, "cpu")
+    assert judged(gate, [2.0, broken, 2.0]) == [(0, 0, False), (NOT_FINITE, 1, True), (0, 0, True)]
+    gate = Gate(StopOnNonFinite(), None, "cpu")
+    assert judged(gate, [2.0, 2.0], [1.0, broken])[1] == (NOT_FINITE, 1, True)
+
+
+def test_skip_goes_on_until_the_limit_is_passed_and_counts_across_a_resume():
+    gate = Gate(SkipNonFinite(limit=2), None, "cpu")
+    assert judged(gate, [NAN, 2.0, NAN, 2.0]) == [
+        (NOT_FINITE, 1, False), (0, 0, False), (NOT_FINITE, 2, False), (0, 0, False),
+    ]  # fmt: skip
+    resumed = Gate(SkipNonFinite(limit=2), None, "cpu")
+    resumed.load(json.loads(json.dumps(gate.state())))
+    for one in (gate, resumed):
+        assert judged(one, [2.0, NAN, 1.0]) == [(0, 0, False), (NOT_FINITE, 3, True), (0, 0, True)]
+    raised = Gate(SkipNonFinite(limit=3), None, "cpu")
+    raised.load({"skipped": {"not finite": 2, "spike": 0}})
+    assert judged(raised, [NAN]) == [(NOT_FINITE, 3, False)]
+
+
+def test_a_spike_by_hand():
+    """Of 1, 3, 1, 3 the mean is 2 and the deviation 1: with 2 sigmas, 4.01 is a spike and 3.99 none."""
+    settings = SpikeSettings(sigmas=2, window=4, limit=5)
+    for loss, reason in ((4.01, SPIKE), (3.99, 0), (-50.0, 0)):
+        gate = Gate(StopOnNonFinite(), settings, "cpu")
+        assert judged(gate, [1.0, 3.0, 1.0, 3.0, loss])[-1][0] == reason
+    # A spike is not remembered, an applied step takes the place of the oldest.
+    gate = Gate(StopOnNonFinite(), settings, "cpu")
+    judged(gate, [1.0, 3.0, 1.0, 3.0, 99.0])
+    assert sorted(gate.state()["losses"]) == [1.0, 1.0, 3.0, 3.0]
+    judged(gate, [2.0])
+    assert gate.state()["losses"] == [2.0, 3.0, 1.0, 3.0] and gate.state()["applied"] == 5
+    assert gate.state()["skipped"] == {"not finite": 0, "spike": 1}
+
+
+def test_nothing_is_a_spike_before_the_window_is_full_nor_after_a_new_stage():
+    gate = Gate(StopOnNonFinite(), SpikeSettings(sigmas=1, window=3), "cpu")
+    assert [reason for reason, *_ in judged(gate, [1.0, 9.0, 99.0, 9.0])] == [0, 0, 0, 0]
+    assert judged(gate, [1e4])[0][0] == SPIKE
+    gate.begin_stage()
+    assert [reason for reason, *_ in judged(gate, [1e4, 1e5, 1e6])] == [0, 0, 0]
+
+
+def test_too_many_spikes_end_the_run_and_a_broken_step_is_no_spike():
+    gate = Gate(SkipNonFinite(), SpikeSettings(sigmas=1, window=2, limit=1), "cpu")
+    assert judged(gate, [1.0, 2.0, 50.0, NAN, 60.0])[2:] == [
+        (SPIKE, 1, False), (NOT_FINITE, 1, False), (SPIKE, 2, True),
+    ]  # fmt: skip
+
+
+def test_a_resumed_gate_judges_to_the_bit_as_one_that_was_not_cut():
+    generator = torch.Generator().manual_seed(0)
+    losses = (torch.randn(400, generator=generator, dtype=torch.float64).exp() / 3).tolist()
+    settings = SpikeSettings(sigmas=3, window=20, limit=400)
+    whole = Gate(StopOnNonFinite(), settings, "cpu")
+    expected = judged(whole, losses)
+    assert 5 < sum(reason == SPIKE for reason, *_ in expected) < 100
+    gate, found = Gate(StopOnNonFinite(), settings, "cpu"), []
+    for start in range(0, 400, 7):
+        saved = json.dumps(gate.state())
+        gate = Gate(StopOnNonFinite(), settings, "cpu")
+        gate.load(json.loads(saved))
+        found += judged(gate, losses[start : start + 7])
+    assert found == expected and gate.state() == whole.state()
+
+
+def test_at_its_defaults_it_adds_nothing_to_a_checkpoint():
+    gate = Gate(StopOnNonFinite(), None, "cpu")
+    judged(gate, [1.0, 2.0])
+    assert gate.state() == {}
+
+
+def test_what_ends_a_run_says_how_to_go_on():
+    for reason, count, said in (
+        (NOT_FINITE, 1, r"training.on_nonfinite.name=skip"),
+        (NOT_FINITE, 4, r"number 4 of the run and more than training.on_nonfinite.limit.*raise that limit"),
+        (SPIKE, 3, r"spike number 3 of the run and more than training.on_spike.limit"),
+    ):
+        with pytest.raises(TrainingError, match=f"step 7: the loss is nan .*{said}"):
+            refuse_stopped(7, NAN, 2.0, reason, count, "runs/x")

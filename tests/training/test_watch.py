@@ -1,0 +1,62 @@
+"""Time that counts, and time that does not. Processes that are really lost: tests/train/test_ranks.py."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch.distributed as dist
+
+from training import watch as module
+from training.watch import Stopwatch, Watch, is_broken_link
+
+
+def test_a_jump_of_the_clock_counts_as_one_look():
+    """A machine that slept for a day, or a clock set back, has seen nothing happen."""
+    clock = SimpleNamespace(now=100.0)
+    watch = Stopwatch(lambda: clock.now, interval=1.0)
+    assert watch.seconds("a") == 0
+    for jump, expected in ((1.0, 1.0), (1.0, 2.0), (86_400.0, 4.0), (-5_000.0, 4.0), (1.0, 5.0)):
+        clock.now += jump
+        assert watch.seconds("a") == expected
+    clock.now += 1
+    assert watch.seconds("b") == 0
+
+
+def test_a_process_alone_is_not_watched(tmp_path):
+    with Watch(tmp_path, 0, 1, 1e-9) as watch, watch.step(1):
+        pass
+    assert not list(tmp_path.iterdir())
+
+
+def test_slow_steps_one_after_the_other_are_not_one_slow_step(tmp_path, monkeypatch):
+    left = []
+    monkeypatch.setattr(Watch, "_leave", lambda self, text: left.append(text))
+    with Watch(tmp_path, 1, 2, 0.2) as watch:
+        for number in range(4):
+            with watch.step(number):
+                watch._done.wait(0.1)
+        assert left == []
+        with watch.step(9):
+            watch._done.wait(0.6)
+    assert left and left[0] == "step 9 has not ended for 0.2 s: another process is dead or hangs"
+
+
+@pytest.mark.parametrize(("rank", "peer"), [(1, 0), (0, 1)])
+def test_others_may_take_their_time_as_long_as_they_beat(tmp_path, monkeypatch, rank, peer):
+    left = []
+    monkeypatch.setattr(Watch, "_leave", lambda self, text: left.append(text))
+    other = Watch(tmp_path, peer, 2, 0.2)
+    with Watch(tmp_path, rank, 2, 0.2) as watch:
+        with other:
+            watch._done.wait(0.6)
+        watch._done.wait(0.6)  # it has ended as it should
+        assert left == []
+        (tmp_path / module._BEATS / str(peer)).write_text("1 7")  # of one that was killed
+        watch._done.wait(0.6)
+    assert left and left[0] == f"process {peer} gave no sign for 0.2 s: it is dead or hangs"
+    assert not list((tmp_path / module._BEATS).glob(str(rank)))
+
+
+def test_what_is_a_broken_link_and_what_is_not():
+    assert is_broken_link(dist.DistNetworkError("reset"))
+    assert is_broken_link(RuntimeError("[gloo/transport/tcp/pair.cc:1] Connection closed by peer"))
+    assert not is_broken_link(RuntimeError("CUDA out of memory")) and not is_broken_link(ValueError("gloo"))
