@@ -106,7 +106,7 @@ def train(
     t, device, main_process = settings.training, parallel.device, parallel.main
     optimizer = make_optimizer(model, t.optimizer)
     found = find_checkpoint(folder, console)
-    state = restore(model, optimizer, found) if found else {"step": 0}
+    state: dict = restore(model, optimizer, found) if found else {"step": 0}
     start: int = state["step"]
     stages = stages_of(settings)
     model.reposition(stage_after(stages, start).model)
