@@ -330,7 +330,9 @@ def open_stores(settings: EvaluationSettings | DiagnosticSettings, run: Path, to
     folder = settings.store or about.get("data")
     if folder is None:
         raise EvaluationError(f"{run} does not say which data it was trained on; give store=FOLDER")
-    earlier = [parent.get("data") for parent in about.get("lineage", [])]
+    trained = [about, *about.get("lineage", [])]
+    earlier = [parent.get("data") for parent in trained[1:]]
+    earlier += [folder for one in trained for folder in one.get("mixture", ())]
     return Stores.open(folder, settings.split, tokenizer, about.get("data"), earlier)
 
 

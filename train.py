@@ -73,7 +73,7 @@ def main() -> int:
         is_alone = settings.parent is not None and parent is None
         prepared = text_of(folder) if is_alone else prepare(settings.data, console)
         if parallel.main:
-            for store in (prepared.train, prepared.valid):
+            for store in (prepared.valid, *(text.train for text in prepared.texts)):
                 store.verify()
     if parent is not None:
         check_text(settings, prepared, parent.about["tokenizer_hash"])
@@ -171,6 +171,7 @@ def train(
             parts = micro_batches(batch, sequences_at_once(settings, stage.length), stage.length, device)
             done = step + 1
             about = {"tokens": settings.tokens_after(done), "targets": batch.n_targets}
+            about |= {"passes": batch.passes} if batch.passes else {}
             due = [t.validation.every, t.samples.every, t.checkpoint.every]
             is_due = done == settings.steps or any(every and done % every == 0 for every in due)
             with watch.step(done):
@@ -191,6 +192,9 @@ def train(
         if start < settings.steps:
             recorder.write(settings.steps, "end", peak_memory_bytes=peak_memory(device))
     console.say(f"done: {folder} (peak memory {peak_memory(device) / 2**20:,.0f} MiB)")
+    if len(batches.texts) > 1:
+        passes = batches.passes_by_label(settings.steps).items()
+        console.say(f"gone through: {', '.join(f'{label} {n:.2f} times' for label, n in passes)}")
     if words := [word for stage in stages for word in stage.words]:
         console.say(f"evaluated and continued under the changes: {', '.join(words)}")
     console.say(f"next: python evaluate.py {folder}   or   python generate.py {folder} --prompt 'def '")

@@ -2,14 +2,14 @@
 
 An epoch's documents are permuted and laid end to end; the line is cut in windows of T inputs (a window's last
 target is the next window's first input); the windows are permuted too. Where T changes on the way, or
-several texts are mixed, data/windows.py and data/mixture.py say which windows are whose. Neither live random
+several texts are mixed, data/windows.py and data/pattern.py say which windows are whose. Neither live random
 state nor the number of ranks enters, so a run can be resumed, or shared among more processes, at any step.
 """
 
 import hashlib
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import lru_cache
 from typing import NamedTuple
@@ -19,7 +19,7 @@ import torch
 
 from data.draws import permuted
 from data.errors import DataError
-from data.mixture import Pattern
+from data.pattern import Pattern
 from data.positions import PACKINGS, place
 from data.settings import PlainPositions
 from data.store import Store
@@ -42,8 +42,9 @@ class Batch:
     reach: int  # 1 + largest position, rounded up
     unit_steps: bool  # positions of neighbours in one document differ by one
     n_targets: int  # counted targets of the whole step, over all ranks
-    epoch: int  # of the step's first window
+    epoch: int  # of the step's first window, in its text
     hash: str  # 16 hex digits of the whole step's tokens and targets; "" on ranks other than 0
+    passes: dict[str, float] = field(default_factory=dict)  # `Batches.passes` after it; of mixtures alone
 
 
 class Text(NamedTuple):
@@ -169,6 +170,11 @@ class Batches:
                 seen[source] += share.length * (high - low)
         return [n / (text.store.n_tokens - 1) for n, text in zip(seen, self.texts, strict=True)]
 
+    def passes_by_label(self, done: int) -> dict[str, float]:
+        """`passes` with the label of each text."""
+        labels = [text.label for text in self.texts]
+        return {label: round(n, 6) for label, n in zip(labels, self.passes(done), strict=True)}
+
     def windows(self, start: int, stop: int) -> Iterator[Windows]:
         """The samples of steps `start` ... `stop` − 1 in order, portion by portion."""
         for share in self.plan.shares(start, stop):
@@ -229,6 +235,7 @@ class Batches:
             unit_steps=placed.unit_steps,
             n_targets=self._count_targets(places, windows.length),
             epoch=int(windows.epoch[0]),
+            passes=self.passes_by_label(step + 1) if len(self.texts) > 1 else {},
             hash=digest,
         )
 

@@ -9,9 +9,9 @@ import fcntl
 import hashlib
 import shutil
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,25 +23,43 @@ from data.duplicates import save_index, shingles
 from data.errors import DataError
 from data.files import canonical, read_json, write_json
 from data.pool import run_chunks
-from data.settings import DataSettings, SentencePieceSettings
+from data.settings import DataSettings, MixedSettings, SentencePieceSettings
 from data.sources import Source, open_source
 from data.spool import Spool, fill
 from data.store import FORMAT, Store, mend, token_dtype, write_manifest
 from data.summary import show, split_summary
+from data.text_settings import PreparedSource
 from data.tokenizer import ByteTokenizer, Tokenizer, load_sentencepiece, load_tokenizer
 from data.tokenizer_training import train_sentencepiece
 
 # Settings that change how prepared text is used or where it lies, not what it holds.
-BESIDE = {"root", "label", "packing", "positions"}
+BESIDE = {"root", "label", "packing", "positions", "mixture"}
 PIECE = 64 << 10  # characters of text the tokenizer's sample is drawn in
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A finished preparation; `summary` is what the tables showed."""
+    """A finished preparation; `summary` is what the tables showed; `others`: further texts of a mixture."""
 
     folder: Path
     summary: dict[str, Any]
+    others: tuple["Prepared", ...] = ()
+
+    @property
+    def texts(self) -> tuple["Prepared", ...]:
+        """All texts that are trained on; held-out text and tokenizer are those of the first."""
+        return (self, *self.others)
+
+    @property
+    def hash(self) -> str:
+        """Of all training text."""
+        hashes = [text.train.hash for text in self.texts]
+        return hashes[0] if len(hashes) == 1 else hashlib.sha256(canonical(hashes)).hexdigest()
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest document that is trained on."""
+        return max(int(text.train.lengths.max(initial=0)) for text in self.texts)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -56,9 +74,25 @@ class Prepared:
         return Store(self.folder / "valid")
 
 
-def open_prepared(folder: Path | str) -> Prepared:
-    """What `prepare` finished in `folder`; shards are checked for presence and size here."""
-    folder = Path(folder)
+def open_prepared(folder: Path | str, others: Sequence[Path | str] = ()) -> Prepared:
+    """What `prepare` finished in `folder`, with further texts of a mixture; shards are checked for presence
+    and size here."""
+    return mix(_open(Path(folder)), [_open(Path(other)) for other in others])
+
+
+def mix(first: Prepared, others: Sequence[Prepared]) -> Prepared:
+    """One text with others beside it. Raises DataError where their tokens do not mean the same."""
+    for other in others:
+        if other.tokenizer.hash != first.tokenizer.hash:
+            raise DataError(
+                f"{other.folder} cannot be mixed with {first.folder}: it was made with another tokenizer "
+                f"({other.tokenizer.hash[:12]}, not {first.tokenizer.hash[:12]}) and its tokens mean other "
+                f"text; prepare it with data.tokenizer.model={first.folder / 'tokenizer' / 'tokenizer.model'}"
+            )
+    return replace(first, others=tuple(others))
+
+
+def _open(folder: Path) -> Prepared:
     path = folder / "prepared.json"
     if not path.is_file():
         raise DataError(f"{folder} holds no finished preparation (no prepared.json); run scripts/prepare.py")
@@ -92,21 +126,48 @@ def prepared_folder(settings: DataSettings) -> Path:
 
 
 def prepare(settings: DataSettings, console: Any = None, workers: int | None = None) -> Prepared:
-    """Prepare text and tokenizer, or open what an earlier call finished.
+    """Prepare texts and tokenizer, or open what an earlier call finished.
 
     workers: processes that tokenise; as many as there are cores if None. Raises DataError for text, tokenizer
     or folder the user must mend, OSError for a full or read-only disk.
     """
     console = console or Silent()
+    first, others = _prepare_one(settings, console, workers), []
+    for mixed in settings.mixture:
+        if mixed.prepared is not None:
+            others.append(open_prepared(Path(mixed.prepared).expanduser()))
+        else:
+            others.append(_prepare_one(_beside(settings, mixed, first), console, workers))
+    return mix(first, others)
+
+
+def _beside(settings: DataSettings, mixed: MixedSettings, first: Prepared) -> DataSettings:
+    """How a further text is prepared: all of it is trained on but copies of the first one's held-out text."""
+    model = first.folder / "tokenizer" / "tokenizer.model"
+    held = PreparedSource(path=str(first.folder), split="valid") if first.valid.n_documents else None
+    is_trained = isinstance(settings.tokenizer, SentencePieceSettings)
+    more = {
+        "source": mixed.source,
+        "max_bytes": mixed.max_bytes,
+        "valid_source": held,
+        "valid_fraction": 0.0,
+        "tokenizer": SentencePieceSettings(model=str(model)) if is_trained else settings.tokenizer,
+        "label": None,
+        "mixture": [],
+    }
+    return settings.model_copy(update=more)
+
+
+def _prepare_one(settings: DataSettings, console: Any, workers: int | None) -> Prepared:
     folder = prepared_folder(settings)
     if not (folder / "prepared.json").is_file():
         with _alone(folder, console):
             if not (folder / "prepared.json").is_file():  # another process may have finished it meanwhile
                 console.say(f"preparing {folder}")
-                summary = _prepare(settings, folder, console, workers)
+                summary = _make(settings, folder, console, workers)
                 show(summary, console)
     shutil.rmtree(folder / "work", ignore_errors=True)  # a crash may have come before this
-    return open_prepared(folder)
+    return _open(folder)
 
 
 @contextmanager
@@ -122,7 +183,7 @@ def _alone(folder: Path, console: Any) -> Iterator[None]:
         yield
 
 
-def _prepare(settings: DataSettings, folder: Path, console: Any, workers: int | None) -> dict[str, Any]:
+def _make(settings: DataSettings, folder: Path, console: Any, workers: int | None) -> dict[str, Any]:
     work = folder / "work"
     spools = _read(settings, work, console)
     masks = _split(settings, spools)

@@ -1,15 +1,24 @@
 """Every setting of the text, its tokenizer and its batches."""
 
 import math
+from fractions import Fraction
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from data.tasks.settings import TaskSource
-from data.text_settings import FilesSource, FillerSource, HubSource, Settings, StdlibSource
+from data.text_settings import (
+    FilesSource,
+    FillerSource,
+    HubSource,
+    PreparedSource,
+    Settings,
+    StdlibSource,
+)
 
 SourceSettings = Annotated[
-    StdlibSource | FillerSource | FilesSource | HubSource | TaskSource, Field(discriminator="name")
+    StdlibSource | FillerSource | FilesSource | HubSource | PreparedSource | TaskSource,
+    Field(discriminator="name"),
 ]
 
 
@@ -153,6 +162,30 @@ PositionsSettings = Annotated[
 ]
 
 
+class MixedSettings(Settings):
+    """A further text of a mixture: `source`, prepared with the tokenizer of data.source and without copies of
+    its held-out text, or a folder prepared before."""
+
+    share: float = Field(gt=0, lt=1, description="share of the training tokens, with four decimals at most")
+    source: SourceSettings | None = Field(None, description="where the text comes from")
+    prepared: str | None = Field(
+        None, description="or a folder of scripts/prepare.py, made with the same tokenizer"
+    )
+    max_bytes: int | None = Field(
+        None, ge=1, description="stop reading the source after this much text, in bytes"
+    )
+
+    @model_validator(mode="after")
+    def _one_text(self):
+        if (self.source is None) == (self.prepared is None):
+            raise ValueError("a text of data.mixture has either a source or a prepared folder")
+        if self.prepared is not None and self.max_bytes is not None:
+            raise ValueError("max_bytes is of a source; a prepared folder is taken as it is")
+        if Fraction(str(self.share)) % Fraction(1, 10_000):
+            raise ValueError(f"share {self.share} has more than four decimals: shares are kept to exactly")
+        return self
+
+
 class DataSettings(Settings):
     """From text to batches."""
 
@@ -178,6 +211,12 @@ class DataSettings(Settings):
     shard_bytes: int = Field(
         4 << 20, ge=256, description="text per shard, in bytes; doubles every 8 shards up to 16 times this"
     )
+    mixture: list[MixedSettings] = Field(
+        [],
+        description="further texts to train on; data.source has the share they leave, and gives tokenizer "
+        "and held-out text",
+        json_schema_extra={"counts_if_given": True},
+    )
     packing: Literal["running", "documents"] = Field(
         "running",
         description="running: a window is one text; documents: its documents do not see each other",
@@ -192,3 +231,16 @@ class DataSettings(Settings):
     root: str = Field(
         "prepared", description="folder of prepared data", json_schema_extra={"may_change": True}
     )
+
+    @model_validator(mode="after")
+    def _shares_leave_some(self):
+        if (taken := sum(self.mixed_shares)) >= 1:
+            raise ValueError(
+                f"the shares of data.mixture make {float(taken):g}: they must leave data.source some"
+            )
+        return self
+
+    @property
+    def mixed_shares(self) -> list[Fraction]:
+        """Exact shares of the texts of `mixture`."""
+        return [Fraction(str(mixed.share)) for mixed in self.mixture]

@@ -71,4 +71,15 @@ class HubSource(Settings):
     cluster_key: str | None = Field(None, description="column of what groups documents, for intervals")
 
 
-TextSettings = Annotated[StdlibSource | FillerSource | FilesSource | HubSource, Field(discriminator="name")]
+class PreparedSource(Settings):
+    """The documents of a prepared folder, spelled out again: held-out text that a further source of a mixture
+    is screened for, or text to be prepared with another tokenizer."""
+
+    name: Literal["prepared"] = "prepared"
+    path: str = Field(description="folder that scripts/prepare.py has made")
+    split: Literal["train", "valid"] = Field("train", description="which of its texts")
+
+
+TextSettings = Annotated[
+    StdlibSource | FillerSource | FilesSource | HubSource | PreparedSource, Field(discriminator="name")
+]

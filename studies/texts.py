@@ -93,7 +93,8 @@ class Texts:
                 windows = make_plan(settings, text, store.hash, tokenizer.hash, length).truncated
                 if (own := self.of_run(plan)) is not None:
                     how = {"cache": own.folder / "overlaps", "console": self.console}
-                    screen(settings.contamination, text, windows, own.train, tokenizer, **how)
+                    others = [other.train for other in own.others]
+                    screen(settings.contamination, text, windows, own.train, tokenizer, earlier=others, **how)
             except USER_ERRORS as error:
                 drawn[key] = str(error)
         if drawn[key]:
@@ -101,7 +102,7 @@ class Texts:
 
 
 def _check_same_data(run: Path, prepared: Prepared) -> None:
-    if is_run(run) and read_json(run / MANIFEST).get("data_hash", prepared.train.hash) != prepared.train.hash:
+    if is_run(run) and read_json(run / MANIFEST).get("data_hash", prepared.hash) != prepared.hash:
         raise StudyError(
             f"{run} was trained on other data than {prepared.folder} holds now; move it away, or restore them"
         )

@@ -32,7 +32,7 @@ TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}  # nats, of any one targ
 
 def check_text(settings: RunSettings, prepared: Prepared, tokenizer_hash: str) -> None:
     """Refuse text of other tokens than the parent's, or without a single document as long as a window."""
-    found, longest = prepared.tokenizer.hash, int(prepared.train.lengths.max(initial=0))
+    found, longest = prepared.tokenizer.hash, prepared.longest
     if found != tokenizer_hash:
         raise TrainingError(
             f"{prepared.folder} was made with another tokenizer ({found[:12]}) than the parent's "

@@ -48,6 +48,7 @@ class Parent:
             "tokens": self.checkpoint.state.get("tokens"),
             "train_length": self.settings.train_length,
             "data": self.about.get("data"),
+            "mixture": self.about.get("mixture", []),
             "changed": self.changed(branch),
         }
         if branch.parent is not None and branch.parent.fork:

@@ -1,8 +1,10 @@
 """The exposure ledger of a run: kept beside its checkpoints, or counted from its settings and its text."""
 
+from fractions import Fraction
 from pathlib import Path
 
 from data import Batches, DataError, Prepared, open_prepared
+from data.batches import Text
 from data.exposure import EXPOSURE, Exposure, Ledger, Sight, read_exposure
 from model import ModelSettings
 from training.checkpoint import steps_of
@@ -33,14 +35,15 @@ def sight_of(model: ModelSettings) -> Sight:
 def make_batches(settings: RunSettings, prepared: Prepared) -> Batches:
     """The order in which a run sees its text. Raises TrainingError where no text would show a curriculum its
     longest windows, DataError where there is not enough for one."""
-    longest = int(prepared.train.lengths.max(initial=0))
+    longest, shares = prepared.longest, settings.data.mixed_shares
     if settings.training.stages and longest < settings.train_length:
         raise TrainingError(
             f"training.stages go up to {settings.train_length} tokens, and the longest document of "
             f"{prepared.train.folder} has {longest:,}: no text would show that length; shorten the stages"
         )
+    texts = zip(prepared.texts, [1 - sum(shares), *shares], strict=True)
     return Batches(
-        prepared.train,
+        [Text(text.train, Fraction(share), text.folder.name) for text, share in texts],
         settings.plan,
         packing=settings.data.packing,
         seed=settings.seed,
@@ -71,8 +74,8 @@ def exposure_of(run: Path, step: int | None = None) -> Exposure | None:
         return kept
     about = read_json(run / MANIFEST)
     try:
-        prepared = open_prepared(about.get("data") or "")
-        if prepared.train.hash != about.get("data_hash"):
+        prepared = open_prepared(about.get("data") or "", about.get("mixture", ()))
+        if prepared.hash != about.get("data_hash"):
             return None
         settings = read_settings(run)
         own = make_ledger(settings, make_batches(settings, prepared)).upto(step)

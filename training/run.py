@@ -166,7 +166,8 @@ def text_of(folder: Path) -> Prepared:
     """The prepared text a run has been trained on, by its manifest."""
     if not is_run(folder):
         raise TrainingError(not_a_run(folder))
-    return open_prepared(read_json(folder / MANIFEST).get("data") or "")
+    about = read_json(folder / MANIFEST)
+    return open_prepared(about.get("data") or "", about.get("mixture", ()))
 
 
 def _short(value: object) -> str:

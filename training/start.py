@@ -171,9 +171,11 @@ def _open(
 ) -> None:
     extra = {
         "data": str(prepared.folder),
-        "data_hash": prepared.train.hash,
+        "data_hash": prepared.hash,
         "parameters": model.parameter_count(),
     }
+    if prepared.others:
+        extra["mixture"] = [str(text.folder) for text in prepared.others]
     if changes := [stage for stage in stages_of(settings) if stage.words]:
         extra["changes"] = [{"after_step": stage.start, "words": list(stage.words)} for stage in changes]
         extra["evaluated_as"] = changes[-1].model.position.model_dump(mode="json")
@@ -204,10 +206,13 @@ def announce(
             turned, pairs = scheme.whole_turns(settings.train_length)
             of = f" ({kind})" if len(s.kinds) > 1 else ""
             console.say(f"pairs that complete a turn within train_length: {turned} of {pairs}{of}")
-    (epochs,) = batches.passes(settings.steps)
+    passes = batches.passes_by_label(settings.steps)
+    told = ", ".join(
+        f"{n:.2f} epochs" + (f" of {label}" if len(passes) > 1 else "") for label, n in passes.items()
+    )
     console.say(
         f"training {settings.steps} steps of {steps_in_words(settings)}: "
-        f"{settings.trained_tokens / 1e6:.2f}M tokens, {epochs:.2f} epochs"
+        f"{settings.trained_tokens / 1e6:.2f}M tokens, {told}"
     )
     for name, rate in own_rates(t.optimizer).items():
         console.say(f"{name} {rate:g}: {who_learns_at(name, model, t.optimizer)}")

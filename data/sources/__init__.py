@@ -5,11 +5,12 @@ from data.sources.base import GENERATED, Document, Source
 from data.sources.filler import Filler
 from data.sources.hub import Hub
 from data.sources.local import Files
+from data.sources.prepared import PreparedText
 from data.sources.stdlib import Stdlib
 from data.sources.task import Tasks
 from data.text_settings import TextSettings
 
-SOURCES = {"stdlib": Stdlib, "filler": Filler, "files": Files, "hub": Hub}
+SOURCES = {"stdlib": Stdlib, "filler": Filler, "files": Files, "hub": Hub, "prepared": PreparedText}
 
 
 def open_text(settings: TextSettings) -> Source:

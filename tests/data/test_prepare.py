@@ -96,7 +96,7 @@ def test_prepared_text_is_the_text(settings, corpus):
 def test_second_call_does_nothing(settings, monkeypatch):
     first = prepare(settings, workers=1)
     before = {p: p.stat().st_mtime_ns for p in first.folder.rglob("*")}
-    monkeypatch.setattr("data.preparation._prepare", None)
+    monkeypatch.setattr("data.preparation._make", None)
     start = time.perf_counter()
     second = prepare(settings, workers=1)
     assert time.perf_counter() - start < 1
@@ -105,7 +105,7 @@ def test_second_call_does_nothing(settings, monkeypatch):
 
 
 def test_workers_do_not_matter(settings, whole):
-    assert facts(prepare(settings, workers=2)) == whole
+    assert facts(prepare(settings, workers=3)) == whole
 
 
 class Stop(Exception):

@@ -51,9 +51,10 @@ def test_stages_of_length_resume_to_the_bit_across_their_edges(words, tmp_path, 
     rates = [line["lr"] for line in steps]
     assert rates[14] == pytest.approx((rates[13] + rates[15]) / 4, rel=0.02)
     assert sorted(rates[:14], reverse=True) == rates[:14] and rates[13] > rates[15] > rates[19]
-    exposure = read_exposure(whole)
+    exposure, counted = read_exposure(whole), exposure_of(whole, 20)
+    assert exposure is not None and counted is not None
     assert exposure.positions.tolist() == [8 * 8 + 6 * 6 + 6 * 12] * 8 + [100] * 4 + [36] * 12
-    assert exposure.tokens == 2208 and vars(exposure_of(whole, 20))["tokens"] == 2208
+    assert exposure.tokens == counted.tokens == 2208
     for step in (7, 11, 14):  # before an edge, in a stage, at an edge; the second resumed twice
         folder = tmp_path / f"cut-{step}"
         shutil.copytree(whole, folder)
@@ -77,3 +78,46 @@ def test_stages_longer_than_every_document_are_refused_before_a_run_is_made(word
     ):
         here(monkeypatch, *long, stages, "--folder", str(folder))
     assert not folder.exists()
+
+
+def test_mixture_and_stages_resume_twice_across_an_epoch_of_each_text(words, tmp_path, monkeypatch, capsys):
+    more = tmp_path / "more"
+    more.mkdir()
+    for i in range(4):
+        (more / f"{i}.txt").write_text(f"{i} " * 60, encoding="utf-8")
+    text = f"{{share: 0.25, source: {{name: files, path: {more}}}}}"
+    words = [*words, *STAGES, f"data.mixture=[{text}]", "data.max_bytes=1200", f"data.root={tmp_path}"]
+    whole, folder = tmp_path / "whole", tmp_path / "cut"
+    assert here(monkeypatch, *words, "--folder", str(whole)) == 0
+    said = capsys.readouterr().err
+    told = lines(whole)
+    steps = [line for line in told if line["kind"] == "train"]
+    last = steps[-1]["passes"]
+    assert [
+        sum(n * size for n, size in zip(s["passes"].values(), sizes(whole), strict=True)) for s in steps
+    ] == (pytest.approx([step["tokens"] for step in steps], abs=0.01))
+    (own, other) = last
+    assert all(n > 1 for n in last.values()) and own != other
+    assert f"gone through: {own} {last[own]:.2f} times, {other} {last[other]:.2f} times" in said
+    edges = {k: next(s["step"] for s in steps if s["passes"][k] >= 1) for k in last}  # epochs end here
+    first, second = sorted(edges.values())
+    assert first < second < 20
+    shutil.copytree(whole, folder)
+    for step in (second, first - 1):
+        forget(folder, step)
+        assert here(monkeypatch, *words, "--folder", str(folder)) == 0
+        assert lines(folder) == told
+    ours, theirs = weights(folder), weights(whole)
+    assert all(ours[name].equal(theirs[name]) for name in theirs)
+    shown = exposure_of(whole, 20)
+    assert shown is not None and shown.tokens == 2208
+    # Other text under the same settings is no resume.
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert (
+        len(manifest["mixture"]) == 1 and manifest["data_hash"] != open_prepared(manifest["data"]).train.hash
+    )
+
+
+def sizes(run: Path) -> list[int]:
+    manifest = json.loads((run / "manifest.json").read_text())
+    return [open_prepared(path).train.n_tokens - 1 for path in (manifest["data"], *manifest["mixture"])]

@@ -75,7 +75,7 @@ def test_how_many_pairs_complete_a_turn_is_said_before_the_first_step(words, sai
     settings = load_settings(RunSettings, ["model.dim=64", "model.heads=2", *words])
     with torch.device("meta"):
         model = make_model(settings, 10)
-    batches = SimpleNamespace(passes=lambda steps: [0.1], cut_share=lambda length: 0.1)
+    batches = SimpleNamespace(passes_by_label=lambda steps: {"": 0.1}, cut_share=lambda length: 0.1)
     announce(settings, model, batches, tmp_path, 0, Console())  # type: ignore[arg-type]
     lines = [line for line in capsys.readouterr().err.splitlines() if "complete a turn" in line]
     assert lines == [f"pairs that complete a turn within train_length: {pairs}" for pairs in said]

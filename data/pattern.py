@@ -22,7 +22,7 @@ class Pattern:
         self.period = lcm(*(share.denominator for share in shares))
         if self.period > LONGEST:
             raise DataError(
-                f"the shares of data.mixture repeat only after {self.period:,} windows: give them with four "
+                f"the shares of a mixture repeat only after {self.period:,} windows: give them with four "
                 "decimals at most"
             )
         parts = [int(share * self.period) for share in shares]
