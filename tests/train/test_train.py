@@ -1,7 +1,6 @@
 """train.py as a user runs it: parallel equality, resume, signals, faults."""
 
 import json
-import random
 import shutil
 import signal
 import socket
@@ -16,13 +15,11 @@ from safetensors.torch import load_file
 
 import train
 from data import DataError
-from data.exposure import read_exposure
 from evaluation import EvaluationError
 from model import ModelSettings, Places, Transformer
 from tests.train.conftest import command, environment, run
 from training import TrainingError
 from training.exits import INTERRUPTED, REQUEUE
-from training.exposure import exposure_of
 from training.fault_settings import StopOnNonFinite
 from training.gate import Gate
 from training.log import read_metrics
@@ -81,42 +78,6 @@ def test_run_tells_every_step_and_validates_beyond_the_trained_length(whole):
         "def ",
         "The ",
     ]
-
-
-def test_killed_runs_end_bit_for_bit_as_one_that_was_not(words, tmp_path, monkeypatch):
-    words = [*words, "training.tokens=15360"]  # 80 steps: long enough to be hit several times
-    whole, folder = tmp_path / "whole", tmp_path / "killed"
-    assert here(monkeypatch, *words, "--folder", str(whole)) == 0
-    rng = random.Random(3)
-    metrics = folder / "metrics.jsonl"
-    kills = 0
-    for _ in range(3):
-        process = subprocess.Popen(
-            command(*words, "--folder", str(folder)),
-            env=environment(),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        before = metrics.read_bytes().count(b'"train"') if metrics.exists() else 0
-        more = rng.randint(5, 20)
-        deadline = time.monotonic() + 60
-        while process.poll() is None and time.monotonic() < deadline:
-            if metrics.exists() and metrics.read_bytes().count(b'"train"') >= before + more:
-                process.kill()
-                break
-        kills += process.wait() == -signal.SIGKILL
-    assert kills >= 2, "the runs ended before they could be killed"
-    last = run(*words, "--folder", str(folder), cwd=tmp_path)
-    assert last.returncode == 0, last.stderr
-    assert lines(folder) == lines(whole)
-    ours, theirs = weights(folder), weights(whole)
-    assert all(ours[name].equal(theirs[name]) for name in theirs) and ours.keys() == theirs.keys()
-    told, same = read_exposure(folder), read_exposure(whole)
-    assert told.positions.tolist() == same.positions.tolist() == [80 * 8] * 24
-    assert told.distances.tolist() == same.distances.tolist()
-    (whole / "exposure.npz").unlink()  # as of a run from before there were ledgers
-    assert exposure_of(whole).distances.tolist() == same.distances.tolist()
-    assert exposure_of(whole, 40).positions.tolist() == [40 * 8] * 24
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,350 @@
+"""Prove that a run resumes exactly: train it, kill it again and again, resume it, and compare every step.
+
+    python scripts/verify_resume.py configs/tiny.yaml --steps 60        any settings that train.py takes
+    python scripts/verify_resume.py runs/tiny-0123456789 --steps 60     those of a run, which is only read
+    python scripts/verify_resume.py configs/tiny.yaml --ranks 1 2       resumed on other numbers of processes
+
+One reference run is left alone. Another, of the same settings, is killed with SIGKILL at random steps, one of
+them just past the edge of an epoch where the steps reach one, and started again each time. Then each step of
+the two is compared: hash of the data, loss, gradient norm, learning rates, held-out losses, and at the end
+every tensor of weights and optimizer. On the same number of processes all must be equal to the bit, on a CPU;
+with --ranks A B attempts alternate between the two numbers, in float64, and losses must agree to 1e-10. The
+first step that differs is named. Exit status: 0 if nothing differs; 1 if something does, or too few kills
+struck.
+"""
+
+import argparse
+import math
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+from safetensors.torch import load_file
+
+from training.branch import read_run_settings
+from training.checkpoint import MANIFEST, find_checkpoint
+from training.console import Console, run_main
+from training.errors import TrainingError
+from training.files import read_json
+from training.log import read_metrics
+from training.run import SETTINGS
+
+ROOT = Path(__file__).resolve().parent.parent
+TOLERANCE = 1e-10  # of losses and gradient norms in float64, between numbers of processes
+MEASURED = ("loss", "grad_norm", "nll")
+CLOCKED = {"attempt", "tokens_per_second", "mfu", "seconds", "memory_bytes", "peak_memory_bytes"}
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One process, or group of them, of the run that is killed."""
+
+    ranks: int
+    begun: int  # steps behind it
+    ended: int  # the last step it told of
+    killed: bool
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("words", nargs="+", metavar="RUN | FILE.yaml | key.inner=value")
+    parser.add_argument("--steps", type=int, metavar="N", help="a budget of N steps instead of the run's")
+    parser.add_argument("--kills", type=int, default=3, metavar="N", help="at least 2 (default: 3)")
+    parser.add_argument("--ranks", type=int, nargs=2, metavar=("A", "B"), help="numbers of processes")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the moments of the kills")
+    parser.add_argument("--out", metavar="FOLDER", help="keep both runs there (default: a temporary folder)")
+    return parser.parse_intermixed_args()
+
+
+def main() -> int:
+    options, console = parse(), Console()
+    if options.kills < 2:
+        raise TrainingError("--kills must be at least 2: a second resume finds what the first one hides")
+    words, steps = words_of(options)
+    ranks = options.ranks or (1, 1)
+    out = Path(options.out or tempfile.mkdtemp(prefix="verify-resume-"))
+    for name in ("reference", "killed"):
+        if (out / name).exists():
+            raise TrainingError(f"{out / name} is there already: remove it, or give another --out")
+    out.mkdir(parents=True, exist_ok=True)
+    console.say(f"reference: {steps} steps on {processes(ranks[0])}, not disturbed")
+    run_through(words, out / "reference", ranks[0])
+    reference = read_metrics(out / "reference" / "metrics.jsonl")
+    edges = edges_of(reference)
+    moments = kill_steps(steps, options.kills, edges, every_of(words), random.Random(options.seed))
+    attempts = run_killed(words, out / "killed", ranks, moments, console)
+    wrong = differences(out / "reference", out / "killed", 0.0 if ranks[0] == ranks[1] else TOLERANCE)
+    status = report(attempts, edges, steps, wrong, ranks, console)
+    if status == 0 and options.out is None:
+        shutil.rmtree(out)
+    else:
+        console.say(f"both runs are kept in {out}")
+    return status
+
+
+def words_of(options: argparse.Namespace) -> tuple[list[str], int]:
+    """The words of both runs, and how many steps they take."""
+    words = [str(Path(w) / SETTINGS) if (Path(w) / SETTINGS).is_file() else w for w in options.words]
+    if options.ranks and options.ranks[0] != options.ranks[1]:
+        words.append("training.precision=float64")
+    settings, _ = read_run_settings(words)
+    if options.steps:
+        words.append(f"training.tokens={-(-settings.trained_tokens * options.steps // settings.steps)}")
+        settings, _ = read_run_settings(words)
+    steps = settings.steps
+    if steps < 3 * options.kills:
+        raise TrainingError(
+            f"{steps} steps are too few for {options.kills} kills: give --steps, or fewer kills"
+        )
+    every = settings.training.checkpoint.every
+    if every is None or every > steps // 4:
+        words.append(f"training.checkpoint.every={max(1, steps // 8)}")
+    return [*words, "training.log_every=1000000", "training.wandb.mode=disabled"], steps
+
+
+def every_of(words: list[str]) -> int:
+    settings, _ = read_run_settings(words)
+    return settings.training.checkpoint.every or settings.steps
+
+
+def processes(ranks: int) -> str:
+    return "one process" if ranks == 1 else f"{ranks} processes"
+
+
+def started(words: list[str], folder: Path, ranks: int) -> subprocess.Popen:
+    """train.py on so many processes, in a session of their own, what it says in `<folder>.log`."""
+    environment = dict(os.environ)
+    prefix = [sys.executable]
+    if ranks > 1:
+        prefix += ["-m", "torch.distributed.run", "--nproc_per_node", str(ranks)]
+        prefix += ["--master_port", str(free_port())]
+        if not torch.cuda.is_available():
+            environment |= {"ACCELERATE_USE_CPU": "true"}
+            environment.setdefault("OMP_NUM_THREADS", "1")
+    with open(f"{folder}.log", "ab") as log:
+        return subprocess.Popen(
+            [*prefix, str(ROOT / "train.py"), *words, "--folder", str(folder)],
+            stdout=log,
+            stderr=log,
+            env=environment,
+            start_new_session=True,
+        )
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def run_through(words: list[str], folder: Path, ranks: int) -> None:
+    """Train to the end; raises TrainingError with the last words of one that failed."""
+    process = started(words, folder, ranks)
+    try:
+        if status := process.wait():
+            raise TrainingError(f"the run ended with status {status}: {last_words(folder)}")
+    finally:
+        kill(process)
+
+
+def last_words(folder: Path) -> str:
+    lines = Path(f"{folder}.log").read_text(encoding="utf-8", errors="replace").splitlines()
+    errors = [line for line in lines if "rror:" in line]
+    return f"{(errors or lines or ['it said nothing'])[-1]} (all of it in {folder}.log)"
+
+
+def kill(process: subprocess.Popen) -> None:
+    """SIGKILL for all processes of a run."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def edges_of(lines: list[dict]) -> list[int]:
+    """The steps whose first window is the first of another epoch than the step's before."""
+    train = [line for line in lines if line["kind"] == "train"]
+    return [b["step"] for a, b in pairwise(train) if b["epoch"] != a["epoch"]]
+
+
+def kill_steps(steps: int, kills: int, edges: list[int], every: int, rng: random.Random) -> list[int]:
+    """After which steps to kill, ascending: spread over the run at random, one of them shortly past the edge
+    of an epoch and before the next checkpoint, so that the resumed run crosses the edge again."""
+    share = (steps - 1) / kills
+    found = [1 + int(share * (i + rng.random())) for i in range(kills)]
+    crossing = [edge for edge in edges if 2 < edge < steps - 2]
+    if crossing:
+        edge = crossing[len(crossing) // 2]
+        before_saving = (edge // every + 1) * every - 1
+        moment = rng.randint(edge, max(edge, min(before_saving, steps - 2)))
+        nearest = min(range(kills), key=lambda i: abs(found[i] - moment))
+        found[nearest] = moment
+    return sorted(found)
+
+
+def told(folder: Path) -> int:
+    """The newest step in a run's metrics, whoever is writing them."""
+    file = folder / "metrics.jsonl"
+    lines = read_metrics(file, "train") if file.exists() else []
+    return lines[-1]["step"] if lines else 0
+
+
+def behind(folder: Path) -> int:
+    """Steps behind the next attempt: those of the newest checkpoint."""
+    found = find_checkpoint(folder) if folder.exists() else None
+    return found.step if found else 0
+
+
+def run_killed(
+    words: list[str], folder: Path, ranks: tuple[int, int], moments: list[int], console: Console
+) -> list[Attempt]:
+    """Train, kill after each of `moments`, resume, and train to the end."""
+    attempts = []
+    for i, moment in enumerate([*moments, None]):
+        number, begun = ranks[(i + 1) % 2], behind(folder)
+        goal = "to the end" if moment is None else f"to be killed after step {moment}"
+        console.say(f"attempt {i + 1}: from step {begun} on {processes(number)}, {goal}")
+        if moment is None:
+            run_through(words, folder, number)
+            attempts.append(Attempt(number, begun, told(folder), False))
+            continue
+        process = started(words, folder, number)
+        try:
+            size, file = -1, folder / "metrics.jsonl"
+            while process.poll() is None:
+                now = file.stat().st_size if file.exists() else 0
+                if now != size and started_anew(folder, i + 1) and told(folder) >= moment:
+                    break
+                size = now
+                time.sleep(0.005)
+        finally:
+            struck = process.poll() is None
+            kill(process)
+        if not struck and process.returncode:
+            raise TrainingError(
+                f"attempt {i + 1} ended with status {process.returncode}: {last_words(folder)}"
+            )
+        attempts.append(Attempt(number, begun, told(folder), struck))
+        if not struck:
+            console.say(f"attempt {i + 1} was done before it could be killed")
+            break
+    return attempts
+
+
+def started_anew(folder: Path, attempt: int) -> bool:
+    """Whether the metrics are those of this attempt already: the ones before may have been further."""
+    file = folder / "metrics.jsonl"
+    starts = read_metrics(file, "start") if file.exists() else []
+    return max((line["attempt"] for line in starts), default=0) >= attempt
+
+
+def differences(reference: Path, other: Path, tolerance: float) -> list[str]:
+    """What differs between two runs, in words: the first step that does, and the first tensor at the end."""
+    lines = [read_metrics(run / "metrics.jsonl") for run in (reference, other)]
+    step = first_difference(*lines, tolerance)
+    tensors = other_tensors(reference, other) if tolerance == 0 else None
+    return [text for text in (step, tensors) if text is not None]
+
+
+def first_difference(reference: list[dict], other: list[dict], tolerance: float) -> str | None:
+    """The first step at which two runs tell different things, and what; None where there is none."""
+    # Text written greedily is no number: rounding may turn one token into another.
+    left_out = ("start", "samples") if tolerance else ("start",)
+    told: list[dict] = [
+        {(line["step"], line["kind"]): line for line in lines if line["kind"] not in left_out}
+        for lines in (reference, other)
+    ]
+    for place in sorted(told[0].keys() | told[1].keys()):
+        step, kind = place
+        a, b = (lines.get(place) for lines in told)
+        if a is None or b is None:
+            return f"step {step}: only the {'killed' if a is None else 'reference'} run tells of a {kind}"
+        for key in sorted(a.keys() | b.keys(), key=lambda key: (key != "data", key in MEASURED, key)):
+            if key not in CLOCKED and not same(a.get(key), b.get(key), tolerance if key in MEASURED else 0.0):
+                what = "the data" if key == "data" else key
+                return (
+                    f"step {step}, {kind}: {what} is {a.get(key)} in the reference and {b.get(key)} in "
+                    f"attempt {b['attempt']} of the killed run"
+                )
+    return None
+
+
+def same(a: object, b: object, tolerance: float) -> bool:
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key], tolerance) for key in a)
+    if tolerance and isinstance(a, float) and isinstance(b, float):
+        return math.isclose(a, b, rel_tol=0, abs_tol=tolerance)
+    return a == b
+
+
+def other_tensors(reference: Path, other: Path) -> str | None:
+    """The first tensor of the last checkpoints that is not the same to the bit; None where there is none."""
+    folders = [find_checkpoint(run).folder for run in (reference, other)]
+    hashes = [read_json(folder / MANIFEST)["files"] for folder in folders]
+    for name in sorted(hashes[0].keys() | hashes[1].keys()):
+        if hashes[0].get(name) == hashes[1].get(name):
+            continue
+        if name.endswith(".safetensors") and all(name in found for found in hashes):
+            a, b = (load_file(folder / name) for folder in folders)
+            for key in sorted(a.keys() & b.keys()):
+                if not torch.equal(a[key].flatten().view(torch.uint8), b[key].flatten().view(torch.uint8)):
+                    largest = (a[key].double() - b[key].double()).abs().max().item()
+                    return f"at the end, {key} of {name} differs by up to {largest:.3g}"
+        return f"at the end, {name} of the last checkpoint is another"
+    return None
+
+
+def report(
+    attempts: list[Attempt],
+    edges: list[int],
+    steps: int,
+    wrong: list[str],
+    ranks: tuple[int, int],
+    console: Console,
+) -> int:
+    """Say what happened and what was found; returns the exit status."""
+    rows = []
+    for i, one in enumerate(attempts, 1):
+        crossed = [edge for edge in edges if one.begun < edge <= one.ended]
+        rows.append(
+            [
+                i,
+                one.ranks,
+                one.begun + 1,
+                one.ended,
+                "SIGKILL" if one.killed else "done",
+                *(crossed[:1] or ["–"]),
+            ]
+        )
+    columns = ["attempt", "processes", "first step", "last step", "end", "epoch edge crossed"]
+    console.table("the run that was killed", columns, rows)
+    kills = sum(one.killed for one in attempts)
+    if kills < 2:
+        print(f"NOT PROVEN: only {kills} kills struck; give more --steps, or larger ones")
+        return 1
+    if not edges:
+        print(f"no epoch ends within {steps} steps: give more --steps, or less text (data.max_bytes=...)")
+    if wrong:
+        print("DIFFERENT: " + "\n           ".join(wrong))
+        return 1
+    equal = "to the bit" if ranks[0] == ranks[1] else f"to {TOLERANCE:g} (data to the bit)"
+    ended = ", weights and optimizer" if ranks[0] == ranks[1] else ""
+    print(f"EQUAL: all {steps} steps{ended}, {equal}, after {kills} kills")
+    return 0
+
+
+if __name__ == "__main__":
+    run_main(main)

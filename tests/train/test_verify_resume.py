@@ -1,0 +1,120 @@
+"""The proof of exact resume holds where it should, and names what is planted where it should not."""
+
+import json
+import random
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+import train
+from data.exposure import read_exposure
+from scripts import verify_resume
+from scripts.verify_resume import differences, edges_of, first_difference, kill_steps
+from training.checkpoint import _digest, find_checkpoint, folder_of
+from training.errors import TrainingError
+from training.exposure import exposure_of
+from training.files import sha256_of
+from training.log import read_metrics
+
+
+def called(monkeypatch, script, *argv: object) -> int:
+    monkeypatch.setattr(sys, "argv", ["script", *map(str, argv)])
+    return script.main()
+
+
+def test_killed_runs_end_bit_for_bit_as_one_that_was_not(words, tmp_path, monkeypatch, capsys):
+    """Spikes are skipped on the way: their statistics are resumed too."""
+    policy = ["training.on_spike={sigmas: 0.5, window: 3, limit: 1000}", "data.max_bytes=9000"]
+    options = ["--steps", "60", "--kills", "2", "--out", tmp_path / "out"]
+    status = called(monkeypatch, verify_resume, *words, *policy, *options)
+    said = capsys.readouterr()
+    assert status == 0, said
+    assert "EQUAL: all 60 steps, weights and optimizer, to the bit, after 2 kills" in said.out
+    assert "SIGKILL" in said.out and "attempt 3: from step" in said.err
+    whole, killed = tmp_path / "out" / "reference", tmp_path / "out" / "killed"
+    lines = read_metrics(killed / "metrics.jsonl", "train")
+    assert len(edges_of(lines)) >= 1 and sum("skipped" in line for line in lines) >= 2
+    told, same = read_exposure(killed), read_exposure(whole)
+    assert told.positions.tolist() == same.positions.tolist() == [60 * 8] * 24
+    assert told.distances.tolist() == same.distances.tolist()
+    (whole / "exposure.npz").unlink()  # as of a run from before there were ledgers
+    assert exposure_of(whole).distances.tolist() == same.distances.tolist()
+    assert exposure_of(whole, 40).positions.tolist() == [40 * 8] * 24
+
+
+@pytest.mark.slow
+def test_other_numbers_of_processes_see_the_same_data_and_losses(words, tmp_path, monkeypatch, capsys):
+    words = [*words, "data.packing=documents"]
+    assert called(monkeypatch, verify_resume, *words, "--steps", "24", "--kills", "2", "--ranks", 1, 2) == 0
+    assert "EQUAL: all 24 steps, to 1e-10 (data to the bit), after 2 kills" in capsys.readouterr().out
+
+
+def test_a_planted_difference_is_named_with_its_step(words, tmp_path, monkeypatch):
+    """A moment of the checkpoint of step 6 is moved: the update after it differs, and the loss of step 8."""
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    words = [*words, "training.checkpoint.keep=9", "training.validation.every=null"]
+    assert called(monkeypatch, train, *words, "--folder", whole) == 0
+    shutil.copytree(whole, cut)
+    for step in (9, 12):
+        shutil.rmtree(folder_of(cut, step))
+    assert differences(whole, whole, 0.0) == []
+    plant(find_checkpoint(cut).folder)
+    assert find_checkpoint(cut).step == 6  # nothing tells that it was altered but its consequences
+    assert called(monkeypatch, train, *words, "--folder", cut) == 0
+    step, tensor = differences(whole, cut, 0.0)
+    assert step.startswith("step 8, train: grad_norm is ") and "attempt 2 of the killed run" in step
+    assert tensor.startswith("at the end, embed.weight of model.safetensors differs by up to ")
+    assert differences(whole, cut, 1.0) == []
+
+
+def plant(folder: Path) -> None:
+    file = folder / "optimizer.safetensors"
+    tensors = load_file(file)
+    tensors["exp_avg/embed.weight"] += 1e-3
+    save_file(tensors, file)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["files"][file.name] = {"sha256": sha256_of(file), "bytes": file.stat().st_size}
+    manifest["hash"] = _digest(manifest)
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+def line(step: int, **values: object) -> dict:
+    return {"step": step, "kind": "train", "attempt": 1, "loss": 2.5, "data": "ab", "mfu": 0.1} | values
+
+
+def test_the_first_difference_of_metrics():
+    one = [line(1), line(2), line(2, kind="validation", nll={"24": 1.0})]
+    assert first_difference(one, [*one[:2], one[2] | {"attempt": 4, "mfu": 0.7}], 0.0) is None
+    for other, said in (
+        ([line(1), line(2, data="cd", loss=9.0), one[2]], "step 2, train: the data is ab in .* cd in att"),
+        ([line(1, loss=2.5 + 1e-12), *one[1:]], "step 1, train: loss is 2.5 in the reference"),
+        ([*one[:2], one[2] | {"nll": {"24": 1.1}}], "step 2, validation: nll"),
+        (one[:2], "step 2: only the reference run tells of a validation"),
+        ([one[0], line(2, skipped="spike"), one[2]], "step 2, train: skipped is None in .* spike in"),
+    ):  # fmt: skip
+        with pytest.raises(AssertionError, match=said):
+            raise AssertionError(first_difference(one, other, 0.0))
+    close = [line(1, loss=2.5 + 1e-12), *one[1:]]
+    assert first_difference(one, close, 1e-10) is None
+    assert first_difference(one, [line(1, loss="nan"), *one[1:]], 1e-10) is not None
+
+
+def test_a_kill_falls_between_an_edge_and_the_checkpoint_after_it():
+    for seed in range(50):
+        moments = kill_steps(60, 3, [27, 52], 5, random.Random(seed))
+        assert moments == sorted(moments) and len(moments) == 3
+        assert any(52 <= moment < 55 for moment in moments) and all(1 <= moment < 60 for moment in moments)
+    assert len({tuple(kill_steps(60, 3, [], 5, random.Random(seed))) for seed in range(20)}) > 15
+
+
+def test_what_proves_nothing_is_refused(words, tmp_path, monkeypatch):
+    for options, said in (
+        (["--kills", "1"], "must be at least 2"),
+        (["--steps", "4"], "4 steps are too few for 3 kills"),
+    ):
+        with pytest.raises(TrainingError, match=said):
+            called(monkeypatch, verify_resume, *words, *options, "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
