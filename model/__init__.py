@@ -2,9 +2,10 @@
 
 from model.cache import Cache
 from model.errors import ModelError
+from model.loss import IGNORED
 from model.position import SCHEMES, Places
 from model.settings import AnyPosition, LinearMixer, ModelSettings, check_override, legal_overrides
-from model.transformer import IGNORED, Transformer
+from model.transformer import Transformer
 
 __all__ = [
     "IGNORED",

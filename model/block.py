@@ -37,10 +37,9 @@ class Attention(Projection):
         if asked.shape[1] == 0:  # only keys and values were wanted
             return asked
         views = bound.read(self.queries(asked), k)
-        scale = self.features**-0.5
-        out = attend(views, v, scale, sink=bound.sink)
+        out = attend(views, v, self.scale, sink=bound.sink)
         if watch is not None:
-            watch(views, v, scale, bound.sink, out)
+            watch(views, v, self.scale, bound.sink, out)
         return self.joined(out)
 
     def pair_flops(self, length: int) -> float:

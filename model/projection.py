@@ -21,6 +21,7 @@ class Projection(nn.Module):
     def __init__(self, s: ModelSettings, choice: PositionSettings):
         super().__init__()
         self.heads, self.groups, self.features = s.heads, s.kv_heads, s.features
+        self.scale = s.attention_scale
         self.wq = nn.Linear(s.dim, s.heads * s.features, bias=False)
         self.wk = nn.Linear(s.dim, s.kv_heads * s.features, bias=False)
         self.wv = nn.Linear(s.dim, s.kv_heads * s.features, bias=False)

@@ -72,6 +72,21 @@ class LinearMixer(BaseModel):
     chunk: int = Field(64, ge=1, description="tokens computed pair by pair at once; the result is the same")
 
 
+class MupSettings(BaseModel):
+    """Maximal update parametrisation (Yang et al. 2022, arXiv:2203.03466, table 8): learning rates found at
+    one width hold at others. At the base width it is the standard parametrisation."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    base_dim: int = Field(ge=1, description="width C at which learning rates were found")
+    base_head_dim: int | None = Field(
+        None,
+        ge=1,
+        description="features D of a head there: attention is by q·k·√base_head_dim / D; null: D is the "
+        "same at every width, which grows by heads, and attention is by q·k / √D",
+    )
+
+
 class ModelSettings(BaseModel):
     """A LLaMA-style decoder."""
 
@@ -94,6 +109,12 @@ class ModelSettings(BaseModel):
     mixer: AttentionMixer | LinearMixer = Field(
         AttentionMixer(), discriminator="name", description="how tokens are mixed"
     )
+    mup: MupSettings | None = Field(
+        None,
+        description="learning rates that hold across widths: matrices learn at lr · base_dim / dim, and the "
+        "head's input is divided by dim / base_dim; null: standard parametrisation",
+        json_schema_extra={"counts_if_given": True},
+    )
     position: AnyPosition = Field(RopeSettings.model_validate({}), description="positional scheme")
 
     @model_validator(mode="after")
@@ -114,6 +135,10 @@ class ModelSettings(BaseModel):
             raise ValueError(
                 f"dim {self.dim} is not divisible by heads {self.heads}: change one of them or give head_dim"
             )
+        if self.mup and self.mup.base_head_dim and isinstance(self.mixer, LinearMixer):
+            raise ValueError(
+                "mup.base_head_dim: linear attention (mixer.name = linear) does not scale q·k; leave it out"
+            )
         if self.heads % self.kv_heads:
             raise ValueError(f"heads {self.heads} are not divisible by groups {self.groups}")
         return self
@@ -127,6 +152,17 @@ class ModelSettings(BaseModel):
     def features(self) -> int:
         """D."""
         return self.head_dim or self.dim // self.heads
+
+    @property
+    def width_ratio(self) -> float:
+        """Width over that at which learning rates were found; 1 without `mup`."""
+        return self.dim / self.mup.base_dim if self.mup else 1.0
+
+    @property
+    def attention_scale(self) -> float:
+        """What q·k is multiplied by: 1/√D, and √D₀/D where `mup` says that D grew from D₀."""
+        base = self.mup.base_head_dim if self.mup else None
+        return self.features**-0.5 if base is None else base**0.5 / self.features
 
     @property
     def mlp_width(self) -> int:

@@ -22,6 +22,7 @@ from model.errors import ModelError
 from model.handover import hand_over
 from model.kernels import Watch
 from model.linear_attention import check_scheme
+from model.loss import token_nll
 from model.position import (
     SCHEMES,
     ContentPlan,
@@ -35,7 +36,6 @@ from model.position import (
 )
 from model.settings import ModelSettings, check_override
 
-IGNORED = -100  # a target that is not counted
 # Rows × V of one chunk of the head. Small enough for a CPU's cache, large enough to fill a GPU.
 LOGITS_AT_ONCE = {"cpu": 1 << 22, "cuda": 1 << 27}
 
@@ -100,15 +100,17 @@ class Transformer(nn.Module):
         Embeddings: N(0, 1), so that the first blocks do not drown the tokens (docs/experiments.md). The head
         is small, so that the first loss is ln V to within 1% at any width; so are tied embeddings, whose
         token would otherwise predict itself with a logit of std·C: logits stay within 0.1, that one within 2.
+        Under `mup` head and tied embeddings are drawn as at its base width.
         """
         s, generator = self.settings, torch.Generator().manual_seed(seed)
+        base_dim = s.mup.base_dim if s.mup else s.dim
 
         def draw(weight: Tensor, std: float) -> None:
             drawn = torch.randn(weight.shape, generator=generator) * std
             with torch.no_grad():
                 weight.copy_(drawn)
 
-        embedding_std = min(0.1 * s.dim**-0.5, 2 / s.dim) if s.tied else 1.0
+        embedding_std = min(0.1 * base_dim**-0.5, 2 / base_dim) if s.tied else 1.0
         draw(self.embed.weight, embedding_std)
         for block in self._blocks():
             for name, weight in block.named_parameters():
@@ -122,7 +124,7 @@ class Transformer(nn.Module):
             block.attention.position.initialise()
         nn.init.ones_(self.norm.weight)
         if self.head is not None:
-            draw(self.head.weight, 0.1 * s.dim**-0.5)
+            draw(self.head.weight, 0.1 * base_dim**-0.5)
         for scheme in self._schemes():
             scheme.initialise(generator, embedding_std)
         return self
@@ -172,6 +174,7 @@ class Transformer(nn.Module):
         cache: Cache | None = None,
         keep: int | None = None,
         watch: Sequence[Watch] | None = None,
+        z_loss: float | None = None,
     ) -> Tensor:
         """Logits, or the negative log-likelihood of targets.
 
@@ -183,6 +186,7 @@ class Transformer(nn.Module):
             keep: only the last K positions go through the last layer's queries, the head and the loss; all
                 by default. 0 with a cache only fills it.
             watch: one for each layer, told of its attention in this pass; for diagnostics.
+            z_loss: coefficient of (ln Z)² in the gradients of the loss; see `token_nll`.
 
         Returns:
             (B, K, V) logits; with targets (B, K) NLL in nats, 0 where not counted, float32 or float64.
@@ -200,7 +204,7 @@ class Transformer(nn.Module):
         }
         keep = tokens.shape[1] if keep is None else keep
         run = self._compiled if self._compiled and self.training else self._forward
-        return run(tokens, places, tables, factors, targets, cache, keep, watch)
+        return run(tokens, places, tables, factors, targets, cache, keep, watch, z_loss)
 
     def _forward(
         self,
@@ -212,6 +216,7 @@ class Transformer(nn.Module):
         cache: Cache | None,
         keep: int,
         watch: Sequence[Watch] | None,
+        z_loss: float | None,
     ) -> Tensor:
         keys = dict.fromkeys(self.settings.kinds, places) if cache is None else cache.advance(places)
         x = self.embed(tokens)  # (B, T, C)
@@ -225,7 +230,7 @@ class Transformer(nn.Module):
             memory, factor = None if cache is None else cache.layers[i], factors[self._kind_of[name]]
             x = block(x, span, plan, factor, memory, None if watch is None else watch[i])
         x = self.norm(x)  # (B, K, C)
-        return self.logits(x) if targets is None else self._nll(x, targets)
+        return self.logits(x) if targets is None else self._nll(x, targets, z_loss)
 
     def _spans(
         self,
@@ -256,17 +261,17 @@ class Transformer(nn.Module):
 
     def logits(self, x: Tensor) -> Tensor:
         """(…, C) normed states → (…, V) logits."""
+        if self.settings.mup:
+            x = x / self.settings.width_ratio
         out = F.linear(x, self.embed.weight if self.head is None else self.head.weight)
         cap = self.settings.logit_softcap
         return out if cap is None else cap * torch.tanh(out / cap)
 
-    def _nll(self, x: Tensor, targets: Tensor) -> Tensor:
+    def _nll(self, x: Tensor, targets: Tensor, z_loss: float | None) -> Tensor:
         """Loss in chunks of rows: N × V float32 logits never exist at once."""
 
         def chunk(rows: Tensor, ids: Tensor) -> Tensor:
-            logits = self.logits(rows)
-            logits = logits if logits.dtype == torch.float64 else logits.float()
-            return F.cross_entropy(logits, ids, ignore_index=IGNORED, reduction="none")
+            return token_nll(self.logits(rows), ids, z_loss)
 
         rows, ids = x.flatten(0, 1), targets.flatten()
         size = max(1, LOGITS_AT_ONCE.get(x.device.type, 1 << 25) // self.vocab_size)

@@ -27,6 +27,7 @@ MAY_IMPORT = {
 RANKS = {
     "model.errors": 0,
     "model.handover": 1,
+    "model.loss": 1,
     "model.pairs": 1,
     "model.kernels": 2,
     "model.position.places": 1,

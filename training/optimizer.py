@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from model import Transformer
 from training.errors import TrainingError
 from training.optimizer_settings import ROLES, AdamWRule, AdamWSettings, MuonSettings, OptimizerSettings
 from training.together import Together
@@ -46,20 +47,27 @@ def make_optimizer(model: nn.Module, settings: OptimizerSettings) -> torch.optim
     """The optimizer of the settings, with one group per role; AdamW fused where every weight's device and
     dtype allow it.
 
-    Groups carry `name` (their role), `names` (of their weights) and `rate` (the name of their learning rate)
-    and come in the order of ROLES. The head is one of the matrices unless something sets it apart. Frozen
-    weights are left out.
+    Groups carry `name` (their role), `names` (of their weights), `rate` (the name of their learning rate) and
+    `factor` (times that rate), and come in the order of ROLES. The head is one of the matrices unless
+    something sets it apart. Frozen weights are left out.
+
+    A model under `mup`, m times as wide as its base, has matrices that learn at 1/m of their rate under AdamW
+    (Yang et al. 2022, arXiv:2203.03466, table 8). What must not grow with m is the spectral norm of an update
+    (Yang et al. 2023, arXiv:2310.17813): Muon's does not under "original", and grows as √m under
+    "match_rms_adamw". Rate times weight decay stays what it was.
     """
     weights = [(name, weight) for name, weight in named_weights(model) if weight.requires_grad]
     if not weights:
         raise TrainingError("the model has no weight to train: every one is frozen")
+    width = model.settings.width_ratio if isinstance(model, Transformer) else 1.0
     if isinstance(settings, AdamWSettings):
-        return _adamw(_groups(weights, settings), settings)
+        return _adamw(_groups(weights, settings, factor=1 / width, head_apart=width != 1), settings)
     matrices = [(name, weight) for name, weight in weights if role_of(name, weight) == "matrices"]
     others = [(name, weight) for name, weight in weights if role_of(name, weight) != "matrices"]
     parts: list[torch.optim.Optimizer] = []
     if matrices:
-        parts.append(_muon([_group("matrices", matrices, "lr", settings.weight_decay)], settings))
+        factor = 1.0 if settings.adjust == "original" else width**-0.5
+        parts.append(_muon([_group("matrices", matrices, "lr", settings.weight_decay, factor)], settings))
     if others:
         parts.append(_adamw(_groups(others, settings.adamw, "adamw_lr", head_apart=True), settings.adamw))
     return Together(parts)
@@ -83,9 +91,14 @@ def _muon(groups: list[dict], settings: MuonSettings) -> torch.optim.Muon:
 
 
 def _groups(
-    weights: Iterable[Named], settings: AdamWRule, rate: str = "lr", head_apart: bool = False
+    weights: Iterable[Named],
+    settings: AdamWRule,
+    rate: str = "lr",
+    factor: float = 1.0,
+    head_apart: bool = False,
 ) -> list[dict]:
-    """AdamW's groups; `rate` is the name of the learning rate of those that have none of their own."""
+    """AdamW's groups; `rate` is the name of the learning rate of those that have none of their own, `factor`
+    what that of matrices is multiplied by."""
     apart = head_apart or settings.of("head") != settings.of("matrices")
     by_role: dict[str, list[Named]] = {role: [] for role in ROLES}
     for name, weight in weights:
@@ -97,25 +110,27 @@ def _groups(
         decay = settings.weight_decay if role in ("matrices", "head") else 0.0
         if chosen:
             which = rate if own[0] is None else f"{role}_lr"
-            groups.append(_group(role, chosen, which, decay if own[1] is None else own[1]))
+            decay = decay if own[1] is None else own[1]
+            groups.append(_group(role, chosen, which, decay, factor if role == "matrices" else 1.0))
     return groups
 
 
-def _group(role: str, weights: Iterable[Named], rate: str, weight_decay: float) -> dict:
+def _group(role: str, weights: Iterable[Named], rate: str, weight_decay: float, factor: float) -> dict:
     names, params = zip(*weights, strict=True)
     return {
         "params": list(params),
         "name": role,
         "names": list(names),
         "rate": rate,
-        "weight_decay": weight_decay,
+        "factor": factor,
+        "weight_decay": weight_decay / factor,
     }
 
 
 def set_learning_rates(optimizer: torch.optim.Optimizer, rates: Mapping[str, float]) -> None:
     """Give every group its learning rate (1/update), by the name of it that the group carries."""
     for group in optimizer.param_groups:
-        group["lr"] = rates[group["rate"]]
+        group["lr"] = rates[group["rate"]] * group["factor"]
 
 
 def gated_step(optimizer: torch.optim.Optimizer, broken: Tensor) -> None:

@@ -141,6 +141,22 @@ def _share_or_many_steps(value: float) -> float:
 ShareOrSteps = Annotated[float, AfterValidator(_share_or_steps)]
 
 
+class EmaSettings(Settings):
+    """An exponential mean of the weights, for evaluation."""
+
+    decay: float = Field(
+        default=0.999,
+        gt=0,
+        lt=1,
+        description="of the mean, each step; it remembers some 1 / (1 − decay) steps",
+    )
+    start: ShareOrSteps = Field(
+        default=0.0,
+        ge=0,
+        description="before it the mean is the weights: below 1 a share of the run, from 1 on steps",
+    )
+
+
 class _Schedule(Settings):
     warmup: ShareOrSteps = Field(
         default=0.02,

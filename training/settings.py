@@ -15,6 +15,7 @@ from training.fault_settings import NonFiniteSettings, SpikeSettings, StopOnNonF
 from training.optimizer_settings import (
     AdamWSettings,
     CosineSchedule,
+    EmaSettings,
     OptimizerSettings,
     ScheduleSettings,
     WsdSchedule,
@@ -102,6 +103,18 @@ class TrainingSettings(Settings):
     on_spike: SpikeSettings | None = Field(
         default=None,
         description="skip steps whose loss leaps above those before; null: apply them",
+        json_schema_extra={"counts_if_given": True},
+    )
+    z_loss: float | None = Field(
+        default=None,
+        gt=0,
+        description="coefficient of (ln Z)² in the gradients, 1e-4 in PaLM (arXiv:2204.02311); the loss is "
+        "told without it; null: none",
+        json_schema_extra={"counts_if_given": True},
+    )
+    ema: EmaSettings | None = Field(
+        default=None,
+        description="a mean of the weights, for validation, samples, evaluate.py and generate.py; null: none",
         json_schema_extra={"counts_if_given": True},
     )
     precision: Literal["auto", "float32", "bfloat16", "float64"] = Field(

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
+import model.block
 import model.transformer
 from model import IGNORED, SCHEMES, Cache, ModelSettings, Places, Transformer
 from model.kernels import attend
@@ -193,7 +194,7 @@ def test_flops_of_a_pattern_count_each_layers_own_window():
 
 def test_the_stated_flops_are_those_torch_counts(monkeypatch):
     """Over one training step on the explicit kernel, which computes the whole square of pairs."""
-    monkeypatch.setattr(model.transformer, "attend", functools.partial(attend, kernel="dense"))
+    monkeypatch.setattr(model.block, "attend", functools.partial(attend, kernel="dense"))
     net, t = build("none", dtype=torch.float32), 16
     tokens = ids(1, t)
     with FlopCounterMode(display=False) as counter:
@@ -201,3 +202,23 @@ def test_the_stated_flops_are_those_torch_counts(monkeypatch):
     per_key = 12 * H * D * LAYERS
     whole_square = net.flops_per_token(t) + per_key * (t - (t + 1) / 2)
     assert counter.get_total_flops() == pytest.approx(t * whole_square, rel=1e-12)
+
+
+@pytest.mark.parametrize("rows_at_once", [3, 1000])
+def test_z_loss_is_in_the_gradients_and_not_in_the_value(rows_at_once, monkeypatch):
+    monkeypatch.setattr(model.transformer, "LOGITS_AT_ONCE", {"cpu": rows_at_once * V})
+    net = build("rope", logit_softcap=3.0)
+    tokens, targets, places = ids(B, T), targets_with_holes(), Places.plain(T)
+    weights = list(net.parameters())
+    nll = net(tokens, places, targets=targets, z_loss=0.3)
+    plain = net(tokens, places, targets=targets)
+    assert nll.equal(plain)
+    found = torch.autograd.grad(nll.sum(), weights)
+
+    log_z = net(tokens, places).logsumexp(-1)
+    penalty = (0.3 * log_z**2)[targets != IGNORED].sum()
+    expected = torch.autograd.grad(plain.sum() + penalty, weights)
+    without = torch.autograd.grad(net(tokens, places, targets=targets).sum(), weights)
+    for a, b in zip(found, expected, strict=True):
+        close(a, b, atol=1e-11)
+    assert max((a - b).abs().max() for a, b in zip(expected, without, strict=True)) > 0.1

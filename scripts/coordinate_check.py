@@ -1,0 +1,199 @@
+"""How far activations move in a few steps of training, by width: flat under muP, growing without.
+
+  python scripts/coordinate_check.py --out docs/results/coordinate_check
+  python scripts/coordinate_check.py --widths 64 128 256 512 --grow features --optimizer muon
+
+The coordinate check of Yang et al. 2022 (arXiv:2203.03466, appendix D.1). Models that differ in width alone
+take the same few steps on the same random tokens at the same learning rate; the table holds the root mean
+square of what each activation has changed by, as a mean over seeds, and its slope: the power of the width by
+which it grows. Writes OUT.md, OUT.csv and OUT.png.
+
+The widths share the features D of a head and differ in the number of heads (--grow heads), or the other way
+round (--grow features, where muP scales attention by 1/D).
+"""
+
+import argparse
+import csv
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+from torch import Tensor
+
+from model import ModelSettings, Places, Transformer
+from training.console import run_main
+from training.errors import TrainingError
+from training.files import write_text
+from training.optimizer import make_optimizer, set_learning_rates
+from training.optimizer_settings import AdamWRule, AdamWSettings, MuonSettings, OptimizerSettings
+
+VOCABULARY, ROWS, LENGTH, HEAD = 64, 8, 32, 16
+PARTS = ("attention", "mlp", "stream", "logits")  # outputs of the last block's parts, of all blocks, the head
+OPTIMIZERS = {
+    "adamw": lambda lr: AdamWSettings(lr=lr, weight_decay=0.0),
+    "muon": lambda lr: MuonSettings(lr=lr, weight_decay=0.0, adamw=AdamWRule(lr=lr, weight_decay=0.0)),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one activation changed by at every width; `slope` over the logarithms of both."""
+
+    kind: str
+    part: str
+    changes: dict[int, float]
+
+    @property
+    def slope(self) -> float:
+        x = [math.log(width) for width in self.changes]
+        y = [math.log(change) for change in self.changes.values()]
+        mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
+        above = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True))
+        return above / sum((a - mean_x) ** 2 for a in x)
+
+
+def model_of(width: int, base: int | None, grow: str, seed: int) -> Transformer:
+    """A model of some width; under muP where `base` is the width at which it is the standard one."""
+    first = base or width
+    heads = width // HEAD if grow == "heads" else 2
+    mup = None
+    if base is not None:
+        mup = {"base_dim": first, "base_head_dim": HEAD if grow == "heads" else first // 2}
+    settings = ModelSettings.model_validate(
+        {"dim": width, "layers": 2, "heads": heads, "hidden": 2 * width, "mup": mup}
+    )
+    return Transformer(settings, VOCABULARY, LENGTH).initialise(seed)
+
+
+@torch.no_grad()
+def activations(model: Transformer, tokens: Tensor) -> dict[str, Tensor]:
+    """The activations that are looked at, by name."""
+    seen: dict[str, Tensor] = {}
+    block = model.layers[-1]
+    watched = {"attention": block.attention, "mlp": block.mlp, "stream": block}
+    hooks = [
+        module.register_forward_hook(lambda _, __, out, name=name: seen.update({name: out}))
+        for name, module in watched.items()
+    ]
+    seen["logits"] = model(tokens, Places.plain(tokens.shape[1]))
+    for hook in hooks:
+        hook.remove()
+    return seen
+
+
+def changes(model: Transformer, optimizer: OptimizerSettings, steps: int, seed: int) -> dict[str, float]:
+    """Root mean square by which each activation has changed after some steps on the same random tokens."""
+    drawn = torch.randint(VOCABULARY, (ROWS, LENGTH + 1), generator=torch.Generator().manual_seed(seed))
+    tokens, targets = drawn[:, :-1], drawn[:, 1:]
+    before = activations(model, tokens)
+    update = make_optimizer(model, optimizer)
+    set_learning_rates(update, optimizer.rates)
+    for _ in range(steps):
+        model(tokens, Places.plain(LENGTH), targets).mean().backward()
+        update.step()
+        update.zero_grad()
+    after = activations(model, tokens)
+    return {part: (after[part] - before[part]).square().mean().sqrt().item() for part in PARTS}
+
+
+def check(
+    widths: Sequence[int], optimizer: OptimizerSettings, *, grow: str, steps: int, seeds: int
+) -> list[Row]:
+    """The rows of the table: each activation without and with muP, whose base is the smallest width."""
+    rows = []
+    for kind, base in (("standard", None), ("muP", min(widths))):
+        found = {
+            width: [
+                changes(model_of(width, base, grow, seed), optimizer, steps, seed) for seed in range(seeds)
+            ]
+            for width in widths
+        }
+        for part in PARTS:
+            means = {width: sum(one[part] for one in all_) / seeds for width, all_ in found.items()}
+            rows.append(Row(kind, part, means))
+    return rows
+
+
+def table(rows: Sequence[Row], command: str) -> str:
+    """The rows as a page of Markdown."""
+    widths = list(rows[0].changes)
+    head = ["parametrisation", "activation", *map(str, widths), "slope"]
+    lines = [
+        "# Coordinate check",
+        "",
+        f"`{command}`",
+        "",
+        "RMS by which activations have changed after the steps, by width; the slope is the power of the "
+        "width by which that grows. `attention` and `mlp` are what the last block adds, `stream` is what "
+        "it leaves.",
+        "",
+        f"| {' | '.join(head)} |",
+        f"|{'---|' * len(head)}",
+    ]
+    for row in rows:
+        cells = [row.kind, row.part, *(f"{change:.4f}" for change in row.changes.values())]
+        lines.append(f"| {' | '.join(cells)} | {row.slope:+.2f} |")
+    return "\n".join(lines) + "\n"
+
+
+def draw(rows: Sequence[Row], file: Path) -> None:
+    """Changes over width on logarithmic axes, one panel for each activation."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, panels = pyplot.subplots(1, len(PARTS), figsize=(3 * len(PARTS), 3), layout="constrained")
+    for panel, part in zip(panels, PARTS, strict=True):
+        for row in rows:
+            if row.part == part:
+                label = f"{row.kind} ({row.slope:+.2f})"
+                panel.plot(list(row.changes), list(row.changes.values()), marker="o", label=label)
+        panel.set(xscale="log", yscale="log", xlabel="width", title=part)
+        panel.set_xticks(list(rows[0].changes), [str(width) for width in rows[0].changes])
+        panel.minorticks_off()
+        panel.legend()
+    panels[0].set_ylabel("RMS change")
+    figure.savefig(file, dpi=150)
+    pyplot.close(figure)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--widths", type=int, nargs="+", default=[32, 64, 128, 256])
+    parser.add_argument(
+        "--grow", choices=("heads", "features"), default="heads", help="what a wider model has more of"
+    )
+    parser.add_argument("--optimizer", choices=OPTIMIZERS, default="adamw")
+    parser.add_argument("--lr", type=float, default=0.01)
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=Path("coordinate_check"), help="path without a suffix")
+    given = parser.parse_args()
+    if len(set(given.widths)) < 2 or any(width % HEAD or width < 2 * HEAD for width in given.widths):
+        raise TrainingError(f"--widths: give two or more different multiples of {HEAD} from {2 * HEAD} on")
+    if min(given.steps, given.seeds) < 1 or not given.lr > 0:
+        raise TrainingError("--steps and --seeds must be at least 1, --lr above 0")
+    optimizer = OPTIMIZERS[given.optimizer](given.lr)
+    rows = check(sorted(set(given.widths)), optimizer, grow=given.grow, steps=given.steps, seeds=given.seeds)
+    page = table(rows, " ".join(["python", "scripts/coordinate_check.py", *sys.argv[1:]]))
+    print(page)
+    given.out.parent.mkdir(parents=True, exist_ok=True)
+    write_text(given.out.with_suffix(".md"), page)
+    with open(given.out.with_suffix(".csv"), "w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["parametrisation", "activation", "width", "rms_change"])
+        writer.writerows((row.kind, row.part, *pair) for row in rows for pair in row.changes.items())
+    draw(rows, given.out.with_suffix(".png"))
+    return 0
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -1,0 +1,49 @@
+"""Width transfer as it shows: activations move as far at any width under muP, and not without."""
+
+import csv
+import sys
+
+import pytest
+
+from scripts import coordinate_check
+from scripts.coordinate_check import OPTIMIZERS, Row, check, main
+from training.errors import TrainingError
+
+WIDTHS = [32, 64, 128]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "grow"), [("adamw", "heads"), ("adamw", "features"), ("muon", "heads")]
+)
+def test_changes_grow_with_the_width_without_mup_alone(optimizer, grow):
+    rows = check(WIDTHS, OPTIMIZERS[optimizer](0.01), grow=grow, steps=3, seeds=1)
+    slopes = {(row.kind, row.part): row.slope for row in rows}
+    assert len(slopes) == 2 * len(coordinate_check.PARTS)
+    for (kind, part), slope in slopes.items():
+        assert slope > 0.35 if kind == "standard" else abs(slope) < 0.3, (kind, part, slope)
+
+
+def test_the_slope_of_a_power():
+    assert Row("", "", {width: 3 * width**0.7 for width in WIDTHS}).slope == pytest.approx(0.7)
+
+
+def run(monkeypatch, *words):
+    monkeypatch.setattr(sys, "argv", ["scripts/coordinate_check.py", *words])
+    return main()
+
+
+def test_the_script_writes_table_numbers_and_figure(monkeypatch, tmp_path, capsys):
+    out = tmp_path / "deep" / "check"
+    small = ["--widths", "48", "32", "--steps", "1", "--seeds", "1"]
+    assert run(monkeypatch, *small, "--out", str(out)) == 0
+    page = out.with_suffix(".md").read_text()
+    assert page in capsys.readouterr().out and "| muP | logits |" in page and "| 32 | 48 | slope |" in page
+    with open(out.with_suffix(".csv"), encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 16 and all(float(row["rms_change"]) > 0 for row in rows)
+    # At the base width both are the same model.
+    at_base = [row["rms_change"] for row in rows if row["width"] == "32"]
+    assert at_base[:4] == at_base[4:]
+    assert out.with_suffix(".png").stat().st_size > 10_000
+    with pytest.raises(TrainingError, match=r"--widths: give two or more different multiples of 16"):
+        run(monkeypatch, "--widths", "40", "64")

@@ -1,0 +1,85 @@
+"""Width transfer: what is told apart, and by which factors."""
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from model import ModelSettings, Places, Transformer
+from training.optimizer import make_optimizer, set_learning_rates
+from training.optimizer_settings import AdamWSettings, MuonSettings
+
+V, T = 13, 7
+
+
+def build(dim, mup=None, tied=False, **more):
+    settings = ModelSettings(dim=dim, layers=2, heads=dim // 8, tied=tied, mup=mup, **more)
+    return Transformer(settings, V, T).initialise(3)
+
+
+def logits(model, seed=0):
+    tokens = torch.randint(V, (2, T), generator=torch.Generator().manual_seed(seed))
+    return model(tokens, Places.plain(T))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_at_the_base_width_it_is_the_standard_parametrisation_to_the_bit(tied):
+    plain, ours = build(16, tied=tied), build(16, {"base_dim": 16, "base_head_dim": 8}, tied=tied)
+    assert all(a.equal(b) for a, b in zip(plain.parameters(), ours.parameters(), strict=True))
+    assert logits(plain).equal(logits(ours))
+    for settings in (AdamWSettings(), MuonSettings()):
+        groups = [make_optimizer(model, settings).param_groups for model in (plain, ours)]
+        told = [[{k: v for k, v in group.items() if k != "params"} for group in one] for one in groups]
+        assert told[0] == told[1]
+
+
+def test_factors_of_a_model_three_times_as_wide():
+    """Rates of matrices over 3, decay times 3; head, embeddings and vectors as they were."""
+    model = build(48, {"base_dim": 16})
+    optimizer = make_optimizer(model, AdamWSettings(lr=0.6, weight_decay=0.1))
+    set_learning_rates(optimizer, {"lr": 0.6})
+    found = {group["name"]: (group["lr"], group["weight_decay"]) for group in optimizer.param_groups}
+    assert found == {
+        "matrices": (pytest.approx(0.2), pytest.approx(0.3)),
+        "head": (0.6, 0.1),
+        "embeddings": (0.6, 0.0),
+        "vectors": (0.6, 0.0),
+    }
+    for adjust, factor in (("original", 1.0), ("match_rms_adamw", 3**-0.5)):
+        group = make_optimizer(model, MuonSettings(adjust=adjust)).param_groups[0]
+        assert group["name"] == "matrices" and group["factor"] == pytest.approx(factor)
+        assert group["weight_decay"] * group["factor"] == pytest.approx(0.1)
+
+
+def test_the_head_is_divided_and_drawn_as_at_the_base():
+    model, hidden = build(48, {"base_dim": 16}), torch.randn(5, 48)
+    torch.testing.assert_close(model.logits(hidden), hidden @ model.head.weight.T / 3)
+    assert model.head.weight.std().item() == pytest.approx(0.1 / 4, rel=0.1)
+    assert build(48).head.weight.std().item() == pytest.approx(0.1 / 48**0.5, rel=0.1)
+    tied = build(48, {"base_dim": 16}, tied=True)
+    assert tied.embed.weight.std().item() == pytest.approx(0.1 / 4, rel=0.1)
+    matrices = [one.layers[0].attention.wq.weight for one in (model, build(48))]
+    assert matrices[0].std().item() == pytest.approx(matrices[1].std().item(), rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "mup", "scale"),
+    [
+        (8, None, 8**-0.5),
+        (8, {"base_dim": 16}, 8**-0.5),  # heads were added
+        (32, {"base_dim": 16, "base_head_dim": 8}, 8**0.5 / 32),  # heads have grown: 1/D
+    ],
+)
+def test_attention_falls_as_one_over_d_where_heads_grow(head_dim, mup, scale):
+    """Logits of attention are what attend() is told to scale by, here seen by the watch."""
+    settings = ModelSettings(dim=32, layers=1, heads=2, head_dim=head_dim, mup=mup, position={"name": "none"})
+    model, seen = Transformer(settings, V, T).initialise(0), []
+    model(torch.arange(T)[None], Places.plain(T), watch=[lambda *told: seen.append(told[2])])
+    assert seen == [pytest.approx(scale, rel=1e-12)]
+
+
+def test_what_cannot_be():
+    mup = {"base_dim": 16, "base_head_dim": 8}
+    with pytest.raises(ValidationError, match=r"linear attention .* does not scale"):
+        ModelSettings(dim=32, heads=4, mixer={"name": "linear"}, mup=mup)
+    with pytest.raises(ValidationError, match="greater than or equal to 1"):
+        ModelSettings(mup={"base_dim": 0})
