@@ -38,7 +38,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import BaseModel
 
 from data.files import write_text
 from data.tasks.settings import Hidden, TaskSource
@@ -69,6 +68,7 @@ from evaluation.ranks import joined, this_process
 from evaluation.records import write
 from evaluation.report import parts_table, table, words
 from evaluation.rules import new_sinks
+from evaluation.settings import MeasurementSettings
 from evaluation.stores import Stores, haystacks
 from evaluation.tasks_analysis import analyse_tasks
 from evaluation.tasks_figures import draw_task_figures
@@ -128,7 +128,7 @@ def kind_of(words: list[str]) -> "Kind":
 def measure_loss(settings: EvaluationSettings, run: Path, console: Console) -> int:
     """Loss of text under one or many rules, by length or by position."""
     verbose, ranks = "--verbose" in sys.argv, this_process()
-    trained = load(run, console=console)
+    trained = load(run, console=console, weights=settings.weights)
     if trained.changed:
         console.say(trained.changed)
     root, tokenizer = trained.settings, trained.tokenizer
@@ -181,7 +181,7 @@ def measure_loss(settings: EvaluationSettings, run: Path, console: Console) -> i
 
 def measure_tasks(settings: TaskEvaluationSettings, run: Path, console: Console) -> int:
     """Items of one task under one or many rules, by length, depth and distance."""
-    trained = load(run, console=console)
+    trained = load(run, console=console, weights=settings.weights)
     if trained.changed:
         console.say(trained.changed)
     root, tokenizer = trained.settings, trained.tokenizer
@@ -241,7 +241,7 @@ def diagnose_generation(settings: GenerationSettings, run: Path, console: Consol
 
 def diagnose(settings: DiagnosticSettings, run: Path, console: Console, measure, report, draw) -> int:
     """What the diagnostics share: measure, write, draw, and print words and a table."""
-    trained = load(run, console=console)
+    trained = load(run, console=console, weights=settings.weights)
     if trained.changed:
         console.say(trained.changed)
     subject = subject_of(trained, settings.device, console)
@@ -280,7 +280,8 @@ def subject_of(trained: Loaded, device: str, console: Console) -> Subject:
         return override(root, rule_words).model.position.model_dump(mode="json")
 
     def load_rule(rule_words, dtype: str) -> Transformer:
-        return load(trained.folder, rule_words, place, getattr(torch, dtype), trained.step, console).model
+        arithmetic, step, weights = getattr(torch, dtype), trained.step, trained.weights
+        return load(trained.folder, rule_words, place, arithmetic, step, console, weights).model
 
     return Subject(
         name=str(trained.folder),
@@ -342,7 +343,7 @@ class Kind:
 
     title: str
     protocols: tuple[str, ...]
-    settings: type[BaseModel]
+    settings: type[MeasurementSettings]
     measure: Callable[[Any, Path, Console], int]
     shared: bool = False  # whether several processes may share the work
 

@@ -279,6 +279,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--batch", type=int, default=8, metavar="N", help="samples made at a time (8)")
     add("--no-cache", action="store_true", help="recompute everything for each token: slow, for comparison")
     add("--device", default="auto", help="cpu, cuda, cuda:1, ... (auto: a GPU if there is one)")
+    add("--weights", choices=["ema", "last"], help="the mean of the weights, the default if there is one")
     add("--dtype", choices=DTYPES, help="of the weights (as stored; bfloat16 on a GPU is faster)")
     args = parser.parse_intermixed_args(argv)
     args.stdin = "-" in args.words
@@ -319,7 +320,8 @@ def main() -> int | None:
     prompts = read_prompts(args, sys.stdin)
     console = Console()
     device = ("cuda" if torch.cuda.is_available() else "cpu") if args.device == "auto" else args.device
-    loaded = load(args.run, args.words, device, DTYPES.get(args.dtype), console=console)
+    dtype = DTYPES.get(args.dtype)
+    loaded = load(args.run, args.words, device, dtype, console=console, weights=args.weights)
     if loaded.changed:
         console.say(loaded.changed)
     samples = prepare_samples(args, prompts, loaded)
@@ -330,6 +332,7 @@ def main() -> int | None:
         sys.stdout.reconfigure(encoding="utf-8", errors="replace")  # whatever the locale says
     settings = asdict(sampling)
     settings |= {"tokens": args.tokens, "stop": args.stop, "run": args.run, "step": loaded.step}
+    settings |= {"weights": loaded.weights}
     settings |= {"overrides": args.words, "positions": positions(loaded, longest)}
     printer = JsonLines(samples, sys.stdout, settings) if args.jsonl else InOrder(samples, sys.stdout)
     try:

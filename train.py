@@ -19,6 +19,7 @@ from data import Batch, Batches, Prepared, prepare
 from data.exposure import write_exposure
 from evaluation import MonitorTargets, monitor_targets
 from model import Transformer
+from training.average import Average
 from training.begin import Score, begin_branch, check_text
 from training.branch import read_run_settings
 from training.checkpoint import find_checkpoint, restore, save_checkpoint
@@ -106,7 +107,8 @@ def train(
     t, device, main_process = settings.training, parallel.device, parallel.main
     optimizer = make_optimizer(model, t.optimizer)
     found = find_checkpoint(folder, console)
-    state: dict = restore(model, optimizer, found) if found else {"step": 0}
+    average = Average(model, t.ema, settings.steps) if t.ema else None
+    state: dict = restore(model, optimizer, found, average) if found else {"step": 0}
     start: int = state["step"]
     stages = stages_of(settings)
     model.reposition(stage_after(stages, start).model)
@@ -117,7 +119,8 @@ def train(
     wrapped = parallel.wrap(model)
     gate = Gate(t.on_nonfinite, t.on_spike, device)
     gate.load(state.get("gate", {}))
-    train_step = Stepper(parallel, wrapped, optimizer, clip=t.clip, autocast=autocast, gate=gate)
+    more = {"gate": gate, "z_loss": t.z_loss, "average": average}
+    train_step = Stepper(parallel, wrapped, optimizer, clip=t.clip, autocast=autocast, **more)
     recorder = Recorder(
         folder,
         settings,
@@ -135,10 +138,11 @@ def train(
     def look(done: int) -> None:
         """Held-out loss at and beyond the trained length, and text, where they are due."""
         last = done == settings.steps
-        if main_process and (last or (t.validation.every and done % t.validation.every == 0)):
-            validate(monitor, model, device, autocast, recorder, done, console)
-        if main_process and (last or (t.samples.every and done % t.samples.every == 0)):
-            write_samples(model, prepared.tokenizer, t.samples, recorder, done, console)
+        with average.applied() if average else nullcontext():
+            if main_process and (last or (t.validation.every and done % t.validation.every == 0)):
+                validate(monitor, model, device, autocast, recorder, done, console)
+            if main_process and (last or (t.samples.every and done % t.samples.every == 0)):
+                write_samples(model, prepared.tokenizer, t.samples, recorder, done, console)
         parallel.wait()
         recorder.resume_clock()
 
@@ -146,7 +150,7 @@ def train(
         if main_process:
             recorder.sync()
             state = {"step": done, "tokens": settings.tokens_after(done), "gate": gate.state()}
-            save_checkpoint(folder, done, model, optimizer, state, keep=t.checkpoint.keep)
+            save_checkpoint(folder, done, model, optimizer, state, t.checkpoint.keep, average)
             write_exposure(folder, with_parents(folder, ledger.upto(done)))
         parallel.wait()
         recorder.resume_clock()

@@ -41,6 +41,9 @@ class MeasurementSettings(BaseModel):
     seed: int = Field(0, ge=0, description="draws what is measured: documents, spans, items, resamples")
     dtype: Literal["float32", "float64", "bfloat16"] = Field("float32", description="arithmetic of the model")
     device: str = Field("auto", description="auto (a GPU where there is one), cpu, cuda, cuda:1 ...")
+    weights: Literal["ema", "last"] | None = Field(
+        None, description="the run's mean of weights, or those of the last step; null: the mean if it has one"
+    )
     chunk: int = Field(4096, ge=1, description="longer inputs are prefilled in chunks of this many tokens")
     memory: float | None = Field(
         None, gt=0, description="GiB the evaluation may use; default: 80% of what is free"
@@ -60,9 +63,14 @@ class MeasurementSettings(BaseModel):
             raise ValueError("lengths must be positive and at least one")
         return value
 
+    def asked(self, but: set[str]) -> dict:
+        """As JSON, without the keys `but` and what came later and is not given."""
+        later = {"weights"} if self.weights is None else set()
+        return self.model_dump(mode="json", exclude=but | later)
+
     def identity(self) -> str:
         """Short name of what is measured; where and how fast it is computed does not count."""
-        asked = self.model_dump(mode="json", exclude={"folder", "device", "batch", "memory"})
+        asked = self.asked({"folder", "device", "batch", "memory"})
         return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:8]
 
 

@@ -9,11 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from pydantic import BaseModel
-
 from data import DataError, DataSettings, prepared_folder
 from evaluation import EvaluationError, EvaluationSettings, resolve_rules
 from evaluation.rules import TRAINED, Rule
+from evaluation.settings import MeasurementSettings
 from model import ModelError
 from studies.document import counted
 from studies.errors import StudyError
@@ -40,7 +39,7 @@ class Kind(Protocol):
     def title(self) -> str: ...
 
     @property
-    def settings(self) -> type[BaseModel]: ...
+    def settings(self) -> type[MeasurementSettings]: ...
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class Evaluation:
 
     name: str
     words: tuple[str, ...]
-    settings: BaseModel
+    settings: MeasurementSettings
     data: DataSettings | None = None  # another corpus; its tokenizer is the run's
     place: str = ""  # the setting of evaluate.py that names the corpus
 

@@ -107,9 +107,7 @@ def pending(plan: CellPlan) -> dict[str, Any]:
 
 
 def _identity(evaluation: Evaluation, words: list[str], checkpoint: Checkpoint) -> str:
-    settings = evaluation.settings.model_dump(
-        mode="json", exclude=FREE & set(type(evaluation.settings).model_fields)
-    )
+    settings = evaluation.settings.asked(FREE & set(type(evaluation.settings).model_fields))
     return content_hash({"settings": settings, "words": words, "checkpoint": checkpoint.hash})
 
 

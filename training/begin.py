@@ -99,7 +99,7 @@ def compare(settings: RunSettings, parent: Parent, model: Transformer, score: Sc
     step = parent.checkpoint.step
 
     def of_parent(words: list[str]) -> np.ndarray | None:
-        own = load(parent.folder, words, weight.device, weight.dtype, step).model
+        own = load(parent.folder, words, weight.device, weight.dtype, step, weights="last").model
         return score(own) if own.limit is None or own.limit >= settings.train_length else None
 
     plain = of_parent([])
@@ -114,8 +114,9 @@ def compare(settings: RunSettings, parent: Parent, model: Transformer, score: Sc
     if largest > TOLERANCE[weight.dtype]:
         measured = parent.settings.original_length or parent.settings.train_length
         own = settings.original_length or settings.train_length
-        same = weights_of(model), weights_of(load(parent.folder, [], weight.device, weight.dtype, step).model)
-        if measured != own and _equal(*same):  # the one setting that words at test time cannot reach
+        ours = weights_of(model)
+        theirs = weights_of(load(parent.folder, [], weight.device, weight.dtype, step, weights="last").model)
+        if measured != own and _equal(ours, theirs):  # the one setting that words at test time cannot reach
             return found | {"not_compared": f"it measures stretches from {measured}, not from {own}"}
         raise TrainingError(
             f"at step 0 the branch scores {nll.mean():.6f} at {settings.train_length} tokens, and "

@@ -19,11 +19,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from training.average import Average
 from training.errors import TrainingError
 from training.files import is_disk_full, read_json, sha256_of, sync, write_json
 from training.optimizer import clean_name, named_weights
 
 WEIGHTS, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
+AVERAGE = "average.safetensors"
 STATE, MANIFEST = "state.json", "manifest.json"
 _NAME = re.compile(r"step-(\d+)")
 _MACHINE_FLAGS = ("foreach", "fused", "capturable", "differentiable")  # chosen anew on every machine
@@ -46,6 +48,10 @@ class Checkpoint:
     def has_optimizer(self) -> bool:
         return (self.folder / OPTIMIZER).exists()
 
+    @property
+    def has_average(self) -> bool:
+        return (self.folder / AVERAGE).exists()
+
 
 def folder_of(run: Path, step: int) -> Path:
     return run / "checkpoints" / f"step-{step:08d}"
@@ -65,6 +71,7 @@ def save_checkpoint(
     optimizer: torch.optim.Optimizer | None = None,
     state: dict | None = None,
     keep: int | None = None,
+    average: Average | None = None,
 ) -> Checkpoint:
     """Save a run after `step` updates; called by one process.
 
@@ -79,6 +86,8 @@ def save_checkpoint(
     building = folder.with_name(f".writing-{folder.name}-{os.getpid()}")
     try:
         building.mkdir()
+        if average is not None:
+            save_file(average.tensors(), building / AVERAGE)
         digest = _write(building, step, model, optimizer, state or {})
         _put_in_place(building, folder)
     except (OSError, SafetensorError, TrainingError) as error:
@@ -276,6 +285,14 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
             own[name].copy_(tensor)
 
 
+def load_average(model: nn.Module, checkpoint: Checkpoint) -> None:
+    """Copy a checkpoint's mean of the weights over a model's weights."""
+    stored = load_file(checkpoint.folder / AVERAGE)
+    with torch.no_grad():
+        for name, weight in named_weights(model):
+            weight.copy_(stored[name])
+
+
 def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict]:
     """The optimizer's tensors as `key/weight name`, and as JSON its numbers and options by group."""
     names = {id(weight): name for name, weight in named_weights(model)}
@@ -294,8 +311,14 @@ def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple
     return tensors, {"groups": groups, "numbers": numbers}
 
 
-def restore(model: nn.Module, optimizer: torch.optim.Optimizer, checkpoint: Checkpoint) -> dict:
-    """Weights, optimizer and random generators exactly as saved; returns the loop's state.
+def restore(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    checkpoint: Checkpoint,
+    average: Average | None = None,
+) -> dict:
+    """Weights, optimizer, their mean and random generators exactly as saved; returns the loop's state. A mean
+    that the checkpoint has not begins with its weights.
 
     Options of groups are those of the settings, which a fork may change; the learning rate is the saved one.
     Raises TrainingError where the checkpoint holds weights only, or other groups than the optimizer.
@@ -329,6 +352,9 @@ def restore(model: nn.Module, optimizer: torch.optim.Optimizer, checkpoint: Chec
         {"state": {i: state[name] for i, name in enumerate(flat) if name in state}, "param_groups": groups}
     )
     _restore_generators(stored)
+    if average is not None:
+        means = load_file(checkpoint.folder / AVERAGE) if checkpoint.has_average else None
+        average.load(means, checkpoint.step)
     return checkpoint.state
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from data import Batch
 from model import Places
+from training.average import Average
 from training.exits import INTERRUPTED, REQUEUE
 from training.gate import Gate, Verdict
 from training.optimizer import gated_step
@@ -123,9 +124,12 @@ class Stepper:
         clip: float | None,
         autocast: torch.dtype | None,
         gate: Gate,
+        z_loss: float | None = None,
+        average: Average | None = None,
     ):
         self.parallel, self.model, self.optimizer = parallel, model, optimizer
         self.clip, self.autocast = clip or float("inf"), autocast
+        self.z_loss, self.average = z_loss, average
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self.gate = gate
 
@@ -138,7 +142,7 @@ class Stepper:
             last = i == len(parts) - 1
             with nullcontext() if last else self.parallel.local(self.model):
                 with torch.autocast(device.type, self.autocast, enabled=self.autocast is not None):
-                    nll = self.model(part.tokens, part.places, part.targets)
+                    nll = self.model(part.tokens, part.places, part.targets, z_loss=self.z_loss)
                 # DDP averages gradients over ranks; times `world`, the average is the sum.
                 (nll.sum() * (world / n_targets)).backward()
             total += nll.detach().sum()
@@ -147,7 +151,10 @@ class Stepper:
         loss = shared[0] / n_targets
         norm = self.parallel.clip(self._parameters, self.clip)
         verdict = self.gate(loss, norm)
-        gated_step(self.optimizer, (verdict.reason > 0) | verdict.stopped)
+        held = (verdict.reason > 0) | verdict.stopped
+        gated_step(self.optimizer, held)
+        if self.average is not None:
+            self.average.update(held)
         self.optimizer.zero_grad(set_to_none=True)
         return Outcome(loss, norm, shared[1], shared[2], verdict)
 

@@ -18,8 +18,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from hashlib import sha256
 from importlib import metadata
 from pathlib import Path
+from typing import Literal
 
 import torch
 from safetensors import safe_open
@@ -27,7 +29,7 @@ from safetensors import safe_open
 from data import Prepared, open_prepared
 from data.tokenizer import Tokenizer, load_tokenizer
 from model import Transformer
-from training.checkpoint import STATE, WEIGHTS, find_checkpoint, load_weights
+from training.checkpoint import AVERAGE, STATE, WEIGHTS, find_checkpoint, load_average, load_weights
 from training.config import differences, dump, identity, load_settings, split_words
 from training.console import Console
 from training.errors import TrainingError
@@ -244,8 +246,9 @@ class Loaded:
     settings: RunSettings  # with the changes on the way up to `step`, and the overrides asked for
     step: int
     folder: Path
-    checkpoint_hash: str
+    checkpoint_hash: str  # another one under weights that were chosen against what is usual for the run
     changed: str = ""  # those changes in one sentence
+    weights: Literal["last", "ema"] = "last"
 
 
 def load(
@@ -255,6 +258,7 @@ def load(
     dtype: torch.dtype | None = None,
     checkpoint: int | None = None,
     console=None,
+    weights: Literal["last", "ema"] | None = None,
 ) -> Loaded:
     """Model and tokenizer of a run folder, in evaluation mode.
 
@@ -265,10 +269,11 @@ def load(
         dtype: of the weights; None: float64 if they are stored so, else float32.
         checkpoint: step of the checkpoint; None: the newest good one.
         console: told where a damaged checkpoint is passed over; None: standard error.
+        weights: those of the last step, or their mean (`training.ema`); None: the mean where there is one.
 
     Raises:
-        TrainingError: not a run folder, no good checkpoint, another tokenizer, an override outside the
-            positional scheme.
+        TrainingError: not a run folder, no good checkpoint, no mean in it, another tokenizer, an override
+            outside the positional scheme.
         ModelError: an override that the trained scheme does not allow.
     """
     folder = Path(run)
@@ -284,7 +289,7 @@ def load(
     trained, console = read_settings(folder), console or Console()
 
     def read() -> Loaded:
-        found = find_checkpoint(folder, console, checkpoint, only=(WEIGHTS, STATE))
+        found = find_checkpoint(folder, console, checkpoint, only=(WEIGHTS, AVERAGE, STATE))
         if found is None:
             raise TrainingError(f"{folder} has no checkpoint yet; train it first")
         last, changed = last_trained(trained, found.step)
@@ -293,8 +298,18 @@ def load(
         model = Transformer(settings.model, about["vocab_size"], length, original)
         model.to(dtype or _stored_dtype(found.folder / WEIGHTS))
         load_weights(model, found)
+        usual = "ema" if found.has_average else "last"
+        chosen, said = weights or usual, [changed] if changed else []
+        if chosen == "ema":
+            if not found.has_average:
+                raise TrainingError(
+                    f"{found.folder} holds no mean of its weights: it was trained without training.ema"
+                )
+            load_average(model, found)
+            said.append("weights are their exponential mean (training.ema)")
         model.to(device).eval()
-        return Loaded(model, tokenizer, settings, found.step, folder, found.hash, changed)
+        digest = found.hash if chosen == usual else sha256(f"{chosen} {found.hash}".encode()).hexdigest()
+        return Loaded(model, tokenizer, settings, found.step, folder, digest, "; ".join(said), chosen)
 
     try:
         return read()

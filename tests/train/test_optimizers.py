@@ -1,0 +1,86 @@
+"""Runs under Muon, with rates by role, z-loss and a mean of the weights: exact on resume, read as asked."""
+
+import shutil
+import sys
+
+import pytest
+from safetensors.torch import load_file
+
+import evaluate
+import generate
+from tests.train.test_train import here, lines, weights
+from training import TrainingError
+from training.log import read_metrics
+from training.run import load
+
+SETTINGS = [
+    "training.optimizer={name: muon, adamw: {lr: 1e-3, groups: {embeddings: {lr: 4e-3}}}}",
+    "training.z_loss=1e-3",
+    "training.ema={decay: 0.8, start: 2}",
+    "training.checkpoint.keep=9",
+]
+
+
+def last(folder, name):
+    return load_file(max((folder / "checkpoints").glob("step-*")) / name)
+
+
+def test_muon_z_loss_and_a_mean_of_weights(words, tmp_path, monkeypatch, capsys):
+    words, whole, cut = [*words, *SETTINGS], tmp_path / "whole", tmp_path / "cut"
+    assert here(monkeypatch, *words, "--folder", str(whole)) == 0
+    said = capsys.readouterr().err
+    assert "adamw_lr 0.001: for the 8,4" in said and "numbers of head, vectors" in said
+    told = lines(whole)
+    rates = [line for line in told if line["kind"] == "train"]
+    assert all(line["lr"] == pytest.approx(2 * line["adamw_lr"]) for line in rates)
+    assert all(line["embeddings_lr"] == pytest.approx(4 * line["adamw_lr"]) for line in rates)
+
+    shutil.copytree(whole, cut)
+    for folder in (cut / "checkpoints").glob("step-*"):
+        if int(folder.name[5:]) > 6:
+            shutil.rmtree(folder)
+    assert here(monkeypatch, *words, "--folder", str(cut)) == 0
+    assert lines(cut) == told
+    for name in ("model.safetensors", "average.safetensors", "optimizer.safetensors"):
+        ours, theirs = last(cut, name), last(whole, name)
+        assert ours.keys() == theirs.keys() and all(ours[key].equal(theirs[key]) for key in theirs)
+
+    # The loss is told without the penalty: at the first step that is the whole difference.
+    plain = tmp_path / "plain"
+    assert here(monkeypatch, *[word for word in words if "z_loss" not in word], "--folder", str(plain)) == 0
+    first = read_metrics(plain / "metrics.jsonl", "train")
+    assert first[0]["loss"] == rates[0]["loss"] and first[0]["grad_norm"] != rates[0]["grad_norm"]
+    assert first[-1]["loss"] != rates[-1]["loss"]
+
+    mean, model = last(whole, "average.safetensors"), weights(whole)
+    usual, latest = load(whole), load(whole, weights="last")
+    assert usual.weights == "ema" and usual.model.norm.weight.equal(mean["norm.weight"])
+    assert latest.model.norm.weight.equal(model["norm.weight"]) and not mean["norm.weight"].equal(
+        model["norm.weight"]
+    )
+    assert "exponential mean" in usual.changed and latest.changed == ""
+    assert usual.checkpoint_hash == load(whole, weights="ema").checkpoint_hash != latest.checkpoint_hash
+
+    # Validation measured what evaluation will: the mean.
+    small = [str(whole), "lengths=[24]", "targets=8", "documents=8", "contamination.check=false"]
+    found = {}
+    for choice in ("ema", "last", "null"):
+        monkeypatch.setattr(sys, "argv", ["evaluate.py", *small, f"weights={choice}", f"folder=by-{choice}"])
+        assert evaluate.main() == 0
+        found[choice] = (whole / "evaluation" / f"by-{choice}" / "results.csv").read_text()
+    assert found["ema"] == found["null"] != found["last"]
+    texts = []
+    for more in ([], ["--weights", "last"], ["--weights", "ema"]):
+        asked = ["generate.py", str(whole), "--prompt", "ab", "--greedy", "--tokens", "9", "--jsonl", *more]
+        monkeypatch.setattr(sys, "argv", asked)
+        capsys.readouterr()
+        generate.main()
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[2] and '"weights": "last"' in texts[1] and '"weights": "ema"' in texts[0]
+
+
+def test_a_mean_that_is_not_there_is_not_read(words, tmp_path, monkeypatch):
+    assert here(monkeypatch, *words, "training.tokens=192", "--folder", str(tmp_path / "a")) == 0
+    with pytest.raises(TrainingError, match=r"holds no mean of its weights: .* without training.ema"):
+        load(tmp_path / "a", weights="ema")
+    assert load(tmp_path / "a").weights == "last"

@@ -1,0 +1,100 @@
+"""The mean of the weights: its closed form, steps that are held back, and what is read from a checkpoint."""
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.training.toy import Net
+from training.average import Average
+from training.checkpoint import find_checkpoint, load_average, restore, save_checkpoint
+from training.errors import TrainingError
+from training.optimizer import gated_step, make_optimizer, set_learning_rates
+from training.optimizer_settings import AdamWSettings, EmaSettings
+
+HELD, FREE = torch.tensor(True), torch.tensor(False)
+
+
+def trained(plan, average_of, seed=0):
+    """A net after one random update for each flag of `plan`, with its mean, and the weights after each."""
+    torch.manual_seed(seed)
+    net = Net().double()
+    optimizer, average = make_optimizer(net, AdamWSettings()), average_of(net)
+    set_learning_rates(optimizer, {"lr": 0.1})
+    seen = [net.mix.weight.detach().clone()]
+    go_on(net, optimizer, average, plan, seen)
+    return net, optimizer, average, torch.stack(seen)
+
+
+def go_on(net, optimizer, average, plan, seen):
+    for held in plan:
+        for weight in net.parameters():
+            weight.grad = torch.randn_like(weight)
+        gated_step(optimizer, held)
+        average.update(held)
+        if not held:
+            seen.append(net.mix.weight.detach().clone())
+
+
+def test_the_closed_form_whatever_was_held_back():
+    """d^n w_0 + (1 − d) Σ d^(n−i) w_i over the n steps that were applied."""
+    plan = [FREE, HELD, FREE, FREE, HELD, HELD, FREE]
+    net, _, average, seen = trained(plan, lambda net: Average(net, EmaSettings(decay=0.7), 7))
+    shares = torch.tensor([0.7**4, *(0.3 * 0.7 ** (4 - i) for i in range(1, 5))], dtype=torch.float64)
+    wanted = (shares[:, None, None] * seen).sum(0)
+    found = average.tensors()
+    torch.testing.assert_close(found["mix.weight"], wanted, rtol=1e-12, atol=1e-14)
+    assert list(found) == ["embed.weight", "position.weight", "mix.weight", "mix.bias", "norm.weight"]
+    before = {name: weight.detach().clone() for name, weight in net.named_parameters()}
+    with average.applied():
+        assert net.mix.weight.equal(found["mix.weight"]) and not net.mix.weight.equal(before["mix.weight"])
+    assert all(weight.equal(before[name]) for name, weight in net.named_parameters())
+
+
+@pytest.mark.parametrize("start", [3, 0.3])
+def test_up_to_its_start_it_is_the_weights(start):
+    settings = EmaSettings(decay=0.7, start=start)
+    _, _, average, seen = trained([FREE] * 3, lambda net: Average(net, settings, 10))
+    assert average.tensors()["mix.weight"].equal(seen[-1])
+    _, _, average, seen = trained([FREE] * 4, lambda net: Average(net, settings, 10))
+    torch.testing.assert_close(average.tensors()["mix.weight"], 0.7 * seen[-2] + 0.3 * seen[-1])
+
+
+def test_half_precision_weights_have_a_float32_mean():
+    net = Net().bfloat16()
+    average = Average(net, EmaSettings(decay=0.999), 10)
+    with torch.no_grad():
+        net.mix.bias.fill_(1.0)
+        average.load(None, 0)
+        net.mix.bias.fill_(2.0)
+    average.update(FREE)
+    found = average.tensors()["mix.bias"]
+    assert found.dtype == torch.float32 and found.tolist() == pytest.approx([1.001] * 6, rel=1e-6)
+
+
+def test_resumed_to_the_bit_and_begun_where_a_checkpoint_has_none(tmp_path):
+    settings, plan = EmaSettings(decay=0.7, start=4), [FREE, FREE, HELD, FREE, FREE]
+
+    def average_of(net):
+        return Average(net, settings, 10)
+
+    net, optimizer, average, _ = trained(plan[:3], average_of)
+    saved = save_checkpoint(tmp_path, 3, net, optimizer, average=average)
+    assert load_file(saved.folder / "average.safetensors")["mix.weight"].equal(net.mix.weight)
+    go_on(net, optimizer, average, plan, [])
+    again, its_optimizer, its_average, _ = trained([FREE], average_of, seed=3)
+    restore(again, its_optimizer, find_checkpoint(tmp_path), its_average)
+    go_on(again, its_optimizer, its_average, plan, [])
+    ours, theirs = average.tensors(), its_average.tensors()
+    assert all(theirs[name].equal(mean) for name, mean in ours.items())
+    assert not ours["mix.weight"].equal(net.mix.weight)
+
+    last = save_checkpoint(tmp_path, 8, net, optimizer, average=average)
+    load_average(again, last)
+    assert again.mix.weight.equal(ours["mix.weight"])
+    bare = save_checkpoint(tmp_path, 9, net, optimizer)
+    assert not bare.has_average and last.has_average
+    restore(again, its_optimizer, bare, its_average)
+    assert its_average.tensors()["mix.weight"].equal(net.mix.weight)
+    (last.folder / "average.safetensors").write_bytes(b"")
+    with pytest.raises(TrainingError, match=r"average.safetensors has 0 bytes"):
+        find_checkpoint(tmp_path, step=8)

@@ -1,0 +1,86 @@
+"""An exponential mean of the weights, kept beside them for evaluation."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from training.errors import TrainingError
+from training.optimizer import named_weights
+from training.optimizer_settings import EmaSettings
+from training.schedule import steps_of
+
+
+class Average:
+    """mean ← decay · mean + (1 − decay) · weights after every update, on the weights' device, in float32 or
+    float64. Up to step `start` the mean is the weights themselves.
+
+    Args:
+        steps: updates of the whole run.
+    """
+
+    def __init__(self, model: nn.Module, settings: EmaSettings, steps: int):
+        self._weights = dict(named_weights(model))
+        if any(isinstance(weight, DTensor) for weight in self._weights.values()):
+            raise TrainingError(
+                "training.ema keeps a mean of whole weights, and these are sharded: leave it out, or train "
+                "without sharding"
+            )
+        self._decay, self._start, self._step = settings.decay, steps_of(settings.start, steps), 0
+        self._means = {
+            name: weight.detach().to(torch.promote_types(weight.dtype, torch.float32), copy=True)
+            for name, weight in self._weights.items()
+        }
+
+    @torch.no_grad()
+    def update(self, held: Tensor) -> None:
+        """Take in the weights of one more step; where the flag `held` (a bool scalar on the device) is set,
+        the step was not applied and the mean stays."""
+        self._step += 1
+        if self._step <= self._start:
+            self._follow()
+            return
+        means = list(self._means.values())
+        share = (1 - self._decay) * (~held).to(means[0].dtype)
+        difference = torch._foreach_sub(self._present(), means)  # pyright: ignore[reportPrivateImportUsage]
+        torch._foreach_mul_(difference, share)  # pyright: ignore[reportPrivateImportUsage]
+        torch._foreach_add_(means, difference)  # pyright: ignore[reportPrivateImportUsage]
+
+    def load(self, stored: dict[str, Tensor] | None, step: int) -> None:
+        """Go on from a mean saved after `step` updates; None: from the weights as they are."""
+        self._step = step
+        if stored is None:
+            self._follow()
+            return
+        for name, mean in self._means.items():
+            mean.copy_(stored[name])
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The means by weight name, on the CPU."""
+        return {name: mean.cpu().contiguous() for name, mean in self._means.items()}
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """The model with the means for weights, which come back at the end."""
+        with torch.no_grad():
+            kept = [weight.detach().clone() for weight in self._weights.values()]
+            self._into_weights(list(self._means.values()))
+        try:
+            yield
+        finally:
+            self._into_weights(kept)
+
+    @torch.no_grad()
+    def _into_weights(self, tensors: list[Tensor]) -> None:
+        for weight, tensor in zip(self._weights.values(), tensors, strict=True):
+            weight.copy_(tensor)
+
+    @torch.no_grad()
+    def _follow(self) -> None:
+        torch._foreach_copy_(list(self._means.values()), self._present())  # pyright: ignore[reportPrivateImportUsage]
+
+    def _present(self) -> list[Tensor]:
+        """The weights in the means' dtype."""
+        return [self._weights[name].detach().to(mean.dtype) for name, mean in self._means.items()]
