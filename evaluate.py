@@ -334,6 +334,8 @@ def open_stores(settings: EvaluationSettings | DiagnosticSettings, run: Path, to
     trained = [about, *about.get("lineage", [])]
     earlier = [parent.get("data") for parent in trained[1:]]
     earlier += [folder for one in trained for folder in one.get("mixture", ())]
+    lists = [Path(one["groups"]) for one in trained if one.get("groups")]
+    earlier += [folder for file in lists if file.is_file() for folder in read_json(file)["folders"]]
     return Stores.open(folder, settings.split, tokenizer, about.get("data"), earlier)
 
 

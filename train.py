@@ -84,7 +84,7 @@ def main() -> int:
     monitor = make_monitor(prepared, settings, console)
     more = {"lineage": parent.lineage(settings), "inherited": parent.inherited} if parent else {}
     opened = opened_run(folder, settings, prepared, model, options.fresh, console, more)
-    with opened if parallel.main else nullcontext():
+    with opened if parallel.main else nullcontext(), batches.preparing(parallel.main):
         if settings.parent is not None and parallel.main:
             begin_branch(folder, settings, parent, model, step0_score(prepared, settings, device), console)
         parallel.wait()
@@ -110,6 +110,7 @@ def train(
     average = Average(model, t.ema, settings.steps) if t.ema else None
     state: dict = restore(model, optimizer, found, average) if found else {"step": 0}
     start: int = state["step"]
+    batches.check_groups(state.get("groups", []))
     stages = stages_of(settings)
     model.reposition(stage_after(stages, start).model)
     announce(settings, model, batches, folder, start, console)
@@ -150,6 +151,7 @@ def train(
         if main_process:
             recorder.sync()
             state = {"step": done, "tokens": settings.tokens_after(done), "gate": gate.state()}
+            state |= {"groups": batches.groups_used(done)}
             save_checkpoint(folder, done, model, optimizer, state, t.checkpoint.keep, average)
             write_exposure(folder, with_parents(folder, ledger.upto(done)))
         parallel.wait()

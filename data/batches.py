@@ -8,7 +8,8 @@ state nor the number of ranks enters, so a run can be resumed, or shared among m
 
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import lru_cache
@@ -19,6 +20,7 @@ import torch
 
 from data.draws import permuted
 from data.errors import DataError
+from data.groups import Groups
 from data.pattern import Pattern
 from data.positions import PACKINGS, place
 from data.settings import PlainPositions
@@ -42,7 +44,7 @@ class Batch:
     reach: int  # 1 + largest position, rounded up
     unit_steps: bool  # positions of neighbours in one document differ by one
     n_targets: int  # counted targets of the whole step, over all ranks
-    epoch: int  # of the step's first window, in its text
+    epoch: int  # of the step's first window, in its text; of text in groups, the number of the line
     hash: str  # 16 hex digits of the whole step's tokens and targets; "" on ranks other than 0
     passes: dict[str, float] = field(default_factory=dict)  # `Batches.passes` after it; of mixtures alone
 
@@ -53,6 +55,11 @@ class Text(NamedTuple):
     store: Store
     share: Fraction = Fraction(1)
     label: str = ""
+    groups: Groups | None = None  # where more of it is prepared while training goes on
+
+    def line(self, epoch: int) -> Store:
+        """What is gone through in an epoch, or, in groups, one after another."""
+        return self.store if self.groups is None else self.groups.store(epoch)
 
 
 class Windows(NamedTuple):
@@ -127,13 +134,16 @@ class Batches:
             for source in range(len(self.texts))
         ]
         self._courses = [
-            courses(text.store.n_tokens, self.plan.lengths, totals[source], seed, source)
-            for source, text in enumerate(self.texts)
+            courses(self._tokens_of(source), self.plan.lengths, totals[source], seed, source)
+            for source in range(len(self.texts))
         ]
         # A step may span two epochs of each text.
         self._line = lru_cache(maxsize=2 * len(self.texts))(
-            lambda source, epoch: _Line(self.texts[source].store, source, seed, epoch)
+            lambda source, epoch: _Line(self.texts[source].line(epoch), source, seed, epoch)
         )
+
+    def _tokens_of(self, source: int) -> Callable[[int], int]:
+        return lambda epoch: self.texts[source].line(epoch).n_tokens
 
     def _check(self) -> None:
         for length in self.plan.lengths:
@@ -186,6 +196,24 @@ class Batches:
                 index = self._pattern.before(source, sample[here])
                 epoch[here], begin[here] = self._courses[source][share.group].locate(index)
             yield Windows(share.length, sources, epoch, begin)
+
+    def groups_used(self, done: int) -> list[str]:
+        """Hashes of the groups that the first `done` steps came from; none where text is not in groups."""
+        groups = self.texts[0].groups
+        if groups is None or not done:
+            return []
+        last = max(int(windows.epoch.max()) for windows in self.windows(done - 1, done))
+        return groups.used(last + 1)
+
+    def check_groups(self, used: list[str]) -> None:
+        """Raise DataError where groups are not those that were `used` before."""
+        if used and self.texts[0].groups is not None:
+            self.texts[0].groups.check(used)
+
+    def preparing(self, here: bool) -> AbstractContextManager:
+        """In it, a process started by this one prepares what is missing of text in groups, if `here`."""
+        groups = self.texts[0].groups
+        return groups.preparing() if here and groups is not None else nullcontext()
 
     def document_starts(self, source: int, epoch: int) -> np.ndarray:
         """Where each document of a text begins on the line of an epoch, ascending: int64."""

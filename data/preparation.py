@@ -23,7 +23,7 @@ from data.duplicates import save_index, shingles
 from data.errors import DataError
 from data.files import canonical, read_json, write_json
 from data.pool import run_chunks
-from data.settings import DataSettings, MixedSettings, SentencePieceSettings
+from data.settings import DataSettings, SentencePieceSettings, SourceSettings
 from data.sources import Source, open_source
 from data.spool import Spool, fill
 from data.store import FORMAT, Store, mend, token_dtype, write_manifest
@@ -33,7 +33,7 @@ from data.tokenizer import ByteTokenizer, Tokenizer, load_sentencepiece, load_to
 from data.tokenizer_training import train_sentencepiece
 
 # Settings that change how prepared text is used or where it lies, not what it holds.
-BESIDE = {"root", "label", "packing", "positions", "mixture"}
+BESIDE = {"root", "label", "packing", "positions", "mixture", "group_bytes"}
 PIECE = 64 << 10  # characters of text the tokenizer's sample is drawn in
 
 
@@ -115,7 +115,7 @@ def prepared_folder(settings: DataSettings) -> Path:
         sources.append(open_source(settings.valid_source))
     facts = {
         "format": FORMAT,
-        "settings": settings.model_dump(exclude=BESIDE),
+        "settings": settings.model_dump(exclude=BESIDE | (set() if settings.skip else {"skip"})),
         "sources": [source.fingerprint() for source in sources],
     }
     tokenizer = settings.tokenizer
@@ -126,39 +126,46 @@ def prepared_folder(settings: DataSettings) -> Path:
 
 
 def prepare(settings: DataSettings, console: Any = None, workers: int | None = None) -> Prepared:
-    """Prepare texts and tokenizer, or open what an earlier call finished.
+    """Prepare texts and tokenizer, or open what an earlier call finished; of text in groups the first.
 
     workers: processes that tokenise; as many as there are cores if None. Raises DataError for text, tokenizer
     or folder the user must mend, OSError for a full or read-only disk.
     """
     console = console or Silent()
-    first, others = _prepare_one(settings, console, workers), []
+    most = [n for n in (settings.group_bytes, settings.max_bytes) if n is not None]
+    begun = settings.model_copy(update={"max_bytes": min(most, default=None), "group_bytes": None})
+    first, others = prepare_one(begun, console, workers), []
     for mixed in settings.mixture:
-        if mixed.prepared is not None:
-            others.append(open_prepared(Path(mixed.prepared).expanduser()))
+        if mixed.source is None:
+            others.append(open_prepared(Path(mixed.prepared or "").expanduser()))
         else:
-            others.append(_prepare_one(_beside(settings, mixed, first), console, workers))
+            asked = beside(settings, first, mixed.source, mixed.max_bytes)
+            others.append(prepare_one(asked, console, workers))
     return mix(first, others)
 
 
-def _beside(settings: DataSettings, mixed: MixedSettings, first: Prepared) -> DataSettings:
+def beside(
+    settings: DataSettings, first: Prepared, source: SourceSettings, max_bytes: int | None
+) -> DataSettings:
     """How a further text is prepared: all of it is trained on but copies of the first one's held-out text."""
     model = first.folder / "tokenizer" / "tokenizer.model"
     held = PreparedSource(path=str(first.folder), split="valid") if first.valid.n_documents else None
     is_trained = isinstance(settings.tokenizer, SentencePieceSettings)
     more = {
-        "source": mixed.source,
-        "max_bytes": mixed.max_bytes,
+        "source": source,
+        "max_bytes": max_bytes,
         "valid_source": held,
         "valid_fraction": 0.0,
         "tokenizer": SentencePieceSettings(model=str(model)) if is_trained else settings.tokenizer,
         "label": None,
         "mixture": [],
+        "group_bytes": None,
     }
     return settings.model_copy(update=more)
 
 
-def _prepare_one(settings: DataSettings, console: Any, workers: int | None) -> Prepared:
+def prepare_one(settings: DataSettings, console: Any, workers: int | None) -> Prepared:
+    """One text, prepared now or earlier."""
     folder = prepared_folder(settings)
     if not (folder / "prepared.json").is_file():
         with _alone(folder, console):
@@ -223,6 +230,7 @@ def _read(settings: DataSettings, work: Path, console: Any) -> dict[str, Spool]:
             seed=settings.valid_seed,
             max_bytes=most,
             console=console,
+            skip=settings.skip if name == "text" else 0,
         )
     return {name: Spool(work / name) for name in sources}
 
@@ -343,6 +351,9 @@ def _seal(
         "tokenizer": {"hash": tokenizer.hash, "vocab_size": tokenizer.vocab_size, **training},
         "passed_over": dict(faults),
         "examples": {fault: name for spool in spools.values() for fault, name in spool.examples.items()},
+        "read": spools["text"].read,
+        "ended": spools["text"].ended,
+        "bytes_read": int(spools["text"].bytes.sum()),
         "lossy_documents": sum(result["lossy"] for result in results),
         "near_duplicates": _duplicates(settings, folder, spools, masks, tasks, results),
     }

@@ -206,6 +206,14 @@ class DataSettings(Settings):
     max_bytes: int | None = Field(
         None, ge=1, description="stop reading the source after this much text, in bytes"
     )
+    group_bytes: int | None = Field(
+        None,
+        ge=1,
+        description="prepare in groups of this much text, in bytes, and train from the first on while the "
+        "others are prepared; null: all before training",
+        json_schema_extra={"counts_if_given": True},
+    )
+    skip: int = Field(0, ge=0, description="documents of the source to pass over at its beginning")
     bos: bool = Field(True, description="store a begin-of-document token before each document")
     eos: bool = Field(True, description="store an end-of-document token after each document")
     shard_bytes: int = Field(
@@ -234,6 +242,10 @@ class DataSettings(Settings):
 
     @model_validator(mode="after")
     def _shares_leave_some(self):
+        if self.mixture and self.group_bytes is not None:
+            raise ValueError(
+                "data.group_bytes and data.mixture are not served together: leave out one of them"
+            )
         if (taken := sum(self.mixed_shares)) >= 1:
             raise ValueError(
                 f"the shares of data.mixture make {float(taken):g}: they must leave data.source some"

@@ -77,21 +77,29 @@ class _Chunk:
 
 
 def fill(
-    folder: Path, source: Source, *, shard_bytes: int, seed: int, max_bytes: int | None, console: Any
+    folder: Path,
+    source: Source,
+    *,
+    shard_bytes: int,
+    seed: int,
+    max_bytes: int | None,
+    console: Any,
+    skip: int = 0,
 ) -> None:
-    """Read the source into the spool, going on where an earlier call stopped; DataError if it is no use."""
+    """Read the source from document `skip` on into the spool, going on where an earlier call stopped;
+    DataError if it is no use."""
     if (folder / "complete.json").is_file():
         return
     folder.mkdir(parents=True, exist_ok=True)
     sealed = list(_cards(folder))
-    number = sum(card["seen"] for card in sealed)
+    number = skip + sum(card["seen"] for card in sealed)
     total = sum(int(np.load(folder / f"{i:05d}.npy")[1].sum()) for i in range(len(sealed)))
     faults: Counter[str] = sum((Counter(card["faults"]) for card in sealed), Counter())
     examples = {fault: name for card in reversed(sealed) for fault, name in card["examples"].items()}
     if sealed:
         console.say(f"reading {source.label}: going on behind document {number:,}")
     compress = zstandard.ZstdCompressor(level=1).compress
-    chunk, count = _Chunk(), len(sealed)
+    chunk, count, ended = _Chunk(), len(sealed), False
     with console.bar(f"reading {source.label}", None, unit="documents") as bar:
         for document in source.documents(start=number):
             if max_bytes is not None and total >= max_bytes:
@@ -111,13 +119,16 @@ def fill(
                     faults, examples = faults + chunk.faults, {**chunk.examples, **examples}
                     chunk, count = _Chunk(), count + 1
             number += 1
+        else:
+            ended = True
     if chunk.rows:
         chunk.seal(folder, count)
         count += 1
     faults, examples = faults + chunk.faults, {**chunk.examples, **examples}
     if not total:
         raise DataError(_nothing_left(source, faults, examples))
-    card = {"chunks": count, "documents": number - sum(faults.values()), "bytes": total}
+    card = {"chunks": count, "documents": number - skip - sum(faults.values()), "bytes": total}
+    card |= {"read": number, "ended": ended}
     write_json(folder / "complete.json", {**card, "faults": faults, "examples": examples})
 
 
@@ -170,6 +181,9 @@ class Spool:
         self.faults: dict[str, int] = card["faults"]
         self.examples: dict[str, str] = card["examples"]
         self.n_chunks: int = card["chunks"]
+        # A spool begun by an earlier version does not say where in the source it ended.
+        self.read: int | None = card.get("read")
+        self.ended: bool | None = card.get("ended")
         tables = [np.load(folder / f"{i:05d}.npy") for i in range(self.n_chunks)]
         self.bytes = np.concatenate([table[1] for table in tables])
         self.keys = np.concatenate([np.load(folder / f"{i:05d}.keys.npy") for i in range(self.n_chunks)])

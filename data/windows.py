@@ -6,9 +6,10 @@ own length, so that no token is an input twice in an epoch. What is too short fo
 line is left out: at most as many tokens as a window has, whatever the plan.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from itertools import groupby
+from threading import Lock
 from typing import NamedTuple
 
 import numpy as np
@@ -67,29 +68,44 @@ class Plan:
         return int(np.searchsorted(self._begins, step, side="right")) - 1
 
 
-@dataclass(frozen=True)
 class Course:
-    """The windows of one length that a run takes of one text: from a place on the line of an epoch on."""
+    """The windows of one length that a run takes of one text: from a place on one of its lines on.
 
-    n_tokens: int  # of the whole line
-    length: int
-    total: int | None  # windows; None: without end
-    seed: int
-    epoch: int = 0
-    offset: int = 0  # of the first token that is free on that line
-    source: int = 0  # number of the text in a mixture
+    Args:
+        tokens: of the line of each epoch; asked for no earlier than its windows are.
+        length: of a window.
+        total: windows; None: without end.
+        seed: of their order.
+        epoch, offset: the first line, and the first token of it that is free.
+        source: number of the text in a mixture.
+    """
+
+    def __init__(
+        self,
+        tokens: Callable[[int], int],
+        length: int,
+        total: int | None,
+        seed: int,
+        epoch: int = 0,
+        offset: int = 0,
+        source: int = 0,
+    ):
+        self.tokens, self.length, self.total, self.seed = tokens, length, total, seed
+        self.epoch, self.offset, self.source = epoch, offset, source
+        self._firsts = [0]  # number of the first window of each line, and of what follows
+        self._growing = Lock()  # a step is read ahead while the ledger counts those before it
 
     def locate(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Of windows number 0, 1, ... of this course: (epoch, first token on its line), int64 each.
 
         The windows of one line are seen in an order drawn from the seed.
         """
-        first, whole = self._on_first_line, (self.n_tokens - 1) // self.length
-        line = np.where(index < first, 0, 1 + (index - first) // whole)
+        firsts = np.array(self._upto(int(index.max(initial=0))))
+        line = np.searchsorted(firsts, index, side="right") - 1
         starts = np.empty(len(index), dtype=np.int64)
         for k in np.unique(line).tolist():
-            here, begin = line == k, first + (k - 1) * whole if k else 0
-            offset, count = (0, whole) if k else (self.offset, first)
+            here, begin, offset = line == k, int(firsts[k]), 0 if k else self.offset
+            count = int(firsts[k + 1]) - begin
             count = count if self.total is None else min(count, self.total - begin)
             key = [self.seed, self.epoch + k, "windows"]
             key += [f"source {self.source}"] if self.source else []
@@ -100,24 +116,29 @@ class Course:
     def end(self) -> tuple[int, int]:
         """(epoch, offset) of what is free after the last window."""
         assert self.total is not None
-        first, whole = self._on_first_line, (self.n_tokens - 1) // self.length
-        if self.total <= first:
-            return self.epoch, self.offset + self.total * self.length
-        lines, rest = divmod(self.total - first - 1, whole)
-        return self.epoch + 1 + lines, (rest + 1) * self.length
+        if not self.total:
+            return self.epoch, self.offset
+        firsts = self._upto(self.total - 1)
+        line = bisect_right(firsts, self.total - 1) - 1
+        offset = 0 if line else self.offset
+        return self.epoch + line, offset + (self.total - firsts[line]) * self.length
 
-    @property
-    def _on_first_line(self) -> int:
-        return (self.n_tokens - 1 - self.offset) // self.length
+    def _upto(self, index: int) -> list[int]:
+        if self._firsts[-1] <= index:
+            with self._growing:
+                while self._firsts[-1] <= index:
+                    k = len(self._firsts) - 1
+                    free = self.tokens(self.epoch + k) - 1 - (0 if k else self.offset)
+                    self._firsts.append(self._firsts[-1] + free // self.length)
+        return self._firsts
 
 
-def courses(n_tokens: int, lengths: Sequence[int], totals: Sequence[int], seed: int, source: int = 0):
+def courses(
+    tokens: Callable[[int], int], lengths: Sequence[int], totals: Sequence[int], seed: int, source: int = 0
+) -> list[Course]:
     """One Course a group of a plan, each from where the one before it ends; the last has no end."""
     found, epoch, offset = [], 0, 0
-    for i, (length, total) in enumerate(zip(lengths, totals, strict=True)):
-        last = i + 1 == len(lengths)
-        course = Course(n_tokens, length, None if last else total, seed, epoch, offset, source)
-        found.append(course)
-        if not last:
-            epoch, offset = course.end()
-    return found
+    for length, total in zip(lengths[:-1], totals, strict=False):
+        found.append(Course(tokens, length, total, seed, epoch, offset, source))
+        epoch, offset = found[-1].end()
+    return [*found, Course(tokens, lengths[-1], None, seed, epoch, offset, source)]

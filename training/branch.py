@@ -49,6 +49,7 @@ class Parent:
             "train_length": self.settings.train_length,
             "data": self.about.get("data"),
             "mixture": self.about.get("mixture", []),
+            "groups": self.about.get("groups"),
             "changed": self.changed(branch),
         }
         if branch.parent is not None and branch.parent.fork:

@@ -6,6 +6,7 @@ from pathlib import Path
 from data import Batches, DataError, Prepared, open_prepared
 from data.batches import Text
 from data.exposure import EXPOSURE, Exposure, Ledger, Sight, read_exposure
+from data.groups import Groups
 from model import ModelSettings
 from training.checkpoint import steps_of
 from training.errors import TrainingError
@@ -41,9 +42,15 @@ def make_batches(settings: RunSettings, prepared: Prepared) -> Batches:
             f"training.stages go up to {settings.train_length} tokens, and the longest document of "
             f"{prepared.train.folder} has {longest:,}: no text would show that length; shorten the stages"
         )
+    if settings.training.stages and settings.data.group_bytes is not None:
+        raise TrainingError(
+            "data.group_bytes and training.stages are not served together: where stages end depends on all "
+            "of the text; leave out one of them"
+        )
+    groups = None if settings.data.group_bytes is None else Groups(settings.data, prepared)
     texts = zip(prepared.texts, [1 - sum(shares), *shares], strict=True)
     return Batches(
-        [Text(text.train, Fraction(share), text.folder.name) for text, share in texts],
+        [Text(text.train, Fraction(share), text.folder.name, groups) for text, share in texts],
         settings.plan,
         packing=settings.data.packing,
         seed=settings.seed,

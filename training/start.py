@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from data import Batches, Prepared
+from data.groups import Groups
 from model import SCHEMES, LinearMixer, Transformer
 from model.position.rotary import Rope
 from training.branch import Parent
@@ -174,6 +175,8 @@ def _open(
         "data_hash": prepared.hash,
         "parameters": model.parameter_count(),
     }
+    if settings.data.group_bytes is not None:
+        extra["groups"] = str(Groups(settings.data, prepared).list)
     if prepared.others:
         extra["mixture"] = [str(text.folder) for text in prepared.others]
     if changes := [stage for stage in stages_of(settings) if stage.words]:
@@ -206,10 +209,12 @@ def announce(
             turned, pairs = scheme.whole_turns(settings.train_length)
             of = f" ({kind})" if len(s.kinds) > 1 else ""
             console.say(f"pairs that complete a turn within train_length: {turned} of {pairs}{of}")
-    passes = batches.passes_by_label(settings.steps)
+    passes = {} if settings.data.group_bytes else batches.passes_by_label(settings.steps)
     told = ", ".join(
         f"{n:.2f} epochs" + (f" of {label}" if len(passes) > 1 else "") for label, n in passes.items()
     )
+    if not passes:
+        told = f"text in groups, the first of {batches.texts[0].store.n_tokens:,} tokens"
     console.say(
         f"training {settings.steps} steps of {steps_in_words(settings)}: "
         f"{settings.trained_tokens / 1e6:.2f}M tokens, {told}"

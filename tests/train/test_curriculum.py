@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data import open_prepared
+from data import DataError, open_prepared
 from data.exposure import read_exposure
 from tests.train.test_train import here, lines, weights
 from training import TrainingError
@@ -121,3 +121,38 @@ def test_mixture_and_stages_resume_twice_across_an_epoch_of_each_text(words, tmp
 def sizes(run: Path) -> list[int]:
     manifest = json.loads((run / "manifest.json").read_text())
     return [open_prepared(path).train.n_tokens - 1 for path in (manifest["data"], *manifest["mixture"])]
+
+
+def test_training_begins_on_the_first_group_and_resumes_across_groups(words, tmp_path, monkeypatch):
+    words = [*words, "training.tokens=15360", "data.group_bytes=4000", "training.batch_size=32"]
+    words += ["training.checkpoint.every=1", "training.checkpoint.keep=40", "data.max_bytes=10000"]
+    words += ["training.validation.every=null"]
+    whole, folder = tmp_path / "whole", tmp_path / "cut"
+    assert here(monkeypatch, *words, f"data.root={tmp_path / 'a'}", "--folder", str(whole)) == 0
+    told = lines(whole)
+    assert {line["epoch"] for line in told if line["kind"] == "train"} >= {0, 1, 2, 3}
+    shutil.copytree(whole, folder)
+    for step in (12, 5):
+        forget(folder, step)
+        assert here(monkeypatch, *words, f"data.root={tmp_path / 'a'}", "--folder", str(folder)) == 0
+        assert lines(folder) == told
+    states = [
+        json.loads(p.read_text())["state"] for p in sorted((folder / "checkpoints").glob("*/state.json"))
+    ]
+    used = [len(state["groups"]) for state in states]
+    assert used == sorted(used) and used[0] == 1 and used[-1] == 3
+    manifest = json.loads((folder / "manifest.json").read_text())
+    groups = json.loads(Path(manifest["groups"]).read_text())["folders"]
+    assert [open_prepared(path).train.hash for path in groups] == states[-1]["groups"]
+    # A group that is another now: no step is trained.
+    state = max((folder / "checkpoints").glob("step-*"))
+    forget(folder, 12)
+    monkeypatch.setattr("data.groups.Groups.used", lambda self, lines: ["another"] * lines)
+    with pytest.raises(DataError, match=r"group 0 of .* is not the one this run was trained on"):
+        here(monkeypatch, *words, f"data.root={tmp_path / 'a'}", "--folder", str(folder))
+    assert not state.exists()
+
+
+def test_stages_and_groups_are_refused_together(words, tmp_path, monkeypatch):
+    with pytest.raises(TrainingError, match=r"data.group_bytes and training.stages are not served together"):
+        here(monkeypatch, *words, *STAGES, "data.group_bytes=4000", "--folder", str(tmp_path / "never"))

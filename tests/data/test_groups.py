@@ -1,0 +1,106 @@
+"""Text prepared in groups while training goes on: one order, whoever waits; loud where preparation died."""
+
+import json
+import os
+import random
+import signal
+import time
+
+import pytest
+
+import data.groups
+from data import Batches, DataError, DataSettings, prepare
+from data.batches import Text
+from data.console import Silent
+from data.groups import Groups
+from data.windows import Portion
+from tests.data.conftest import make_text
+
+
+@pytest.fixture(params=["jsonl", "hub"])
+def grouped(request, tmp_path) -> DataSettings:
+    """90 documents in one file of records, read whole or streamed, in groups of 30 kB."""
+    rng, file = random.Random(3), tmp_path / "records.jsonl"
+    file.write_text(
+        "".join(json.dumps({"text": make_text(rng, rng.randrange(20, 200))}) + "\n" for _ in range(90))
+    )
+    if request.param == "hub":
+        pytest.importorskip("datasets")
+        source = {"name": "hub", "path": "json", "data_files": str(file)}
+    else:
+        source = {"name": "files", "path": str(file)}
+    return DataSettings.model_validate(
+        {
+            "source": source,
+            "tokenizer": {"name": "sentencepiece", "vocab_size": 300},
+            "valid_fraction": 0.2,
+            "group_bytes": 30_000,
+            "root": str(tmp_path / "prepared"),
+        }
+    )
+
+
+def batches_of(groups: Groups) -> Batches:
+    return Batches([Text(groups.first.train, groups=groups)], [Portion(64, 16)], packing="running", seed=5)
+
+
+def test_groups_come_in_order_once_each_and_the_order_is_that_of_finished_text(grouped):
+    groups = Groups(grouped, prepare(grouped, workers=1))
+    batches = batches_of(groups)
+    with groups.preparing():  # as training does; the first steps do not wait
+        hashes = [batches.batch(step).hash for step in range(70)]
+        used = batches.groups_used(70)
+    folders = json.loads(groups.list.read_text())["folders"]
+    assert len(folders) >= 3 and len(set(used)) == len(used) >= 3
+    names = [name for line in range(len(folders)) for name in groups.store(line).names]
+    held = groups.first.valid.names
+    assert len(set(names)) == len(names) and not set(names) & set(held)
+    assert sorted([*names, *held], key=lambda name: int(name.split("#")[1])) == [
+        f"{names[0].split('#')[0]}#{n}" for n in range(90)
+    ]
+    assert len({groups.store(line).manifest["tokenizer"] for line in range(len(folders))}) == 1
+    # Everything sealed before: the same order, at any step alone; past the last group all come again.
+    later = Groups(grouped, prepare(grouped, workers=1))
+    assert [batches_of(later).batch(step).hash for step in (69, 3, 31)] == [hashes[s] for s in (69, 3, 31)]
+    assert later.store(len(folders)).hash == later.store(0).hash
+    later.check(used)
+    with pytest.raises(DataError, match=r"group 1 of .* is not the one this run was trained on"):
+        later.check([used[0], used[2]])
+    with later.preparing():
+        assert later._process is None  # nothing is left to prepare
+
+
+def test_a_preparation_that_died_is_told_and_goes_on_in_the_next_attempt(grouped, monkeypatch):
+    monkeypatch.setattr(data.groups, "PATIENCE", 0.3)
+    groups = Groups(grouped, prepare(grouped, workers=1))
+    with pytest.raises(DataError, match=r"group 1 of .* is not prepared: no process works on it"):
+        groups.store(1)
+    with groups.preparing():
+        assert groups._process is not None
+        os.kill(groups._process.pid, signal.SIGKILL)
+        with pytest.raises(DataError, match=r"process that prepares it has died: it ended with status -9"):
+            groups.store(1)
+    real = data.groups.prepare_one
+    monkeypatch.setattr(data.groups, "prepare_one", lambda *a, **k: _full())
+    with pytest.raises(OSError, match="No space left"):
+        groups.prepare_rest(Silent())
+    with pytest.raises(DataError, match=r"group 1 of .* is not prepared: .*No space left"):
+        groups.store(1)
+    monkeypatch.setattr(data.groups, "prepare_one", real)
+    groups.prepare_rest(Silent())
+    start = time.monotonic()
+    assert groups.store(1).n_documents and time.monotonic() - start < 1
+
+
+def _full():
+    raise OSError(28, "No space left on device")
+
+
+def test_a_limit_of_the_whole_text_ends_the_groups(grouped):
+    limited = grouped.model_copy(update={"max_bytes": 45_000})
+    groups = Groups(limited, prepare(limited, workers=1))
+    groups.prepare_rest(Silent())
+    listed = json.loads(groups.list.read_text())
+    assert listed["complete"] and len(listed["folders"]) == 2
+    total = sum(groups.store(line).bytes.sum() for line in range(2)) + groups.first.valid.bytes.sum()
+    assert 43_000 < total < 48_000
