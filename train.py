@@ -7,7 +7,7 @@ line and are laid over each other, dotted words last:
   python train.py configs/small.yaml configs/position/alibi.yaml configs/data/folder.yaml training.tokens=200M
   python train.py configs/extension/yarn.yaml parent.run=runs/quickstart      a branch of a trained run
   python train.py training.tokens=30M --fork runs/tiny-012345678     it goes on, changed
-  accelerate launch --multi_gpu --num_processes 2 --num_machines 1 train.py configs/base.yaml
+  accelerate launch --config_file configs/accelerate/one_node.yaml train.py configs/base.yaml
 """
 
 from contextlib import nullcontext
@@ -22,7 +22,8 @@ from model import Transformer
 from training.average import Average
 from training.begin import Score, begin_branch, check_text
 from training.branch import read_run_settings
-from training.checkpoint import find_checkpoint, restore, save_checkpoint
+from training.checkpoint import find_checkpoint, save_checkpoint
+from training.config import identity
 from training.console import Console, run_main
 from training.errors import TrainingError
 from training.exposure import make_batches, make_ledger, with_parents
@@ -34,6 +35,7 @@ from training.monitor import validate, write_samples
 from training.optimizer import make_optimizer, set_learning_rates
 from training.parallel import Parallel
 from training.record import Recorder
+from training.restore import restore
 from training.run import MANIFEST, run_folder, text_of
 from training.settings import RunSettings
 from training.stages import learning_rates, stage_after, stage_of, stages_of
@@ -42,6 +44,7 @@ from training.start import (
     autocast_type,
     check_model,
     check_processes,
+    check_sharding,
     make_model,
     opened_run,
     parse,
@@ -65,6 +68,7 @@ def main() -> int:
     device = parallel.device
     console = Console(quiet=not parallel.main)
     check_processes(settings, parallel.world)
+    parallel.agree(identity(settings), "the hash of the settings", "start all with the same words and files")
     check_model(settings)
     if options.dry_run:
         return show_forecast(settings, parallel.world, device, console, parent)
@@ -80,6 +84,7 @@ def main() -> int:
         check_text(settings, prepared, parent.about["tokenizer_hash"])
     model = make_model(settings, prepared.tokenizer.vocab_size).initialise(settings.seed)
     model.to(device, torch.float64 if t.precision == "float64" else torch.float32)
+    check_sharding(settings, model, parallel.sharded)
     batches = make_batches(settings, prepared)
     monitor = make_monitor(prepared, settings, console)
     more = {"lineage": parent.lineage(settings), "inherited": parent.inherited} if parent else {}
@@ -105,19 +110,18 @@ def train(
 ) -> int:
     """Train from the newest good checkpoint to the end of the budget; returns the exit status."""
     t, device, main_process = settings.training, parallel.device, parallel.main
+    autocast = autocast_type(t.precision, device)
+    wrapped = parallel.wrap(model, compiled=t.compile, autocast=autocast)
     optimizer = make_optimizer(model, t.optimizer)
     found = find_checkpoint(folder, console)
     average = Average(model, t.ema, settings.steps) if t.ema else None
     state: dict = restore(model, optimizer, found, average) if found else {"step": 0}
     start: int = state["step"]
+    parallel.agree(start, "the newest checkpoint", "the run folder must lie on a disk that all of them see")
     batches.check_groups(state.get("groups", []))
     stages = stages_of(settings)
     model.reposition(stage_after(stages, start).model)
     announce(settings, model, batches, folder, start, console)
-    if t.compile:
-        model.compile(dynamic=True)
-    autocast = autocast_type(t.precision, device)
-    wrapped = parallel.wrap(model)
     gate = Gate(t.on_nonfinite, t.on_spike, device)
     gate.load(state.get("gate", {}))
     more = {"gate": gate, "z_loss": t.z_loss, "average": average}
@@ -140,19 +144,23 @@ def train(
         """Held-out loss at and beyond the trained length, and text, where they are due."""
         last = done == settings.steps
         with average.applied() if average else nullcontext():
-            if main_process and (last or (t.validation.every and done % t.validation.every == 0)):
+            if parallel.takes_part and (last or (t.validation.every and done % t.validation.every == 0)):
                 validate(monitor, model, device, autocast, recorder, done, console)
-            if main_process and (last or (t.samples.every and done % t.samples.every == 0)):
+            if parallel.takes_part and (last or (t.samples.every and done % t.samples.every == 0)):
                 write_samples(model, prepared.tokenizer, t.samples, recorder, done, console)
+        parallel.settle(model)
         parallel.wait()
         recorder.resume_clock()
 
     def save(done: int) -> None:
         if main_process:
             recorder.sync()
+        if parallel.takes_part:
             state = {"step": done, "tokens": settings.tokens_after(done), "gate": gate.state()}
             state |= {"groups": batches.groups_used(done)}
-            save_checkpoint(folder, done, model, optimizer, state, t.checkpoint.keep, average)
+            kept = t.checkpoint.keep
+            save_checkpoint(folder, done, model, optimizer, state, kept, average, parallel.holders)
+        if main_process:
             write_exposure(folder, with_parents(folder, ledger.upto(done)))
         parallel.wait()
         recorder.resume_clock()

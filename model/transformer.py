@@ -276,7 +276,7 @@ class Transformer(nn.Module):
         rows, ids = x.flatten(0, 1), targets.flatten()
         size = max(1, LOGITS_AT_ONCE.get(x.device.type, 1 << 25) // self.vocab_size)
         if len(rows) <= size:
-            return chunk(rows, ids).view(targets.shape)
+            return chunk(rows, ids).view(targets.shape).clone()  # FSDP2 hangs a hook on it: no view
         parts = []
         for start in range(0, len(rows), size):
             part = rows[start : start + size], ids[start : start + size]
@@ -284,7 +284,7 @@ class Transformer(nn.Module):
                 parts.append(checkpoint(chunk, *part, use_reentrant=False, preserve_rng_state=False))
             else:
                 parts.append(chunk(*part))
-        return torch.cat(parts).view(targets.shape)
+        return torch.cat(parts).view(targets.shape).clone()
 
     def _blocks(self) -> list[Block]:
         return cast(list[Block], list(self.layers))

@@ -13,7 +13,6 @@ from training.branch import Parent, not_at_test_time, rule_words
 from training.checkpoint import (
     copy_checkpoint,
     find_checkpoint,
-    load_weights,
     save_checkpoint,
     weights_of,
 )
@@ -23,6 +22,7 @@ from training.exposure import INHERITED, exposure_of
 from training.files import read_json, write_json
 from training.fork import first_other_rate
 from training.optimizer import make_optimizer
+from training.restore import load_weights
 from training.run import MANIFEST, load
 from training.settings import RunSettings
 

@@ -3,30 +3,43 @@
 A checkpoint is a folder `checkpoints/step-N`: model.safetensors, optimizer.safetensors (moments by weight
 name, and the state of the random generators), state.json, and manifest.json with size and SHA-256 of the
 others, written last. It is built under a hidden name, forced to the disk and renamed, so its name appears
-only when all of it is there. No pickle is written or read.
+only when all of it is there. No pickle is written or read. Where the model is sharded every process writes a
+file of its own (model-00001-of-00002.safetensors), and rank 0 puts manifest and name to them all.
 """
 
+import errno
 import hashlib
 import json
 import os
 import re
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from training.average import Average
 from training.errors import TrainingError
 from training.files import is_disk_full, read_json, sha256_of, sync, write_json
 from training.optimizer import clean_name, named_weights
+from training.sharded import (
+    ALONE,
+    Group,
+    is_sharded,
+    whole_name,
+    write_part,
+)
 
 WEIGHTS, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
 AVERAGE = "average.safetensors"
 STATE, MANIFEST = "state.json", "manifest.json"
+T = TypeVar("T")
 _NAME = re.compile(r"step-(\d+)")
 _MACHINE_FLAGS = ("foreach", "fused", "capturable", "differentiable")  # chosen anew on every machine
 
@@ -46,7 +59,16 @@ class Checkpoint:
 
     @property
     def has_optimizer(self) -> bool:
-        return (self.folder / OPTIMIZER).exists()
+        return any(whole_name(name) == OPTIMIZER for name in self.names)
+
+    @property
+    def names(self) -> list[str]:
+        """Of its files."""
+        return sorted(file.name for file in self.folder.iterdir())
+
+    @property
+    def is_sharded(self) -> bool:
+        return is_sharded(self.names)
 
     @property
     def has_average(self) -> bool:
@@ -72,35 +94,68 @@ def save_checkpoint(
     state: dict | None = None,
     keep: int | None = None,
     average: Average | None = None,
+    group: Group = ALONE,
 ) -> Checkpoint:
-    """Save a run after `step` updates; called by one process.
+    """Save a run after `step` updates; called by one process, or by every one of the `group` that shares a
+    sharded model.
 
     Without an optimizer only weights are saved.  `state` is any JSON object.  Of the older checkpoints the
     newest `keep` − 1 stay (all, if None); those of later steps, which a resumed run has left behind, go.
 
-    Raises TrainingError where the disk is full; the earlier checkpoints are then as they were.
+    Raises TrainingError where the disk is full, on all processes of the group alike; the earlier checkpoints
+    are then as they were.
     """
-    folder = folder_of(run, step)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    clean_leftovers(run)
-    building = folder.with_name(f".writing-{folder.name}-{os.getpid()}")
-    try:
-        building.mkdir()
-        if average is not None:
-            save_file(average.tensors(), building / AVERAGE)
-        digest = _write(building, step, model, optimizer, state or {})
+    folder, main = folder_of(run, step), group.rank == 0
+    building = folder.with_name(f".writing-{folder.name}-{group.gather(os.getpid())[0]}")
+
+    def begin() -> None:
+        if main:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            clean_leftovers(run)
+            building.mkdir()
+
+    def finish() -> str:
+        if not main:
+            return ""
+        digest = _seal(building, step, {name: about for part in parts for name, about in part[0].items()})
         _put_in_place(building, folder)
+        return digest
+
+    try:
+        _on_all(group, begin)
+        parts = _on_all(group, lambda: _write(building, step, model, optimizer, state or {}, average, group))
+        digest = _on_all(group, finish)[0]
     except (OSError, SafetensorError, TrainingError) as error:
-        shutil.rmtree(building, ignore_errors=True)
+        if main:
+            shutil.rmtree(building, ignore_errors=True)
         if is_disk_full(error):
             raise TrainingError(_no_room(run, step)) from error
         raise
-    later_or_old = [old for old in steps_of(run) if old > step]
-    if keep is not None:
-        later_or_old += [old for old in steps_of(run) if old <= step][:-keep]
-    for old in later_or_old:
-        _remove(folder_of(run, old))
+    if main:
+        later_or_old = [old for old in steps_of(run) if old > step]
+        if keep is not None:
+            later_or_old += [old for old in steps_of(run) if old <= step][:-keep]
+        for old in later_or_old:
+            _remove(folder_of(run, old))
     return Checkpoint(folder, step, digest)
+
+
+def _on_all(group: Group, work: Callable[[], T]) -> list[T]:
+    """What `work` gives each process of the group; where it fails on one, it does on all."""
+    found, error = None, None
+    try:
+        found = work()
+    except (OSError, SafetensorError, TrainingError) as own:
+        error = own
+    everyone = group.gather((found, None if error is None else (is_disk_full(error), str(error))))
+    if error is not None:
+        raise error
+    for rank, (_, failed) in enumerate(everyone):
+        if failed is not None and failed[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if failed is not None:
+            raise TrainingError(f"process {rank} could not save its part: {failed[1]}")
+    return [one for one, _ in everyone]
 
 
 def save_weights_only(run: Path, model: nn.Module, step: int = 0, state: dict | None = None) -> Checkpoint:
@@ -126,18 +181,36 @@ def copy_checkpoint(checkpoint: Checkpoint, run: Path) -> None:
         raise
 
 
-def _write(building: Path, step: int, model: nn.Module, optimizer, state: dict) -> str:
-    """All files of one checkpoint into a fresh folder, manifest last; returns the hash of the whole."""
-    save_file(weights_of(model), building / WEIGHTS)
-    options: dict = {}
+def _write(
+    building: Path, step: int, model: nn.Module, optimizer, state: dict, average: Average | None, group: Group
+) -> tuple[dict[str, dict]]:
+    """This process's files of one checkpoint into its folder; hash and size of each."""
+
+    def put(kind: str, tensors: dict[str, Tensor]) -> Path:
+        if group.world > 1:
+            return write_part(building, kind, tensors, group.rank, group.world)
+        save_file(tensors, building / f"{kind}.safetensors")
+        return building / f"{kind}.safetensors"
+
+    written, options = [put("model", weights_of(model))], {}
     if optimizer is not None:
         tensors, options = optimizer_state(model, optimizer)
-        save_file(tensors | _generators(), building / OPTIMIZER)
-    write_json(building / STATE, {"step": step, "state": state, "optimizer": options})
+        written.append(put("optimizer", tensors | _generators()))
+    if average is not None:  # of whole weights alone
+        written.append(put("average", average.tensors()))
+    if group.rank == 0:
+        write_json(building / STATE, {"step": step, "state": state, "optimizer": options})
+        written.append(building / STATE)
     files = {}
-    for file in sorted(building.iterdir()):
+    for file in written:
         sync(file)
         files[file.name] = {"sha256": sha256_of(file), "bytes": file.stat().st_size}
+    return (files,)
+
+
+def _seal(building: Path, step: int, files: dict[str, dict]) -> str:
+    """The manifest of files that are written; returns the hash of the whole."""
+    files = dict(sorted(files.items()))
     manifest = {"format": 1, "step": step, "files": files}
     manifest["hash"] = _digest(manifest)
     write_json(building / MANIFEST, manifest)
@@ -197,13 +270,16 @@ def damage(folder: Path, only: tuple[str, ...] | None = None) -> str | None:
     try:
         manifest = read_json(folder / MANIFEST)
         files = dict(manifest["files"])
-        if WEIGHTS not in files or STATE not in files or _digest(manifest) != manifest["hash"]:
+        if (
+            not {WEIGHTS, STATE} <= {whole_name(name) for name in files}
+            or _digest(manifest) != manifest["hash"]
+        ):
             return f"{MANIFEST} is altered"
         if folder != folder_of(folder.parent.parent, manifest["step"]):
             return f"{MANIFEST} is that of step {manifest['step']}"
         for name, wanted in files.items():
             file = folder / name
-            if only is not None and name not in only:
+            if only is not None and whole_name(name) not in only:
                 continue
             if not file.is_file():
                 return f"{name} is missing"
@@ -253,44 +329,18 @@ def weights_of(model: nn.Module) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     seen = set()
     for name, tensor in model.state_dict().items():
-        place = (tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.shape, tensor.stride())
-        if tensor.numel() and place in seen:
+        own = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        place = (own.untyped_storage().data_ptr(), own.storage_offset(), own.shape, own.stride())
+        if own.numel() and place in seen:
             continue
         seen.add(place)
-        found[clean_name(name)] = tensor.detach().cpu().contiguous()
+        found[clean_name(name)] = _at_rest(tensor)
     return found
 
 
-def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
-    """Copy a checkpoint's weights into a model of the same shape.
-
-    Raises TrainingError naming weights that are missing, unknown or of another shape.
-    """
-    file = checkpoint.folder / WEIGHTS
-    stored = load_file(file)
-    own = {clean_name(name): tensor for name, tensor in model.state_dict().items()}
-    kept = weights_of(model).keys()
-    wrong = [f"{name} is missing" for name in kept if name not in stored]
-    wrong += [f"{name} is unknown to the model" for name in stored if name not in own]
-    wrong += [
-        f"{name} has shape {tuple(stored[name].shape)}, the model's {tuple(own[name].shape)}"
-        for name in stored
-        if name in own and stored[name].shape != own[name].shape
-    ]
-    if wrong:
-        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-        raise TrainingError(f"{file} does not fit the settings: {'; '.join(wrong[:3])}{more}")
-    with torch.no_grad():
-        for name, tensor in stored.items():
-            own[name].copy_(tensor)
-
-
-def load_average(model: nn.Module, checkpoint: Checkpoint) -> None:
-    """Copy a checkpoint's mean of the weights over a model's weights."""
-    stored = load_file(checkpoint.folder / AVERAGE)
-    with torch.no_grad():
-        for name, weight in named_weights(model):
-            weight.copy_(stored[name])
+def _at_rest(tensor: Tensor) -> Tensor:
+    """On the CPU; a part of a sharded tensor goes there when it is written."""
+    return tensor.detach() if isinstance(tensor, DTensor) else tensor.detach().cpu().contiguous()
 
 
 def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict]:
@@ -300,7 +350,7 @@ def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple
     for weight, entries in optimizer.state.items():
         for key, value in entries.items():
             if isinstance(value, Tensor):
-                tensors[f"{key}/{names[id(weight)]}"] = value.detach().cpu().contiguous()
+                tensors[f"{key}/{names[id(weight)]}"] = _at_rest(value)
             else:
                 numbers.setdefault(names[id(weight)], {})[key] = value
     groups = []
@@ -311,63 +361,9 @@ def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple
     return tensors, {"groups": groups, "numbers": numbers}
 
 
-def restore(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    checkpoint: Checkpoint,
-    average: Average | None = None,
-) -> dict:
-    """Weights, optimizer, their mean and random generators exactly as saved; returns the loop's state. A mean
-    that the checkpoint has not begins with its weights.
-
-    Options of groups are those of the settings, which a fork may change; the learning rate is the saved one.
-    Raises TrainingError where the checkpoint holds weights only, or other groups than the optimizer.
-    """
-    if not checkpoint.has_optimizer:
-        raise TrainingError(f"{checkpoint.folder} holds weights only: it can be evaluated, not resumed")
-    load_weights(model, checkpoint)
-    stored = load_file(checkpoint.folder / OPTIMIZER)
-    saved = read_json(checkpoint.folder / STATE)["optimizer"]
-    names = {id(weight): name for name, weight in named_weights(model)}
-    own = [[names[id(weight)] for weight in group["params"]] for group in optimizer.param_groups]
-    if own != [group["weights"] for group in saved["groups"]]:
-        raise TrainingError(f"{checkpoint.folder}: its optimizer groups are not those of the settings")
-    state: dict[str, dict] = {name: dict(numbers) for name, numbers in saved["numbers"].items()}
-    for place, tensor in stored.items():
-        key, name = place.split("/", 1)
-        if key != "generator":
-            state.setdefault(name, {})[key] = tensor
-    flat = [name for group in own for name in group]
-    groups, start = [], 0
-    for group, old in zip(optimizer.param_groups, saved["groups"], strict=True):
-        current = {key: value for key, value in group.items() if key != "params"}
-        options = {
-            key: tuple(value) if isinstance(current.get(key), tuple) else value
-            for key, value in old["options"].items()
-        }
-        current |= {key: value for key, value in options.items() if key not in current or key == "lr"}
-        groups.append(current | {"params": list(range(start, start + len(group["params"])))})
-        start += len(group["params"])
-    optimizer.load_state_dict(
-        {"state": {i: state[name] for i, name in enumerate(flat) if name in state}, "param_groups": groups}
-    )
-    _restore_generators(stored)
-    if average is not None:
-        means = load_file(checkpoint.folder / AVERAGE) if checkpoint.has_average else None
-        average.load(means, checkpoint.step)
-    return checkpoint.state
-
-
 def _generators() -> dict[str, Tensor]:
     """States of torch's generators; the order of the data needs none, but dropout and sampling would."""
     found = {"generator/cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
         found |= {f"generator/cuda{i}": state for i, state in enumerate(torch.cuda.get_rng_state_all())}
     return found
-
-
-def _restore_generators(stored: dict[str, Tensor]) -> None:
-    torch.set_rng_state(stored["generator/cpu"])
-    for i in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
-        if f"generator/cuda{i}" in stored:
-            torch.cuda.set_rng_state(stored[f"generator/cuda{i}"], i)

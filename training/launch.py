@@ -108,8 +108,13 @@ def check_launch(t: TrainingSettings, environment: Mapping[str, str], asked: Ask
                 f"{environment[f'PARALLELISM_CONFIG_{axis}_SIZE']}: only batches and weights are shared "
                 "here; take one of configs/accelerate"
             )
-    if "ACCELERATE_USE_FSDP" in said:
+    if asks_for_fsdp(environment):
         _check_fsdp(t, environment)
+
+
+def asks_for_fsdp(environment: Mapping[str, str]) -> bool:
+    """Whether accelerate was started with a config that shards."""
+    return environment.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
 
 
 def _check_precision(t: TrainingSettings, mixed: str) -> None:

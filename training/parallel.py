@@ -6,7 +6,7 @@ run on every machine is worth more than two of which one cannot be run on most.
 """
 
 import os
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -14,11 +14,23 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator, InitProcessGroupKwargs
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from model import Transformer
 from training.errors import TrainingError
-from training.launch import asked_of_accelerate, check_devices, check_launch, check_world, parent_words
+from training.launch import (
+    MEND,
+    asked_of_accelerate,
+    asks_for_fsdp,
+    check_devices,
+    check_launch,
+    check_world,
+    parent_words,
+)
 from training.settings import TrainingSettings
+from training.sharded import ALONE, Group
 
 
 class Parallel:
@@ -42,11 +54,28 @@ class Parallel:
         self.rank: int = self._accelerator.process_index
         self.world: int = self._accelerator.num_processes
         check_world(t, os.environ, asked, self.world)
+        wanted = "full" if asks_for_fsdp(os.environ) else "none"
+        self.sharded: bool = (wanted if t.parallel.sharding == "auto" else t.parallel.sharding) == "full"
+        if self.sharded and not dist.is_initialized():
+            raise TrainingError(
+                "training.parallel.sharding is full, and there is no other process to share the weights "
+                f"with: start {MEND.format(n='N')}, or leave it out"
+            )
 
     @property
     def main(self) -> bool:
         """Whether this process prepares, writes and speaks."""
         return self.rank == 0
+
+    @property
+    def takes_part(self) -> bool:
+        """Whether the model cannot be evaluated or saved without this process."""
+        return self.main or self.sharded
+
+    @property
+    def holders(self) -> Group:
+        """The processes that hold the model's parts: all of them where it is sharded, else this one alone."""
+        return self if self.sharded else ALONE
 
     def main_first(self) -> AbstractContextManager:
         """The main process goes through the block before the others enter it."""
@@ -56,13 +85,34 @@ class Parallel:
         """Go on once every process has come here."""
         self._accelerator.wait_for_everyone()
 
-    def wrap(self, model: nn.Module) -> nn.Module:
-        """The model as training passes call it: its gradients are the mean over all processes."""
-        return self._accelerator.prepare_model(model)
+    def wrap(
+        self, model: Transformer, *, compiled: bool = False, autocast: torch.dtype | None = None
+    ) -> nn.Module:
+        """The model as training passes call it: its gradients are the mean over all processes.
+
+        A sharded model is changed in place: its parameters become DTensors, so that optimizers are made after
+        this. It must then be called by every process alike, also to evaluate it.
+        """
+        if self.settings.activation_checkpointing:
+            model.recompute_blocks()
+        if compiled:  # hooks around blocks would cut a whole graph to pieces, and it could not recompute them
+            model.compile(by_block=self.sharded or self.settings.activation_checkpointing, dynamic=True)
+        if not self.sharded:
+            return self._accelerator.prepare_model(model)
+        shard(model, self.device, self.world, autocast)
+        return model
 
     def local(self, wrapped: nn.Module) -> AbstractContextManager:
-        """Backward passes in the block leave their gradients with this process, for a later one to share."""
-        return self._accelerator.no_sync(wrapped)
+        """Backward passes in the block leave their gradients with this process, for a later one to share.
+
+        Not where the model is sharded: whole gradients would take the memory that sharding is there to save.
+        """
+        return nullcontext() if self.sharded else self._accelerator.no_sync(wrapped)
+
+    def settle(self, model: nn.Module) -> None:
+        """Let go of the whole weights that an evaluation has left gathered; parameters are shards again."""
+        if isinstance(model, FSDPModule):
+            model.reshard()
 
     def sum(self, x: Tensor) -> Tensor:
         """The sum of a tensor over all processes, on each of them."""
@@ -98,3 +148,21 @@ class Parallel:
     def end(self) -> None:
         """Part from the other processes."""
         self._accelerator.end_training()
+
+
+def shard(model: Transformer, device: torch.device, world: int, autocast: torch.dtype | None) -> None:
+    """Split weights, gradients and so moments over all processes, block by block (FSDP2).
+
+    What lies around the blocks, positional schemes and tied embeddings among it, is one more group, gathered
+    for the whole pass. Under bfloat16 autocast blocks are gathered in bfloat16, half the traffic; the
+    residual stream, the rest of the model and every sum of gradients stay in float32, as without sharding.
+    """
+    mesh = init_device_mesh(device.type, (world,))
+    policy = MixedPrecisionPolicy(
+        param_dtype=autocast,
+        reduce_dtype=None if autocast is None else torch.float32,
+        cast_forward_inputs=False,
+    )
+    for block in model.layers:
+        fully_shard(block, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh)

@@ -24,18 +24,19 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from safetensors import safe_open
 
 from data import Prepared, open_prepared
 from data.tokenizer import Tokenizer, load_tokenizer
 from model import Transformer
-from training.checkpoint import AVERAGE, STATE, WEIGHTS, find_checkpoint, load_average, load_weights
+from training.checkpoint import AVERAGE, STATE, WEIGHTS, Checkpoint, find_checkpoint
 from training.config import differences, dump, identity, load_settings, split_words
 from training.console import Console
 from training.errors import TrainingError
 from training.files import read_json, write_json, write_text
 from training.overrides import override
+from training.restore import load_average, load_weights
 from training.settings import RunSettings
+from training.sharded import is_weight, shapes_in
 from training.stages import last_trained
 
 SETTINGS, MANIFEST = "settings.yaml", "manifest.json"
@@ -296,7 +297,7 @@ def load(
         settings = override(last, words)
         length, original = settings.train_length, settings.original_length
         model = Transformer(settings.model, about["vocab_size"], length, original)
-        model.to(dtype or _stored_dtype(found.folder / WEIGHTS))
+        model.to(dtype or _stored_dtype(found))
         load_weights(model, found)
         usual = "ema" if found.has_average else "last"
         chosen, said = weights or usual, [changed] if changed else []
@@ -317,10 +318,9 @@ def load(
         return read()
 
 
-def _stored_dtype(file: Path) -> torch.dtype:
-    with safe_open(file, framework="pt") as tensors:
-        stored = {tensors.get_slice(name).get_dtype() for name in tensors.keys()}  # noqa: SIM118
-    return torch.float64 if "F64" in stored else torch.float32
+def _stored_dtype(checkpoint: Checkpoint) -> torch.dtype:
+    stored = {dtype for name, (_, dtype) in shapes_in(checkpoint.folder).items() if is_weight(name)}
+    return torch.float64 if torch.float64 in stored else torch.float32
 
 
 def not_a_run(folder: Path) -> str:

@@ -17,7 +17,7 @@ from training.config import describe
 from training.console import Console, duration
 from training.errors import TrainingError
 from training.hardware import forecast, free_memory, peak_flops
-from training.optimizer import own_rates, who_learns_at
+from training.optimizer import learnt_by_positions, own_rates, who_learns_at
 from training.run import create_run, held, is_run, resume_run, set_aside
 from training.settings import RunSettings
 from training.stages import stages_of
@@ -131,6 +131,15 @@ def check_processes(settings: RunSettings, processes: int) -> None:
                 f"{where} {portion.batch_size} cannot be shared by {processes} processes; make it a multiple "
                 f"of {processes}"
             )
+
+
+def check_sharding(settings: RunSettings, model: Transformer, sharded: bool) -> None:
+    """Refuse to shard what positions learn where schemes are exchanged on the way: shards stay behind."""
+    if sharded and learnt_by_positions(model) and any(stage.words for stage in stages_of(settings)):
+        raise TrainingError(
+            "training.changes exchanges positions that learn, whose weights cannot be split then: set "
+            "training.parallel.sharding to none"
+        )
 
 
 def autocast_type(precision: str, device: torch.device) -> torch.dtype | None:

@@ -1,11 +1,6 @@
 """Several processes share an evaluation: the numbers of one, and one that writes."""
 
-import multiprocessing
-import os
-import queue
 import shutil
-import socket
-import time
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +12,7 @@ from evaluation import EvaluationError, EvaluationSettings, Subject, evaluate, r
 from evaluation.cells import Cells
 from evaluation.ranks import Ranks, joined, refuse_silent_launch, this_process
 from evaluation.scoring import ModelScorer
+from tests import processes
 
 YARN = {"name": "rope", "scaling": {"name": "yarn", "factor": "auto"}}
 LENGTHS = (16, 32, 64)
@@ -66,45 +62,14 @@ def measured(make_store, tokenizer, sharp, tmp_path):
     return run
 
 
-def port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
+def together(world, work):
+    """`work(ranks)` in `world` processes that form a group; their results or errors by rank."""
 
+    def one():
+        with joined() as ranks:
+            return work(ranks)
 
-def together(world, work, seconds=240):
-    """`work(ranks)` in `world` forked processes that form a group; their results or errors by rank."""
-    context = multiprocessing.get_context("fork")
-    answers, at = context.Queue(), port()
-
-    def one(rank):
-        here = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": world}
-        where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(at)}
-        os.environ.update({name: str(number) for name, number in here.items()} | where)
-        try:
-            with joined() as ranks:
-                answers.put((rank, work(ranks)))
-        except BaseException as error:
-            answers.put((rank, error))
-        answers.close()
-        answers.join_thread()
-        os._exit(0)
-
-    processes = [context.Process(target=one, args=(rank,), daemon=True) for rank in range(world)]
-    for process in processes:
-        process.start()
-    found, end = {}, time.monotonic() + seconds
-    while len(found) < world:
-        try:
-            rank, answer = answers.get(timeout=max(0.1, end - time.monotonic()))
-        except queue.Empty:
-            for process in processes:
-                process.kill()
-            raise AssertionError(f"only ranks {sorted(found)} answered") from None
-        found[rank] = answer
-    for process in processes:
-        process.join()
-    return [found[rank] for rank in range(world)]
+    return processes.together(world, one)
 
 
 @pytest.mark.parametrize("world", [2, 4])

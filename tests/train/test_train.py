@@ -108,17 +108,7 @@ def test_signal_saves_and_leaves(words, tmp_path, monkeypatch, number, status):
     assert losses == [line["loss"] for line in lines(whole) if line["kind"] == "train"]
 
 
-LAUNCHERS = {
-    "torchrun": ["-m", "torch.distributed.run", "--nproc_per_node", "2"],
-    "accelerate": [
-        *("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"),
-        *("--mixed_precision", "no", "--dynamo_backend", "no"),
-    ],
-}
-
-
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_two_processes_give_the_losses_of_one(words, tmp_path, monkeypatch, launcher):
+def test_two_processes_give_the_losses_of_one(words, tmp_path, monkeypatch):
     exact = [*words, "training.precision=float64", "data.packing=documents"]
     assert here(monkeypatch, *exact, "--folder", str(tmp_path / "one")) == 0
     done = run(
@@ -126,7 +116,7 @@ def test_two_processes_give_the_losses_of_one(words, tmp_path, monkeypatch, laun
         "training.micro_batch=3",
         *("--folder", str(tmp_path / "two")),
         cwd=tmp_path,
-        prefix=[sys.executable, *LAUNCHERS[launcher]],
+        prefix=[sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"],
         ACCELERATE_USE_CPU="true",
         MASTER_PORT=str(free_port()),
     )

@@ -20,8 +20,6 @@ from training.checkpoint import (
     damage,
     find_checkpoint,
     folder_of,
-    load_weights,
-    restore,
     save_checkpoint,
     save_weights_only,
     steps_of,
@@ -29,6 +27,7 @@ from training.checkpoint import (
 )
 from training.errors import TrainingError
 from training.optimizer_settings import AdamWSettings, MuonSettings
+from training.restore import load_weights, restore
 
 
 def bits(tensor):

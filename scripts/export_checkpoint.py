@@ -1,0 +1,53 @@
+"""Write the weights of a run's checkpoint into one safetensors file, whatever number of files it has.
+
+    python scripts/export_checkpoint.py runs/quickstart --out weights.safetensors
+    python scripts/export_checkpoint.py runs/quickstart --step 500 --out weights.safetensors
+
+The names are those of the model; tied weights are written once. The header keeps run, step and hash.
+"""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # started as a script, from any folder
+
+from safetensors.torch import save_file
+
+from training.checkpoint import weights_of
+from training.console import Console, run_main
+from training.errors import TrainingError
+from training.files import sync
+from training.run import load
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--step", type=int, help="of the checkpoint; by default the newest good one")
+    parser.add_argument("--out", type=Path, required=True, help="the file, which must not exist yet")
+    options = parser.parse_args()
+    if options.out.exists():
+        raise TrainingError(f"{options.out} exists already: give another name, or move it away")
+    if not options.out.absolute().parent.is_dir():
+        raise TrainingError(f"{options.out}: its folder does not exist; make it first")
+    loaded = load(options.run, checkpoint=options.step)
+    weights = weights_of(loaded.model)
+    said = {"run": str(loaded.folder), "step": str(loaded.step), "hash": loaded.checkpoint_hash}
+    draft = options.out.with_name(f".{options.out.name}.{os.getpid()}")
+    try:
+        save_file(weights, draft, {"format": "pt"} | said)
+        sync(draft)
+        os.replace(draft, options.out)
+    finally:
+        draft.unlink(missing_ok=True)
+    size = options.out.stat().st_size / 1e6
+    Console().say(f"{options.out}: {len(weights)} tensors of step {loaded.step}, {size:,.1f} MB")
+    return 0
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -1,0 +1,116 @@
+"""scripts/launch: what SLURM and several machines start, with stand-ins for what is not here."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from training.exits import RANK_LOST, REQUEUE
+
+ROOT = Path(__file__).resolve().parent.parent
+SCRIPTS = sorted((ROOT / "scripts" / "launch").glob("*.sh"))
+
+STANDINS = {
+    # Two nodes with tasks 3 and 1; what srun is told, and the highest status of its tasks.
+    "srun": """#!/usr/bin/env bash
+echo "srun $1" >> "$TOLD"; shift
+worst=0
+for task in "0 0 0" "1 1 0" "2 2 0" "3 0 1"; do
+    read -r procid localid nodeid <<< "$task"
+    SLURM_PROCID=$procid SLURM_LOCALID=$localid SLURM_NODEID=$nodeid "$@"
+    status=$?; if [ $status -gt $worst ]; then worst=$status; fi
+done
+exit $worst
+""",
+    "scontrol": """#!/usr/bin/env bash
+if [ "$1" = show ]; then echo node-a; echo node-b; else echo "scontrol $*" >> "$TOLD"; fi
+""",
+    "python": """#!/usr/bin/env bash
+echo "$RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $MASTER_ADDR:$MASTER_PORT $*" >> "$TOLD"
+exit "$STATUS"
+""",
+    "launcher": """#!/usr/bin/env bash
+echo "$*" >> "$TOLD"
+""",
+}
+
+
+@pytest.fixture
+def standins(tmp_path):
+    for name, text in STANDINS.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    return tmp_path
+
+
+def run(script: str, *words: str, **environment: str) -> subprocess.CompletedProcess:
+    line = ["bash", str(ROOT / "scripts" / "launch" / script), *words]
+    return subprocess.run(
+        line, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_the_shell_can_read_it(script):
+    subprocess.run(["bash", "-n", str(script)], check=True)
+
+
+@pytest.mark.parametrize("status", [0, 2, REQUEUE, RANK_LOST])
+def test_slurm_tasks_know_each_other_and_the_job_comes_back_when_asked(standins, status):
+    told = standins / "told"
+    done = run(
+        *("slurm.sh", "configs/tiny.yaml", "seed=1"),
+        PATH=f"{standins}:{os.environ['PATH']}",
+        PYTHON=str(standins / "python"),
+        TOLD=str(told),
+        STATUS=str(status),
+        SLURM_SUBMIT_DIR=str(ROOT),
+        SLURM_JOB_ID="123456",
+        SLURM_JOB_NODELIST="node-[a-b]",
+        SLURM_NTASKS="4",
+        SLURM_STEP_TASKS_PER_NODE="3,1",
+    )
+    assert done.returncode == status, done.stderr
+    lines = told.read_text().splitlines()
+    assert lines[0] == "srun --kill-on-bad-exit=1"
+    words = "node-a:23456 train.py configs/tiny.yaml seed=1 training.parallel.processes=4"
+    assert lines[1:5] == [f"0/4 0/3 {words}", f"1/4 1/3 {words}", f"2/4 2/3 {words}", f"3/4 0/1 {words}"]
+    assert lines[5:] == (["scontrol requeue 123456"] if status in (REQUEUE, RANK_LOST) else [])
+
+
+def test_slurm_is_told_to_warn_the_tasks_and_to_keep_the_log():
+    text = (ROOT / "scripts" / "launch" / "slurm.sh").read_text()
+    for wish in ("--requeue", "--signal=USR1@180", "--open-mode=append"):
+        assert f"#SBATCH {wish}\n" in text
+
+
+@pytest.mark.parametrize(("option", "config"), [((), "many_nodes"), (("--sharded",), "many_nodes_fsdp")])
+def test_a_node_starts_its_share_of_all_processes(standins, option, config):
+    told = standins / "told"
+    words = ["--node", "1", "--nodes", "3", "--gpus", "8", "--host", "first", *option]
+    done = run(
+        "node.sh", *words, "--", "configs/base.yaml", PYTHON=str(standins / "launcher"), TOLD=str(told)
+    )
+    assert done.returncode == 0, done.stderr
+    assert told.read_text().split() == [
+        *("-m", "accelerate.commands.launch", "--config_file", f"configs/accelerate/{config}.yaml"),
+        *("--num_machines", "3", "--num_processes", "24", "--machine_rank", "1"),
+        *("--main_process_ip", "first", "--main_process_port", "29500"),
+        *("train.py", "configs/base.yaml", "training.parallel.processes=24"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--node", "0"], "must be given"),
+        (["--nod", "0"], "--nod is not an option"),
+        (["x.yaml"], "x.yaml is not an option"),
+    ],
+)
+def test_a_node_that_lacks_something_says_what(words, said):
+    done = run("node.sh", *words)
+    assert done.returncode == 2 and done.stderr.startswith("error: ") and said in done.stderr

@@ -1,0 +1,140 @@
+"""train.py shared by processes: two machines, a sharded run from its first step to one file, and refusals."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import train
+from tests.processes import free_port
+from tests.train.conftest import ROOT, environment
+from tests.train.curves import shared
+from tests.train.test_train import here, lines
+from training.checkpoint import weights_of
+from training.errors import TrainingError
+from training.run import load
+
+
+def differ(one, other, kinds=("train",)) -> float:
+    """The largest difference of a loss between two runs, which must have seen the same data."""
+    largest = 0.0
+    for a, b in zip(one, other, strict=True):
+        assert (a["kind"], a["step"]) == (b["kind"], b["step"])
+        if a["kind"] == "train":
+            assert (a["data"], a["targets"]) == (b["data"], b["targets"])
+            largest = max(largest, abs(a["loss"] - b["loss"]), abs(a["grad_norm"] - b["grad_norm"]))
+        if a["kind"] == "validation":
+            largest = max(largest, *(abs(a["nll"][length] - b["nll"][length]) for length in a["nll"]))
+    return largest
+
+
+@pytest.fixture
+def exact(words):
+    return [*words, "training.precision=float64", "data.packing=documents"]
+
+
+def test_two_machines_have_the_losses_of_one_process(exact, tmp_path, monkeypatch):
+    """Two launchers with node ranks 0 and 1 that meet on loopback, as scripts/launch/node.sh starts them."""
+    assert here(monkeypatch, *exact, "--folder", str(tmp_path / "one")) == 0
+    port, folder = str(free_port()), tmp_path / "two"
+    nodes = [
+        subprocess.Popen(
+            [
+                *("bash", str(ROOT / "scripts/launch/node.sh"), "--node", str(node), "--nodes", "2"),
+                *("--gpus", "1", "--host", "127.0.0.1", "--port", port),
+                *("--", *exact, "training.micro_batch=3", "--folder", str(folder)),
+            ],
+            env=environment(ACCELERATE_USE_CPU="true", PYTHON=sys.executable),
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for node in (0, 1)
+    ]
+    said = [node.communicate(timeout=300)[1] for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0], "\n".join(said)
+    assert differ(lines(tmp_path / "one"), lines(folder)) < 1e-9
+
+
+def test_a_sharded_run_is_a_run_like_any_other(exact, tmp_path, monkeypatch, capsys):
+    """Two processes shard it, one goes on with it whole, two again with their parts; one file in the end."""
+    whole, folder, out = tmp_path / "whole", tmp_path / "sharded", tmp_path / "weights.safetensors"
+    exact = [*exact, "training.checkpoint.keep=9"]
+    assert here(monkeypatch, *exact, "--folder", str(whole)) == 0
+
+    def by_two(*more):
+        words = [*exact, "training.parallel={sharding: full, processes: 2, activation_checkpointing: true}"]
+        return shared(2, lambda: here(monkeypatch, *words, *more, "--folder", str(folder)))
+
+    def cut(step: int):
+        for checkpoint in (folder / "checkpoints").glob("step-*"):
+            if int(checkpoint.name[5:]) > step:
+                shutil.rmtree(checkpoint)
+
+    assert by_two() == [0, 0]
+    assert differ(lines(whole), lines(folder)) < 1e-9
+    newest = folder / "checkpoints" / "step-00000012"
+    assert (newest / "model-00002-of-00002.safetensors").is_file() and not (
+        newest / "model.safetensors"
+    ).exists()
+
+    cut(3)
+    assert here(monkeypatch, *exact, "--folder", str(folder)) == 0
+    assert differ(lines(whole), lines(folder)) < 1e-9 and (newest / "model.safetensors").is_file()
+    assert "training.parallel.sharding: full → auto" in capsys.readouterr().err
+    cut(9)  # now a whole checkpoint, read in parts
+    assert by_two() == [0, 0]
+    assert differ(lines(whole), lines(folder)) < 1e-9
+
+    monkeypatch.setattr(sys, "argv", ["export_checkpoint.py", str(folder), "--out", str(out)])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(ROOT / "scripts" / "export_checkpoint.py"), run_name="__main__")
+    assert ended.value.code == 0
+    want, exported = weights_of(load(whole).model), load_file(out)
+    assert want.keys() == exported.keys()
+    for name, tensor in want.items():
+        torch.testing.assert_close(exported[name], tensor, rtol=0, atol=1e-10, msg=name)
+    with pytest.raises(SystemExit) as ended:  # never over a file that is there
+        runpy.run_path(str(ROOT / "scripts" / "export_checkpoint.py"), run_name="__main__")
+    assert ended.value.code == 2 and "exists already" in capsys.readouterr().err
+
+
+def test_learned_positions_that_change_on_the_way_cannot_be_sharded(words, tmp_path, monkeypatch):
+    more = [
+        "model.position={name: rope, temperature: {name: ssmax}}",
+        'training.changes=[{at: 6, words: ["model.position.scaling={name: drop}"]}]',
+        "training.parallel.sharding=full",
+    ]
+    with pytest.raises(TrainingError, match=r"training.parallel.sharding.*none"):
+        shared(2, lambda: here(monkeypatch, *words, *more, "--folder", str(tmp_path / "never")))
+    assert not (tmp_path / "never" / "checkpoints").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "line",
+    [["--cpu", "--num_processes", "2", "--num_machines", "1"], ["--config_file", "silent.yaml"]],
+    ids=["cpu", "yaml"],
+)
+def test_a_launcher_that_silently_starts_one_process_is_refused(words, tmp_path, line):
+    silent = "distributed_type: MULTI_CPU\nuse_cpu: true\nnum_processes: 2\nmixed_precision: 'no'\n"
+    (tmp_path / "silent.yaml").write_text(silent)
+    launch = [sys.executable, "-m", "accelerate.commands.launch", *line, "--dynamo_backend", "no"]
+    kept = {name: value for name, value in os.environ.items() if name not in ("WORLD_SIZE", "MASTER_PORT")}
+    done = subprocess.run(
+        [*launch, str(ROOT / "train.py"), *words, "--folder", str(tmp_path / "never")],
+        cwd=tmp_path,
+        env=kept,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode != 0 and "error: accelerate was asked for 2 processes and one runs" in done.stderr
+    assert "configs/accelerate/cpu.yaml --num_processes 2" in done.stderr
+    assert not (tmp_path / "never").exists() and train.__doc__
