@@ -6,10 +6,11 @@ from safetensors.torch import load_file
 
 from tests.training.toy import Net
 from training.average import Average
-from training.checkpoint import find_checkpoint, load_average, restore, save_checkpoint
+from training.checkpoint import find_checkpoint, save_checkpoint
 from training.errors import TrainingError
 from training.optimizer import gated_step, make_optimizer, set_learning_rates
 from training.optimizer_settings import AdamWSettings, EmaSettings
+from training.restore import load_average, restore
 
 HELD, FREE = torch.tensor(True), torch.tensor(False)
 
