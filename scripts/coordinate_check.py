@@ -119,8 +119,8 @@ def check(
     return rows
 
 
-def table(rows: Sequence[Row], command: str) -> str:
-    """The rows as a page of Markdown."""
+def table(rows: Sequence[Row], command: str, figure: str) -> str:
+    """The rows as a page of Markdown, with the figure of that name."""
     widths = list(rows[0].changes)
     head = ["parametrisation", "activation", *map(str, widths), "slope"]
     lines = [
@@ -138,6 +138,7 @@ def table(rows: Sequence[Row], command: str) -> str:
     for row in rows:
         cells = [row.kind, row.part, *(f"{change:.4f}" for change in row.changes.values())]
         lines.append(f"| {' | '.join(cells)} | {row.slope:+.2f} |")
+    lines += ["", f"![The same, over the width]({figure})"]
     return "\n".join(lines) + "\n"
 
 
@@ -183,7 +184,8 @@ def main() -> int:
         raise TrainingError("--steps and --seeds must be at least 1, --lr above 0")
     optimizer = OPTIMIZERS[given.optimizer](given.lr)
     rows = check(sorted(set(given.widths)), optimizer, grow=given.grow, steps=given.steps, seeds=given.seeds)
-    page = table(rows, " ".join(["python", "scripts/coordinate_check.py", *sys.argv[1:]]))
+    command = " ".join(["python", "scripts/coordinate_check.py", *sys.argv[1:]])
+    page = table(rows, command, given.out.with_suffix(".png").name)
     print(page)
     given.out.parent.mkdir(parents=True, exist_ok=True)
     write_text(given.out.with_suffix(".md"), page)

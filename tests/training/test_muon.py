@@ -1,5 +1,9 @@
 """Muon's update against a float64 reference and the polar factor, and the pair of optimizers as one."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import torch
 
@@ -7,6 +11,8 @@ from tests.training.toy import Net
 from training.optimizer import make_optimizer, own_rates, set_learning_rates, who_learns_at
 from training.optimizer_settings import AdamWRule, AdamWSettings, MuonSettings
 
+ROOT = Path(__file__).resolve().parents[2]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
 # Five steps in bfloat16, whose numbers are good to 0.4%, against float64: in Frobenius norm, small singular
 # values of a square matrix among them.
 TOLERANCE = 0.06
@@ -93,3 +99,15 @@ def test_the_parts_follow_what_is_loaded():
             a is b for a, b in zip(part.param_groups, groups, strict=True)
         )
     assert len(second.state) == 5 and set(second.state[nets[1].mix.weight]) == {"momentum_buffer"}
+
+
+def test_sharded_updates_are_those_of_whole_weights_also_between_held_steps():
+    """Muon's five steps in bfloat16 round otherwise where the products are summed over two processes."""
+    line = [*TORCHRUN, "-m", "tests.training.sharded_updates"]
+    found = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
+    assert found.returncode == 0, found.stderr[-2000:]
+    told = dict(one.split(" ", 1) for one in found.stdout.splitlines())
+    for name, tolerance in (("adamw", 1e-6), ("muon", TOLERANCE)):
+        worst, moved = map(float, told[name].split())
+        assert moved > 0.01 and worst < tolerance * moved, (name, worst, moved)
+    assert "training.ema keeps a mean of whole weights, and these are sharded" in told["refused"]

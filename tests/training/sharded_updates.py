@@ -1,0 +1,58 @@
+"""Two processes that share the weights of a model: updates are those of one process that holds them all.
+
+Run by torchrun; prints, for each optimizer, the largest difference of any weight.
+"""
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from model import ModelSettings, Places, Transformer
+from training.average import Average
+from training.errors import TrainingError
+from training.optimizer import gated_step, make_optimizer, set_learning_rates
+from training.optimizer_settings import AdamWSettings, EmaSettings, MuonSettings
+
+
+def build():
+    return Transformer(ModelSettings(dim=24, layers=1, heads=3, hidden=40), 31, 8).initialise(0)
+
+
+def update(model, optimizer, tokens, held):
+    model(tokens[:, :-1], Places.plain(8), tokens[:, 1:]).mean().backward()
+    gated_step(optimizer, torch.tensor(held))
+    optimizer.zero_grad()
+
+
+def main():
+    dist.init_process_group("gloo")
+    mesh = init_device_mesh("cpu", (2,))
+    tokens = torch.randint(31, (4, 9), generator=torch.Generator().manual_seed(0))
+    for settings in (AdamWSettings(lr=0.01), MuonSettings(lr=0.01)):
+        whole, shared = build(), build()
+        for block in shared.layers:
+            fully_shard(block, mesh=mesh)
+        fully_shard(shared, mesh=mesh)
+        for model, plan in ((whole, (False, False)), (shared, (False, True, False, True))):
+            optimizer = make_optimizer(model, settings)
+            set_learning_rates(optimizer, settings.rates)
+            for held in plan:
+                update(model, optimizer, tokens, held)
+        pairs = zip(shared.parameters(), whole.parameters(), strict=True)
+        worst = max((a.full_tensor() - b).abs().max().item() for a, b in pairs)
+        moved = max(
+            (a - b).abs().max().item() for a, b in zip(whole.parameters(), build().parameters(), strict=True)
+        )
+        if dist.get_rank() == 0:
+            print(settings.name, worst, moved, flush=True)
+    try:
+        Average(shared, EmaSettings(), 10)
+    except TrainingError as error:
+        if dist.get_rank() == 0:
+            print("refused", error, flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
