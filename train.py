@@ -22,7 +22,7 @@ from model import Transformer
 from training.average import Average
 from training.begin import Score, begin_branch, check_text
 from training.branch import read_run_settings
-from training.checkpoint import find_checkpoint, save_checkpoint
+from training.checkpoint import find_checkpoint
 from training.config import identity
 from training.console import Console, run_main
 from training.errors import TrainingError
@@ -36,7 +36,9 @@ from training.optimizer import make_optimizer, set_learning_rates
 from training.parallel import Parallel
 from training.record import Recorder
 from training.restore import restore
+from training.retention import HELD_OUT, best_of, held_out_state
 from training.run import MANIFEST, run_folder, text_of
+from training.saving import Saver
 from training.settings import RunSettings
 from training.stages import learning_rates, stage_after, stage_of, stages_of
 from training.start import (
@@ -140,26 +142,28 @@ def train(
     if start == 0 and "step0" in (about := read_json(folder / MANIFEST)):
         recorder.write(0, "step0", **about["step0"])
 
+    measured: dict[int, dict[int, float]] = {}  # held-out NLL by length, of each step
+
     def look(done: int) -> None:
         """Held-out loss at and beyond the trained length, and text, where they are due."""
         last = done == settings.steps
         with average.applied() if average else nullcontext():
             if parallel.takes_part and (last or (t.validation.every and done % t.validation.every == 0)):
-                validate(monitor, model, device, autocast, recorder, done, console)
+                measured[done] = validate(monitor, model, device, autocast, recorder, done, console)
             if parallel.takes_part and (last or (t.samples.every and done % t.samples.every == 0)):
                 write_samples(model, prepared.tokenizer, t.samples, recorder, done, console)
         parallel.settle(model)
         parallel.wait()
         recorder.resume_clock()
 
-    def save(done: int) -> None:
+    def save(done: int, last: bool) -> None:
         if main_process:
             recorder.sync()
         if parallel.takes_part:
             state = {"step": done, "tokens": settings.tokens_after(done), "gate": gate.state()}
             state |= {"groups": batches.groups_used(done)}
-            kept = t.checkpoint.keep
-            save_checkpoint(folder, done, model, optimizer, state, kept, average, parallel.holders)
+            state[HELD_OUT] = held_out_state(measured.get(done, {}))
+            saver.save(done, model, optimizer, state, average, wait=last)
         if main_process:
             write_exposure(folder, with_parents(folder, ledger.upto(done)))
         parallel.wait()
@@ -171,7 +175,8 @@ def train(
     # On a GPU, outcomes are read one step late, so that the host never waits inside a step.
     leave = 1 if device.type == "cuda" else 0
     watch = Watch(folder, parallel.rank, parallel.world, t.rank_timeout)
-    with Interrupts() as interrupts, recorder, watch:
+    saver = Saver(folder, t.checkpoint, settings.train_length, parallel.holders)
+    with Interrupts() as interrupts, recorder, watch, saver:
         model.train()
         recorder.resume_clock()
         for step, batch in prefetched(fetch, start, settings.steps):
@@ -188,6 +193,7 @@ def train(
             about |= {"passes": batch.passes} if batch.passes else {}
             due = [t.validation.every, t.samples.every, t.checkpoint.every]
             is_due = done == settings.steps or any(every and done % every == 0 for every in due)
+            saver.check()
             with watch.step(done):
                 outcome = train_step(parts, batch.n_targets, leave=interrupts.status)
                 recorder.step(done, outcome, rates, **about, epoch=batch.epoch, data=batch.hash)
@@ -196,7 +202,7 @@ def train(
                 look(done)
             if stop or done == settings.steps or (t.checkpoint.every and done % t.checkpoint.every == 0):
                 recorder.read()
-                save(done)
+                save(done, last=bool(stop) or done == settings.steps)
             if stop and done < settings.steps:
                 name = interrupts.received.name if interrupts.received else "a signal"
                 console.say(
@@ -206,6 +212,8 @@ def train(
         if start < settings.steps:
             recorder.write(settings.steps, "end", peak_memory_bytes=peak_memory(device))
     console.say(f"done: {folder} (peak memory {peak_memory(device) / 2**20:,.0f} MiB)")
+    if t.checkpoint.best and (best := best_of(folder, t.checkpoint.best * settings.train_length)):
+        console.say(f"best at {t.checkpoint.best} × train_length: step {best[0]}, held-out NLL {best[1]:.4f}")
     if len(batches.texts) > 1:
         passes = batches.passes_by_label(settings.steps).items()
         console.say(f"gone through: {', '.join(f'{label} {n:.2f} times' for label, n in passes)}")
@@ -227,6 +235,10 @@ def make_monitor(prepared: Prepared, settings: RunSettings, console: Console) ->
     lengths = [length for length in asked if limit is None or length <= limit]
     if lengths < asked:
         console.say(f"positions end at {limit}: held-out loss is measured at {lengths} only")
+    if (best := settings.training.checkpoint.best) and best * settings.train_length not in lengths:
+        raise TrainingError(
+            f"training.checkpoint.best = {best} cannot be measured: positions end at {limit}; lower it"
+        )
     monitor = monitor_targets(prepared.valid, lengths, v.targets, v.spans, settings.seed)
     if monitor.note:
         console.say(monitor.note)

@@ -86,6 +86,31 @@ def steps_of(run: Path) -> list[int]:
     return sorted(int(match[1]) for name in names if (match := _NAME.fullmatch(name)))
 
 
+@dataclass(frozen=True)
+class Image:
+    """Everything of a model and its optimizer that a checkpoint holds, as of one moment."""
+
+    weights: dict[str, Tensor]
+    optimizer: dict[str, Tensor] | None  # moments and the state of the random generators; None: weights only
+    options: dict  # the optimizer's numbers and options by group
+    average: dict[str, Tensor] | None = None  # the mean of the weights, where there is one
+
+
+def capture(model: nn.Module, optimizer, average: Average | None = None, copied: bool = False) -> Image:
+    """What a checkpoint holds, on the host; if `copied`, what comes after does not change it."""
+
+    def still(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: tensor.clone() for name, tensor in tensors.items()} if copied else tensors
+
+    moments, options = (None, {}) if optimizer is None else optimizer_state(model, optimizer)
+    return Image(
+        still(weights_of(model)),
+        None if moments is None else still(moments | _generators()),
+        options,
+        None if average is None else still(average.tensors()),
+    )
+
+
 def save_checkpoint(
     run: Path,
     step: int,
@@ -105,6 +130,13 @@ def save_checkpoint(
     Raises TrainingError where the disk is full, on all processes of the group alike; the earlier checkpoints
     are then as they were.
     """
+    return save_image(run, step, capture(model, optimizer, average), state or {}, keep, group)
+
+
+def save_image(
+    run: Path, step: int, image: Image, state: dict, keep: int | None = None, group: Group = ALONE
+) -> Checkpoint:
+    """`save_checkpoint` of what was captured before."""
     folder, main = folder_of(run, step), group.rank == 0
     building = folder.with_name(f".writing-{folder.name}-{group.gather(os.getpid())[0]}")
 
@@ -123,7 +155,7 @@ def save_checkpoint(
 
     try:
         _on_all(group, begin)
-        parts = _on_all(group, lambda: _write(building, step, model, optimizer, state or {}, average, group))
+        parts = _on_all(group, lambda: _write(building, step, image, state, group))
         digest = _on_all(group, finish)[0]
     except (OSError, SafetensorError, TrainingError) as error:
         if main:
@@ -136,7 +168,7 @@ def save_checkpoint(
         if keep is not None:
             later_or_old += [old for old in steps_of(run) if old <= step][:-keep]
         for old in later_or_old:
-            _remove(folder_of(run, old))
+            remove_checkpoint(folder_of(run, old))
     return Checkpoint(folder, step, digest)
 
 
@@ -174,16 +206,12 @@ def copy_checkpoint(checkpoint: Checkpoint, run: Path) -> None:
         for file in building.iterdir():
             sync(file)
         _put_in_place(building, folder)
-    except OSError as error:
+    except OSError:
         shutil.rmtree(building, ignore_errors=True)
-        if is_disk_full(error):
-            raise TrainingError(_no_room(run, checkpoint.step)) from error
         raise
 
 
-def _write(
-    building: Path, step: int, model: nn.Module, optimizer, state: dict, average: Average | None, group: Group
-) -> tuple[dict[str, dict]]:
+def _write(building: Path, step: int, image: Image, state: dict, group: Group) -> tuple[dict[str, dict]]:
     """This process's files of one checkpoint into its folder; hash and size of each."""
 
     def put(kind: str, tensors: dict[str, Tensor]) -> Path:
@@ -192,14 +220,13 @@ def _write(
         save_file(tensors, building / f"{kind}.safetensors")
         return building / f"{kind}.safetensors"
 
-    written, options = [put("model", weights_of(model))], {}
-    if optimizer is not None:
-        tensors, options = optimizer_state(model, optimizer)
-        written.append(put("optimizer", tensors | _generators()))
-    if average is not None:  # of whole weights alone
-        written.append(put("average", average.tensors()))
+    written = [put("model", image.weights)]
+    if image.optimizer is not None:
+        written.append(put("optimizer", image.optimizer))
+    if image.average is not None:  # of whole weights alone
+        written.append(put("average", image.average))
     if group.rank == 0:
-        write_json(building / STATE, {"step": step, "state": state, "optimizer": options})
+        write_json(building / STATE, {"step": step, "state": state, "optimizer": image.options})
         written.append(building / STATE)
     files = {}
     for file in written:
@@ -232,7 +259,7 @@ def _put_in_place(building: Path, folder: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _remove(folder: Path) -> None:
+def remove_checkpoint(folder: Path) -> None:
     """Delete a checkpoint; it loses its name first, so a kill midway leaves nothing that looks damaged."""
     away = folder.with_name(f".deleting-{folder.name}")
     os.rename(folder, away)

@@ -31,8 +31,8 @@ def validate(
     recorder: Recorder,
     done: int,
     console: Console,
-) -> None:
-    """Measure the NLL of the same targets at every length, and write it down."""
+) -> dict[int, float]:
+    """Measure the NLL of the same targets at every length, and write it down; returns it by length."""
     model.eval()
     with torch.autocast(device.type, autocast, enabled=autocast is not None):
         found = targets.measure(model, device)
@@ -41,6 +41,7 @@ def validate(
     recorder.write(done, "validation", nll=nll, targets=next(iter(found.values()))[1])
     shown = "  ".join(f"{length}: {value:.4f}" for length, value in nll.items())
     console.say(f"step {done} held-out NLL by length  {shown}")
+    return nll
 
 
 def write_samples(

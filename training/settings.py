@@ -11,6 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from data.settings import DataSettings
 from data.windows import Plan, Portion
 from model.settings import ModelSettings
+from training.checkpoint_settings import CheckpointSettings
 from training.fault_settings import NonFiniteSettings, SpikeSettings, StopOnNonFinite
 from training.optimizer_settings import (
     AdamWSettings,
@@ -24,13 +25,6 @@ from training.parallel_settings import ParallelSettings
 from training.settings_base import Settings
 from training.settings_base import free as _free
 from training.stage_settings import ChangeSettings, StageSettings, portions
-
-
-class CheckpointSettings(Settings):
-    """When the run is saved."""
-
-    every: int | None = _free(500, "steps between checkpoints; null: only at the end and when stopped", ge=1)
-    keep: int = _free(2, "newest checkpoints kept; two, so that a damaged one has a predecessor", ge=1)
 
 
 class ValidationSettings(Settings):
@@ -144,6 +138,18 @@ class TrainingSettings(Settings):
     )
     samples: SampleSettings = Field(default=SampleSettings(), description="text written inside the run")
     wandb: WandbSettings = Field(default=WandbSettings(), description="mirror of the metrics")
+
+    @model_validator(mode="after")
+    def _best_is_measured(self) -> "TrainingSettings":
+        c, v = self.checkpoint, self.validation
+        if c.best is not None and c.best not in v.multiples:
+            raise ValueError(f"checkpoint.best = {c.best} is not measured: add it to validation.multiples")
+        if c.best is not None and c.every and (not v.every or c.every % v.every):
+            raise ValueError(
+                f"checkpoint.best needs a loss at each: make checkpoint.every ({c.every}) "
+                f"a multiple of validation.every ({v.every})"
+            )
+        return self
 
     @model_validator(mode="after")
     def _micro_batch_fits(self) -> "TrainingSettings":

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from evaluation import EvaluationError
 from model import ModelSettings, Places, Transformer
 from tests.train.conftest import command, environment, run
 from training import TrainingError
+from training.checkpoint import folder_of, steps_of
 from training.exits import INTERRUPTED, REQUEUE
 from training.fault_settings import StopOnNonFinite
 from training.gate import Gate
@@ -172,6 +174,51 @@ def test_non_finite_loss_stops_before_the_update_and_names_the_step(words, tmp_p
     found = read_metrics(folder / "metrics.jsonl", "train")
     assert found[-1]["step"] == 2 and found[-1]["grad_norm"] == "nan"
     assert [p.name for p in (folder / "checkpoints").iterdir()] == ["step-00000001"]
+
+
+def test_kept_by_policy_and_written_beside_the_steps_it_is_the_same_run(words, tmp_path, monkeypatch, capsys):
+    """... also under a clock that jumps by hours, to and fro, and with a mirror that cannot be reached."""
+    words = [*words, "training.checkpoint.every=4", "training.samples.prompts=[]"]
+    plain, folder = tmp_path / "plain", tmp_path / "policy"
+    assert here(monkeypatch, *words, "training.checkpoint.keep=9", "--folder", str(plain)) == 0
+    real, looks = time.time, iter(range(10**9))
+    jumps = (0.0, 7200.0, -7200.0, 86_400.0)
+    monkeypatch.setattr(time, "time", lambda: real() + jumps[next(looks) % 4])
+    monkeypatch.setitem(sys.modules, "wandb", unreachable())
+    policy = ["training.checkpoint={every: 4, keep: 1, keep_every: 8, best: 1, asynchronous: true}"]
+    policy += ["training.wandb.mode=online", "training.rank_timeout=5"]
+    assert here(monkeypatch, *words, *policy, "--folder", str(folder)) == 0
+    said = capsys.readouterr().err
+    assert "wandb stops here, training goes on" in said and "no route to host" in said
+    assert "best at 1 × train_length: step 12, held-out NLL" in said
+    assert steps_of(folder) == [8, 12] and lines(folder) == lines(plain)
+    for step in (8, 12):
+        files = [folder_of(run, step) for run in (plain, folder)]
+        assert all((files[0] / name).read_bytes() == (files[1] / name).read_bytes() for name in CHECKPOINT)
+    rates = [line["tokens_per_second"] for line in read_metrics(folder / "metrics.jsonl") if "mfu" in line]
+    assert rates and all(0 < rate < 1e7 for rate in rates)
+
+
+CHECKPOINT = ["model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"]
+
+
+def unreachable() -> SimpleNamespace:
+    def init(**_: object) -> None:
+        raise ConnectionError("no route to host")
+
+    return SimpleNamespace(init=init)
+
+
+def test_a_wandb_folder_that_cannot_be_written_stops_nothing(words, tmp_path, monkeypatch, capsys):
+    """The real library, offline, where a file stands in the way of its folder."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "wandb").write_text("in the way")
+    monkeypatch.setenv("WANDB_DIR", str(folder))
+    short = [*words, "training.tokens=576", "training.samples.prompts=[]", "training.wandb.mode=offline"]
+    assert here(monkeypatch, *short, "--folder", str(folder)) == 0
+    assert [line["step"] for line in lines(folder) if line["kind"] == "train"] == [1, 2, 3]
+    assert (folder / "wandb").read_text() == "in the way"
 
 
 def test_text_too_short_for_the_lengths_leaves_no_run_behind(words, tmp_path, monkeypatch):

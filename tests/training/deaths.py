@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from tests.training.toy import Net
 from training import checkpoint as module
-from training.checkpoint import find_checkpoint, save_checkpoint, steps_of
+from training.checkpoint import find_checkpoint, folder_of, remove_checkpoint, save_checkpoint, steps_of
 from training.errors import TrainingError
 from training.optimizer import make_optimizer, set_learning_rates
 from training.optimizer_settings import AdamWSettings
@@ -109,7 +109,10 @@ def killed_at_any_time(folder):
     save_checkpoint(folder, 0, model, optimizer)
     for _ in range(8):
         child = forked(lambda step=step: work(step))
-        time.sleep(0.05 + generator.random() * 0.2)
+        deadline = time.monotonic() + 30
+        while steps_of(folder)[-1] <= step and time.monotonic() < deadline:
+            time.sleep(0.002)  # the first of its saves: a busy machine takes its time
+        time.sleep(generator.random() * 0.1)
         os.kill(child, signal.SIGKILL)
         assert status_of(child) == -signal.SIGKILL
         torn += any(name.startswith(".") for name in names(folder))
@@ -126,19 +129,44 @@ def killed_at_any_time(folder):
     assert not any(name.startswith(".") for name in names(folder))
 
 
-def killed_at_chosen_moments(folder):
-    """Before the first hash, before the manifest, before the rename: step 3 stays the newest."""
+def killed_at_every_write(folder):
+    """Before and after calls that touch the disk, from the first folder to the new name: step 3 stays the
+    newest until step 5 has its name, and is whole all the while."""
     pair = trained(1)
     good = save_checkpoint(folder, 3, *pair)
+    places = [(module, "save_file"), (module, "write_json"), (module, "sync"), (module, "sha256_of")]
+    places += [(os, "rename"), (os, "mkdir")]
 
-    def work(moment):
-        setattr(module, moment, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+    def work(when, after):
+        calls = 0
+
+        def deadly(real):
+            def call(*args, **more):
+                nonlocal calls
+                calls += 1
+                if calls == when and not after:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                found = real(*args, **more)
+                if calls == when:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return found
+
+            return call
+
+        for home, name in places:
+            setattr(home, name, deadly(getattr(home, name)))
         save_checkpoint(folder, 5, *pair)
         return 0
 
-    for moment in ("write_json", "sha256_of", "_put_in_place"):
-        assert status_of(forked(lambda moment=moment: work(moment))) == -signal.SIGKILL
-        assert find_checkpoint(folder).hash == good.hash and steps_of(folder) == [3]
-        assert any(name.startswith(".writing-") for name in names(folder))
-    save_checkpoint(folder, 5, *pair)
+    when, struck = 1, 0
+    while (status := status_of(forked(lambda when=when: work(when, when % 2 == 0)))) == -signal.SIGKILL:
+        said = Said()
+        found = find_checkpoint(folder, said)
+        assert said.lines == [] and found.step in (3, 5)
+        assert found.step == 5 or (found.hash == good.hash and steps_of(folder) == [3])
+        struck += found.step == 3
+        for step in steps_of(folder)[1:]:
+            remove_checkpoint(folder_of(folder, step))
+        when += 1
+    assert status == 0 and when > 12 and struck > 8, (status, when, struck)
     assert names(folder) == ["step-00000003", "step-00000005"]

@@ -259,8 +259,8 @@ def test_kill_9_at_any_time_leaves_whole_checkpoints(tmp_path):
     alone("killed_at_any_time", tmp_path)
 
 
-def test_kill_9_at_chosen_moments(tmp_path):
-    alone("killed_at_chosen_moments", tmp_path)
+def test_kill_9_at_every_write_of_a_checkpoint(tmp_path):
+    alone("killed_at_every_write", tmp_path)
 
 
 def test_death_while_replacing_gives_the_old_one_its_name_back(tmp_path):

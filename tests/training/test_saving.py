@@ -1,0 +1,107 @@
+"""What stays of a run's checkpoints, and saving beside the steps: the same bytes, errors told, none lost."""
+
+import errno
+import os
+import threading
+
+import pytest
+
+from tests.training.deaths import trained, update
+from training import checkpoint as module
+from training.checkpoint import find_checkpoint, folder_of, save_checkpoint, steps_of
+from training.checkpoint_settings import CheckpointSettings
+from training.errors import TrainingError
+from training.retention import best_of, held_out_state, kept, prune
+from training.saving import Saver
+
+
+def test_the_newest_the_multiples_and_the_best_stay():
+    steps = [5, 10, 15, 20, 25, 30]
+    assert kept(steps, CheckpointSettings(keep=2), None) == {25, 30}
+    assert kept(steps, CheckpointSettings(keep=1, keep_every=10), None) == {10, 20, 30}
+    assert kept(steps, CheckpointSettings(keep=1, best=2), 15) == {15, 30}
+    assert kept(steps, CheckpointSettings(keep=9), None) == set(steps)
+    assert kept(steps, CheckpointSettings(keep=1, best=2), 7) == {30}
+
+
+def test_the_best_is_that_of_the_length_asked_for_and_survives(tmp_path):
+    settings = CheckpointSettings(keep=1, best=2)
+    losses = [{24: 3.0, 48: 5.0}, {24: 2.5, 48: 4.0}, {24: 2.0, 48: 4.5}, {}, {24: 1.0, 48: float("nan")}]
+    with Saver(tmp_path, settings, 24) as saver:
+        for step, nll in enumerate(losses, 1):
+            saver.save(step, *trained(0), {"held_out": held_out_state(nll)})
+    assert steps_of(tmp_path) == [2, 5] and best_of(tmp_path, 48) == (2, 4.0)
+    (folder_of(tmp_path, 2) / "state.json").write_text("{")
+    assert best_of(tmp_path, 48) is None
+    prune(tmp_path, settings, 24)
+    assert steps_of(tmp_path) == [5]
+
+
+def content(run, step: int) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder_of(run, step).iterdir()}
+
+
+def test_beside_the_steps_the_bytes_are_those_of_a_save_at_once(tmp_path, monkeypatch):
+    """The thread is held back until the weights, moments and generator have moved on."""
+    gate, real = threading.Event(), module.save_file
+
+    def late(*args):
+        assert gate.wait(30)
+        real(*args)
+
+    pair = trained(2)
+    save_checkpoint(tmp_path / "once", 2, *pair, {"tokens": 5})
+    monkeypatch.setattr(module, "save_file", late)
+    with Saver(tmp_path / "beside", CheckpointSettings(asynchronous=True), 24) as saver:
+        saver.save(2, *pair, {"tokens": 5})
+        update(*pair)
+        saver.check()
+        assert steps_of(tmp_path / "beside") == []
+        gate.set()
+        saver.save(3, *pair, {"tokens": 6})  # one at a time: the first is there now
+        assert 2 in steps_of(tmp_path / "beside")
+    assert steps_of(tmp_path / "beside") == [2, 3]  # leaving waits
+    assert content(tmp_path / "beside", 2) == content(tmp_path / "once", 2)
+    assert find_checkpoint(tmp_path / "beside").step == 3
+
+
+def full(*_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("told_by", ["check", "wait", "save", "leaving"])
+def test_what_goes_wrong_beside_the_steps_is_told(tmp_path, monkeypatch, told_by):
+    pair = trained(1)
+    save_checkpoint(tmp_path, 1, *pair)
+    good = content(tmp_path, 1)
+    monkeypatch.setattr(module, "save_file", full)
+    saver = Saver(tmp_path, CheckpointSettings(asynchronous=True), 24)
+    with pytest.raises(TrainingError, match=r"disk full .* while saving step 2; step 1 is intact"), saver:
+        saver.save(2, *pair, {})
+        if told_by == "check":
+            while True:
+                saver.check()
+        if told_by == "wait":
+            saver.wait()
+        if told_by == "save":
+            saver.save(3, *pair, {})
+    assert steps_of(tmp_path) == [1] and content(tmp_path, 1) == good
+
+
+def test_the_error_of_the_loop_is_told_and_the_save_under_way_is_finished(tmp_path):
+    with pytest.raises(KeyError), Saver(tmp_path, CheckpointSettings(asynchronous=True), 24) as saver:
+        saver.save(4, *trained(1), {})
+        raise KeyError
+    assert find_checkpoint(tmp_path).step == 4
+
+
+class Two:
+    rank, world = 0, 2
+
+    def gather(self, value):
+        return [value, value]
+
+
+def test_a_sharded_model_is_saved_at_once(tmp_path):
+    with pytest.raises(TrainingError, match=r"training.checkpoint.asynchronous: .* leave it out"):
+        Saver(tmp_path, CheckpointSettings(asynchronous=True), 24, Two())
