@@ -130,6 +130,8 @@ def test_seeds_and_epochs_differ():
         return [batches.batch(step).hash for step in steps]
 
     epoch = -(-Batches(store, [Portion(5, 4)], packing="running", seed=1).windows_per_epoch(5) // 4)
+    whole = Batches(store, [Portion(5, 4)], packing="running", seed=1)
+    assert line_of(whole, 0).tolist() != line_of(whole, 1).tolist()  # documents stand in another order too
     assert order(1, range(epoch)) == order(1, range(epoch))
     assert order(1, range(epoch)) != order(2, range(epoch))
     assert not set(order(1, range(epoch - 1))) & set(order(1, range(epoch, 2 * epoch - 1)))
@@ -222,6 +224,16 @@ def test_stages_keep_the_order_up_to_the_first_edge_and_any_step_can_be_asked_al
             parts = [fresh.batch(step, rank, 3) for rank in range(3)]
             assert torch.equal(torch.cat([part.tokens for part in parts]), staged.batch(step).tokens)
     assert hashes[6:8] != [Batches(store, plan, packing="documents", seed=6).batch(s).hash for s in (6, 7)]
+
+
+def test_a_third_stage_begins_where_the_second_ended():
+    """20 tokens in windows of 5, 14 in windows of 7, then windows of 3 from token 34 on, all of one line."""
+    batches = Batches(
+        make_store([50, 31]), [Portion(5, 4, 1), Portion(7, 2, 1), Portion(3, 5)], packing="running", seed=1
+    )
+    starts = [sorted(windows.start.tolist()) for windows in batches.windows(0, 4)]
+    assert starts == [[0, 5, 10, 15], [20, 27], starts[2]]
+    assert min(starts[2]) >= 34 and len(set(starts[2])) == 10 and {(s - 34) % 3 for s in starts[2]} == {0}
 
 
 def test_a_stage_longer_than_the_text_is_refused():

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import model.transformer
+import model.block
 from model import Places
 from model.kernels import attend, choose
 from model.pairs import QUERY_BLOCK, Band, Pairs, View
@@ -222,8 +222,23 @@ def test_a_model_gives_the_same_logits_through_every_kernel(case, layout, monkey
     tokens, real = ids(2, length), places.document.expand(2, -1) >= 0
     auto = small(tokens, places)
     for kernel in ("dense", "flex"):
-        monkeypatch.setattr(model.transformer, "attend", functools.partial(attend, kernel=kernel))
+        monkeypatch.setattr(model.block, "attend", functools.partial(attend, kernel=kernel))
         close(small(tokens, places)[real], auto[real])
+
+
+def test_packed_documents_go_through_flex_on_a_gpu_and_plain_windows_through_sdpa(monkeypatch):
+    """What lowers each layout is decided by the pairs alone, here as a GPU would be given them."""
+    found = []
+
+    def asked(views, v, scale, **more):
+        found.append(choose(views, more.get("sink"), "cuda"))
+        return attend(views, v, scale, **more)
+
+    monkeypatch.setattr(model.block, "attend", asked)
+    small = build("rope", heads=3, dim=96, head_dim=32, dtype=torch.float32)
+    for places in (packed([[4, 5], [6, 3]]), Places.plain(9)):
+        small(ids(2, 9), places)
+    assert set(found[: len(found) // 2]) == {"flex"} and set(found[len(found) // 2 :]) == {"sdpa"}
 
 
 @pytest.mark.parametrize(("features", "expected"), [(8, "blocks"), (16, "flex")])
