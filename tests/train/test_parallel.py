@@ -171,7 +171,7 @@ def course(words, prepared, folder=None, prepare=None) -> dict:
     middle = training.steps(2, 4)
     if folder is not None and training.parallel.takes_part:
         state = {"step": 4}
-        save_checkpoint(folder, 4, training.model, training.optimizer, state, None, training.parallel.holders)
+        save_checkpoint(folder, 4, training.model, training.optimizer, state, group=training.parallel.holders)
     parts = [w for w in training.model.parameters() if isinstance(w, DTensor)]
     held = sum(w.to_local().numel() for w in parts), sum(w.numel() for w in training.model.parameters())
     return {"curve": [*before, *middle, *training.steps(4, 6)], "nll": looked, "held": held}
@@ -209,7 +209,7 @@ def disk_full_on_one(words, prepared, folder) -> str:
 
     module.write_part = full
     try:
-        save_checkpoint(folder, 5, training.model, training.optimizer, {}, None, training.parallel.holders)
+        save_checkpoint(folder, 5, training.model, training.optimizer, {}, group=training.parallel.holders)
     except TrainingError as error:
         return str(error)
     finally:
