@@ -31,7 +31,7 @@ from training.files import read_json
 from training.gate import Gate
 from training.hardware import peak_flops, peak_memory, prepare_cpu
 from training.loop import Interrupts, Stepper, micro_batches, prefetched
-from training.monitor import validate, write_samples
+from training.monitor import due_looks, validate, write_samples
 from training.optimizer import make_optimizer, set_learning_rates
 from training.parallel import Parallel
 from training.record import Recorder
@@ -138,7 +138,7 @@ def train(
         peak=peak_flops(device) * parallel.world,
     )
 
-    ledger = make_ledger(settings, batches)
+    looks, ledger = due_looks(t.validation, settings.steps), make_ledger(settings, batches)
     if start == 0 and "step0" in (about := read_json(folder / MANIFEST)):
         recorder.write(0, "step0", **about["step0"])
 
@@ -146,11 +146,10 @@ def train(
 
     def look(done: int) -> None:
         """Held-out loss at and beyond the trained length, and text, where they are due."""
-        last = done == settings.steps
         with average.applied() if average else nullcontext():
-            if parallel.takes_part and (last or (t.validation.every and done % t.validation.every == 0)):
-                measured[done] = validate(monitor, model, device, autocast, recorder, done, console)
-            if parallel.takes_part and (last or (t.samples.every and done % t.samples.every == 0)):
+            if done in looks:
+                measured[done] = validate(monitor, model, parallel, autocast, recorder, done)
+            if done == settings.steps or (t.samples.every and done % t.samples.every == 0):
                 write_samples(model, prepared.tokenizer, t.samples, recorder, done, console)
         parallel.settle(model)
         parallel.wait()
@@ -191,8 +190,7 @@ def train(
             done = step + 1
             about = {"tokens": settings.tokens_after(done), "targets": batch.n_targets}
             about |= {"passes": batch.passes} if batch.passes else {}
-            due = [t.validation.every, t.samples.every, t.checkpoint.every]
-            is_due = done == settings.steps or any(every and done % every == 0 for every in due)
+            is_due = done in looks or any(e and done % e == 0 for e in (t.samples.every, t.checkpoint.every))
             saver.check()
             with watch.step(done):
                 outcome = train_step(parts, batch.n_targets, leave=interrupts.status)

@@ -1,13 +1,16 @@
 """NLL at and beyond the trained length while a run trains: a few fixed targets, cheap and always the same."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
-from evaluation.protocols import fixed_windows
-from evaluation.scoring import ModelScorer, measure
+from evaluation.protocols import Scorer, fixed_windows
+from evaluation.scoring import ModelScorer, batches, measure
+from evaluation.scoring import gather as together
 from evaluation.targets import Targets, draw_targets, shorten_lengths, tokens_needed
 from evaluation.text import Text
 from model import Transformer
@@ -26,23 +29,74 @@ class MonitorTargets:
     lengths: list[int]
     note: str
 
-    def measure(self, model: Transformer, device: torch.device | str = "cpu") -> dict[int, tuple[float, int]]:
-        """{length: (mean NLL in nats, counted targets)}; the same numbers bit for bit on a CPU, whenever it
-        is called.
+    @property
+    def documents(self) -> int:
+        """How many documents the spans are of."""
+        return len(np.unique(self.targets.document))
 
-        Leaves the model's mode as it was. Raises CellFailed where a loss is not finite.
+    @property
+    def hash(self) -> str:
+        """Of every span: numbers of two runs are of the same targets where it is the same."""
+        return self.targets.hash
+
+    def measure(
+        self,
+        model: Transformer,
+        device: torch.device | str = "cpu",
+        rank: int = 0,
+        world: int = 1,
+        gather: Callable[[Any], list[Any]] = lambda mine: [mine],
+    ) -> dict[int, tuple[float, int]]:
+        """{length: (mean NLL in nats, counted targets)}; the same numbers bit for bit on a CPU, whenever it
+        is called and by however many processes. NaN for a length at which a loss is not finite.
+
+        Where `world` processes share the work, each calls this with its `rank`, and `gather` gives every one
+        of them what each holds. All of them pass equally many batches through the model, whose weights may
+        be in pieces on all of them. Leaves the model's mode as it was.
         """
-        out = {}
+        mine = {length: self._share(model, length, device, rank, world) for length in self.lengths}
+        parts, out = gather(mine), {}
         for length in self.lengths:
-            nll = self.nll(model, length, device)
-            out[length] = float(nll.sum() / len(nll)), len(nll)
+            nll = together([part[length][0] for part in parts])
+            whole = all(part[length][1] for part in parts)
+            out[length] = float(nll.sum() / len(nll)) if whole else math.nan, len(nll)
         return out
 
     def nll(self, model: Transformer, length: int, device: torch.device | str = "cpu") -> np.ndarray:
-        """NLL in nats of every target with `length` tokens of context, (n,) float64."""
+        """NLL in nats of every target with `length` tokens of context, (n,) float64. Raises CellFailed where
+        a loss is not finite."""
         scorer = ModelScorer(model, device=device, length=length)
+        return measure(scorer, self.text, fixed_windows(self.targets, length), batch=rows_of(length))
+
+    def _share(self, model, length: int, device, rank: int, world: int) -> tuple[np.ndarray, bool]:
+        """One rank's NLL of every target, NaN where another owns it, and whether all were finite."""
+        scorer = _Watched(ModelScorer(model, device=device, length=length))
         windows = fixed_windows(self.targets, length)
-        return measure(scorer, self.text, windows, batch=max(1, 4096 // length))
+        found = measure(scorer, self.text, windows, batch=rows_of(length), rank=rank, world=world)
+        shape = batches(windows, rows_of(length))
+        for _ in range(-(-len(shape) // world) - len(range(rank, len(shape), world))):
+            row = shape[0][:1]  # a pass that counts for nothing
+            scorer(self.text.windows(windows.document[row], windows.end[row], length), self.targets.span)
+        return found, scorer.finite
+
+
+def rows_of(length: int) -> int:
+    """Spans of one pass."""
+    return max(1, 4096 // length)
+
+
+class _Watched:
+    """A scorer whose losses that are not finite are noted and passed on as 0: a scheme that breaks far beyond
+    its length is a finding, and no reason to end a training."""
+
+    def __init__(self, scorer: Scorer):
+        self.scorer, self.finite = scorer, True
+
+    def __call__(self, windows: np.ndarray, keep: int) -> np.ndarray:
+        nll = np.asarray(self.scorer(windows, keep), dtype=np.float64)
+        good = np.isfinite(nll)
+        self.finite = self.finite and bool(good.all())
+        return np.where(good, nll, 0.0)
 
 
 def monitor_targets(

@@ -18,7 +18,8 @@ from interop import Foreign, InteropError, read_folder
 from training.checkpoint import save_weights_only
 from training.console import Console, run_main
 from training.run import create_run, is_run
-from training.settings import RunSettings, TrainingSettings, ValidationSettings
+from training.settings import RunSettings, TrainingSettings
+from training.telling_settings import ValidationSettings
 
 
 def main() -> None:

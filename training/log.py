@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 
 from training.errors import TrainingError
-from training.settings import WandbSettings
+from training.telling_settings import WandbSettings
 
 
 class MetricsLog:

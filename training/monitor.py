@@ -1,6 +1,8 @@
 """What is looked at while a run trains: held-out loss at and beyond the trained length, and text."""
 
-from typing import Protocol
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import torch
 
@@ -8,8 +10,11 @@ from data import Tokenizer
 from model import Transformer
 from model.sampling import Generation, Sampling
 from training.console import Console
+from training.errors import TrainingError
+from training.parallel import Parallel
 from training.record import Recorder
-from training.settings import SampleSettings
+from training.schedule import steps_of
+from training.telling_settings import SampleSettings, ValidationSettings
 
 
 class Targets(Protocol):
@@ -18,29 +23,60 @@ class Targets(Protocol):
     @property
     def lengths(self) -> list[int]: ...
 
-    def measure(self, model: Transformer, device: torch.device) -> dict[int, tuple[float, int]]:
-        """{length: (mean NLL in nats, counted targets)}."""
+    @property
+    def documents(self) -> int: ...
+
+    @property
+    def hash(self) -> str: ...
+
+    def measure(
+        self,
+        model: Transformer,
+        device: torch.device,
+        rank: int,
+        world: int,
+        gather: Callable[[Any], list[Any]],
+    ) -> dict[int, tuple[float, int]]:
+        """{length: (mean NLL in nats, counted targets)}; NaN where a loss is not finite."""
         ...
+
+
+def due_looks(settings: ValidationSettings, steps: int) -> frozenset[int]:
+    """After which steps of a run of `steps` the held-out loss is measured. Raises TrainingError where `at`
+    names one that the run does not have."""
+    at = [(one, max(1, steps_of(one, steps))) for one in settings.at]
+    for one, step in at:
+        if step > steps:
+            raise TrainingError(f"training.validation.at has {one:g}, and the run {steps} steps: lower it")
+    regular = range(settings.every, steps + 1, settings.every) if settings.every else ()
+    return frozenset([*regular, *(step for _, step in at), steps])
 
 
 def validate(
     targets: Targets,
     model: Transformer,
-    device: torch.device,
+    parallel: Parallel,
     autocast: torch.dtype | None,
     recorder: Recorder,
     done: int,
-    console: Console,
 ) -> dict[int, float]:
-    """Measure the NLL of the same targets at every length, and write it down; returns it by length."""
+    """Measure the NLL of the same targets at every length and write it down; all processes share the work.
+
+    Returns {input tokens: NLL in nats}, on all of them; NaN for a length at which a loss is not finite. A
+    policy that keeps the best checkpoint compares these.
+    """
+    begun, device = time.perf_counter(), parallel.device
     model.eval()
     with torch.autocast(device.type, autocast, enabled=autocast is not None):
-        found = targets.measure(model, device)
+        found = targets.measure(model, device, parallel.rank, parallel.world, parallel.gather)
     model.train()
     nll = {length: value for length, (value, _) in found.items()}
-    recorder.write(done, "validation", nll=nll, targets=next(iter(found.values()))[1])
-    shown = "  ".join(f"{length}: {value:.4f}" for length, value in nll.items())
-    console.say(f"step {done} held-out NLL by length  {shown}")
+    about = {
+        "targets": next(iter(found.values()))[1],
+        "documents": targets.documents,
+        "targets_hash": targets.hash[:16],
+    }
+    recorder.look(done, nll, seconds=time.perf_counter() - begun, **about)
     return nll
 
 

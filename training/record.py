@@ -38,6 +38,7 @@ class Recorder:
         self._meter = Meter(settings.tokens_after, settings.steps, step)
         self._flops_per_token, self._peak = flops_per_token, peak
         self._unread: list[tuple[int, dict, dict, Outcome]] = []
+        self._looked: dict[int, float] = {}
 
     @property
     def attempt(self) -> int:
@@ -111,6 +112,16 @@ class Recorder:
         self.write(stage.start, "change", words=list(stage.words), **size)
         self.console.say(stage.describe())
 
+    def look(self, done: int, nll: dict[int, float], targets: int, documents: int, **values: object) -> None:
+        """Note the NLL (nats) of held-out targets by length; say it with the change since the look before."""
+        self.write(done, "validation", nll=nll, targets=targets, documents=documents, **values)
+        if not self._looked:
+            self.console.say(
+                f"held-out NLL by length, of the same {targets:,} targets of {documents} documents:"
+            )
+        self.console.say(f"step {done} held-out NLL  {'  '.join(looks_in_words(nll, self._looked))}")
+        self._looked = nll
+
     def sync(self) -> None:
         """Force the metrics to the disk, before a checkpoint that counts on them."""
         if self._log:
@@ -127,3 +138,11 @@ class Recorder:
             f"{timing['tokens_per_second']:>8,.0f} tokens/s  MFU {timing['mfu']:.0%}  "
             f"{duration(left)} left"
         )
+
+
+def looks_in_words(nll: dict[int, float], before: dict[int, float]) -> list[str]:
+    """`256: 3.5271 (-0.0210)` for each length, with the change since the look before where there was one."""
+    return [
+        f"{length}: {value:.4f}" + (f" ({value - before[length]:+.4f})" if length in before else "")
+        for length, value in nll.items()
+    ]

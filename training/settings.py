@@ -6,7 +6,7 @@ and do not count in its identity.
 
 from typing import Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from data.settings import DataSettings
 from data.windows import Plan, Portion
@@ -25,40 +25,9 @@ from training.parallel_settings import ParallelSettings
 from training.settings_base import Settings
 from training.settings_base import free as _free
 from training.stage_settings import ChangeSettings, StageSettings, portions
+from training.telling_settings import SampleSettings, ValidationSettings, WandbSettings
 
 
-class ValidationSettings(Settings):
-    """Held-out loss inside the run, on the same targets at every length."""
-
-    every: int | None = _free(250, "steps between validations; null: only at the end", ge=1)
-    multiples: list[int] = _free([1, 2, 4], "lengths, as multiples of train_length", min_length=1)
-    spans: int = _free(32, "spans of targets, each from another place of the validation text", ge=1)
-    targets: int = _free(64, "targets in each span, at the end of its context", ge=1)
-
-    @field_validator("multiples")
-    @classmethod
-    def _multiples_are_positive(cls, multiples: list[int]) -> list[int]:
-        if min(multiples) < 1 or len(set(multiples)) < len(multiples):
-            raise ValueError(f"multiples must be different whole numbers from 1 on, not {multiples}")
-        return multiples
-
-
-class SampleSettings(Settings):
-    """Text written by the model inside the run, greedily."""
-
-    every: int | None = _free(None, "steps between samples; null: only at the end", ge=1)
-    prompts: list[str] = _free(["def ", "The "], "one sample for each")
-    tokens: int = _free(64, "new tokens in each sample", ge=1)
-
-
-class WandbSettings(Settings):
-    """A mirror of metrics.jsonl at Weights & Biases."""
-
-    mode: Literal["disabled", "offline", "online"] = _free(
-        "disabled", "online needs an account and a network"
-    )
-    project: str = _free("sextant", "project the run appears in")
-    entity: str | None = _free(None, "account or team; null: your own")
 
 
 class TrainingSettings(Settings):

@@ -17,6 +17,7 @@ from training.config import describe
 from training.console import Console, duration
 from training.errors import TrainingError
 from training.hardware import forecast, free_memory, peak_flops
+from training.monitor import due_looks
 from training.optimizer import learnt_by_positions, own_rates, who_learns_at
 from training.run import create_run, held, is_run, resume_run, set_aside
 from training.settings import RunSettings
@@ -68,7 +69,7 @@ def reach_of(settings: RunSettings) -> int | None:
 
 
 def check_model(settings: RunSettings) -> None:
-    """Refuse a shape, a scheme or a change of it that cannot work, before any data are read."""
+    """Refuse a shape, a scheme, a change of it or a look at it that cannot work, before any data are read."""
     limit = reach_of(settings)
     length, shortest = settings.train_length, min(settings.training.validation.multiples)
     if limit is not None and limit < length:
@@ -82,6 +83,7 @@ def check_model(settings: RunSettings) -> None:
             f"{limit}: add 1 to it"
         )
     _check_sampler(settings, limit)
+    due_looks(settings.training.validation, settings.steps)
 
 
 def _check_sampler(settings: RunSettings, limit: int | None) -> None:

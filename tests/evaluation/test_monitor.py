@@ -30,6 +30,54 @@ def test_the_numbers_are_the_naive_ones_and_repeat_bit_for_bit(make_store, sharp
         assert nll == pytest.approx(total / count, abs=1e-5)
 
 
+def test_ranks_share_the_work_bit_for_bit_and_pass_equally_many_batches(make_store, sharp, monkeypatch):
+    monitor = monitor_targets(make_store([90, 300, 150, 130] * 4), [16, 128, 80], targets=6, spans=9)
+    model, passes = sharp(), []
+    monkeypatch.setattr("evaluation.monitor.rows_of", lambda length: 2)
+    alone = monitor.measure(model)
+    plain = {length: float(monitor.nll(model, length).mean()) for length in monitor.lengths}
+    assert {length: nll for length, (nll, _) in alone.items()} == pytest.approx(plain, abs=1e-6)
+    forward = model.forward
+    monkeypatch.setattr(model, "forward", lambda *a, **k: passes.append(1) or forward(*a, **k))
+    for world in (2, 3, 4, 7):
+        held, counts = [], []
+
+        def leave(mine, held=held):  # where a rank would wait for the others
+            held.append(mine)
+            raise InterruptedError
+
+        for rank in range(world):
+            passes.clear()
+            with pytest.raises(InterruptedError):
+                monitor.measure(model, "cpu", rank, world, leave)
+            counts.append(len(passes))
+        assert len(set(counts)) == 1 and counts[0] == len(monitor.lengths) * -(-5 // world)
+        owned = [[np.isfinite(mine[16][0]).sum() for mine in held], 9 * 6]
+        assert sum(owned[0]) == owned[1] and max(owned[0]) < owned[1]
+        assert monitor.measure(model, "cpu", 0, world, lambda mine, held=held: held) == alone
+
+
+def test_a_length_at_which_the_model_breaks_is_nan_and_the_others_stand(make_store, sharp):
+    monitor = monitor_targets(make_store([90] * 9), [16, 32, 64], targets=6, spans=9)
+    model = sharp()
+    forward = model.forward
+
+    def breaks(tokens, *args, **kwargs):
+        return forward(tokens, *args, **kwargs) * (float("inf") if tokens.shape[1] == 32 else 1.0)
+
+    fine, model.forward = monitor.measure(model), breaks
+    found = monitor.measure(model)
+    assert np.isnan(found[32][0]) and found[32][1] == 54
+    assert found[16] == fine[16] and found[64] == fine[64]
+
+
+def test_it_says_its_documents_and_which_targets_they_are(make_store):
+    stores = [make_store([90] * 12, seed=6) for _ in range(2)]
+    first, again = (monitor_targets(store, [16, 32], targets=6, spans=8) for store in stores)
+    other = monitor_targets(stores[0], [16, 32], targets=6, spans=8, seed=1)
+    assert first.documents == 8 and first.hash == again.hash != other.hash
+
+
 def test_it_has_its_own_documents_and_never_bos_or_eos(make_store):
     monitor = monitor_targets(make_store([90] * 12), [16, 64], targets=6, spans=8, seed=3)
     assert len(np.unique(monitor.targets.document)) == 8

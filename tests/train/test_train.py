@@ -32,7 +32,7 @@ from training.parallel import Parallel
 from training.run import load
 from training.settings import TrainingSettings
 
-TIMING = {"attempt", "tokens_per_second", "mfu", "peak_memory_bytes"}
+TIMING = {"attempt", "tokens_per_second", "mfu", "peak_memory_bytes", "seconds"}
 
 
 def lines(folder: Path) -> list[dict]:
@@ -73,6 +73,7 @@ def test_run_tells_every_step_and_validates_beyond_the_trained_length(whole):
     validations = [line for line in found if line["kind"] == "validation"]
     assert [line["step"] for line in validations] == [4, 8, 12]
     assert set(validations[0]["nll"]) == {"24", "48", "96"}
+    assert {(line["targets"], line["documents"]) for line in validations} == {(4 * 8, 4)}
     losses = [line["loss"] for line in found if line["kind"] == "train"]
     assert abs(losses[0] - 5.5530) < 0.06  # ln 258
     assert losses[-1] < losses[0] - 0.3

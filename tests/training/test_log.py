@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from training.errors import TrainingError
 from training.log import MetricsLog, Mirror, read_metrics
-from training.settings import WandbSettings
+from training.telling_settings import WandbSettings
 
 
 def test_lines_come_back_exactly(tmp_path):
