@@ -11,6 +11,7 @@ line and are laid over each other, dotted words last:
 """
 
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -34,6 +35,7 @@ from training.loop import Interrupts, Stepper, micro_batches, prefetched
 from training.monitor import due_looks, validate, write_samples
 from training.optimizer import make_optimizer, set_learning_rates
 from training.parallel import Parallel
+from training.profile import Tracer
 from training.record import Recorder
 from training.restore import restore
 from training.retention import HELD_OUT, best_of, held_out_state
@@ -136,7 +138,9 @@ def train(
         console=console,
         flops_per_token=model.flops_per_token(stage_after(stages, start).length),
         peak=peak_flops(device) * parallel.world,
+        memory=partial(peak_memory, device),
     )
+    tracer = Tracer(t.profile, folder, parallel.rank, console)
 
     looks, ledger = due_looks(t.validation, settings.steps), make_ledger(settings, batches)
     if start == 0 and "step0" in (about := read_json(folder / MANIFEST)):
@@ -175,10 +179,11 @@ def train(
     leave = 1 if device.type == "cuda" else 0
     watch = Watch(folder, parallel.rank, parallel.world, t.rank_timeout)
     saver = Saver(folder, t.checkpoint, settings.train_length, parallel.holders)
-    with Interrupts() as interrupts, recorder, watch, saver:
+    with Interrupts() as interrupts, recorder, watch, saver, tracer:
         model.train()
         recorder.resume_clock()
         for step, batch in prefetched(fetch, start, settings.steps):
+            tracer.before(step)
             stage = stage_of(stages, step)
             if stage.start == step > 0:
                 model.reposition(stage.model)

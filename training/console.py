@@ -8,15 +8,18 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console as RichConsole
+from rich.console import ConsoleRenderable, RichCast
+from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from training.files import is_disk_full
 
+FRAMES = 4  # a second, of a live view
 _PACKAGES = {"model", "data", "training", "evaluation", "interop", "studies"}
 
 
@@ -30,7 +33,7 @@ class Console:
     def __init__(self, quiet: bool = False, interval: float = 10.0):
         self.quiet = quiet
         self.interval = interval
-        self._bars: list[_RichBar] = []
+        self._screens: list[RichConsole] = []  # those that own the last lines of the terminal
 
     def say(self, text: str) -> None:
         """One line for whoever follows along."""
@@ -42,8 +45,8 @@ class Console:
         self._line(f"warning: {text}")
 
     def _line(self, text: str) -> None:
-        if self._bars:  # a live bar owns the last lines of the terminal
-            self._bars[-1].progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        if self._screens:
+            self._screens[-1].print(text, markup=False, highlight=False, soft_wrap=True)
         else:
             print(text, file=sys.stderr, flush=True)
 
@@ -52,14 +55,10 @@ class Console:
         """Progress over `total` units (None: unknown) as a context manager; its value has `.advance(n=1)`."""
         if self.quiet:
             yield _NoBar()
-        elif sys.stderr.isatty() and not self._bars:
+        elif sys.stderr.isatty() and not self._screens:
             bar = _RichBar(label, total, unit)
-            self._bars.append(bar)
-            try:
-                with bar.progress:
-                    yield bar
-            finally:
-                self._bars.remove(bar)
+            with self._owned_by(bar.progress.console), bar.progress:
+                yield bar
         else:
             bar = _LineBar(label, total, unit, self._line, self.interval)
             try:
@@ -68,6 +67,34 @@ class Console:
                 bar.close("stopped")
                 raise
             bar.close("done")
+
+    @contextmanager
+    def live(self, view: ConsoleRenderable | RichCast) -> Iterator[Callable[[], None] | None]:
+        """Keep `view` at the foot of the terminal, drawn anew at each call of what this yields, at most
+        `FRAMES` times a second; lines go above it. None where there is no terminal to draw on."""
+        screen = RichConsole(file=sys.stderr)
+        if self.quiet or self._screens or not sys.stderr.isatty() or screen.is_dumb_terminal:
+            yield None
+            return
+        with self._owned_by(screen), Live(view, console=screen, auto_refresh=False) as live:
+            screen.show_cursor(True)  # a process that is killed cannot bring it back
+            last = 0.0
+
+            def draw() -> None:
+                nonlocal last
+                if (now := time.monotonic()) - last >= 1 / FRAMES:
+                    last = now
+                    live.refresh()
+
+            yield draw
+
+    @contextmanager
+    def _owned_by(self, screen: RichConsole) -> Iterator[None]:
+        self._screens.append(screen)
+        try:
+            yield
+        finally:
+            self._screens.remove(screen)
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
         """A table on standard output; a column of numbers is right-aligned."""

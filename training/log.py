@@ -1,18 +1,16 @@
-"""metrics.jsonl, the truth about a run, and its mirror at Weights & Biases.
+"""metrics.jsonl, the truth about a run.
 
 Each line is one JSON object with `kind`, `step` and `attempt`.  An attempt begins with a line of kind
 `start` whose step is the one it resumes from: what earlier attempts wrote past that step is superseded, and
 readers drop it.
 """
 
-import importlib
 import json
 import math
 import os
 from pathlib import Path
 
 from training.errors import TrainingError
-from training.telling_settings import WandbSettings
 
 
 class MetricsLog:
@@ -125,67 +123,3 @@ def _plain(value: object) -> object:
     if item is not None:
         return _plain(item())
     raise TypeError(f"{type(value).__name__} cannot be written to the metrics")
-
-
-class Mirror:
-    """Copies metrics to wandb.  Whatever fails there is said once and never touches the training.
-
-    The step is sent as a metric of its own: a resumed run repeats steps, which wandb's own counter would
-    refuse.
-    """
-
-    def __init__(self, settings: WandbSettings, folder: Path, config: dict, console=None):
-        self._run = None
-        self._console = console
-        if settings.mode == "disabled":
-            return
-        try:
-            # Imported only for those who asked for it: half a second, and files in the home folder.
-            wandb = importlib.import_module("wandb")
-            self._run = wandb.init(
-                project=settings.project,
-                entity=settings.entity,
-                mode=settings.mode,
-                dir=str(folder),
-                id=folder.name,
-                name=folder.name,
-                resume="allow" if settings.mode == "online" else None,
-                config=config,
-            )
-            self._run.define_metric("step")
-            self._run.define_metric("*", step_metric="step")
-        except Exception as error:  # whatever a tracker raises, the run goes on
-            self._give_up(error)
-
-    def write(self, line: dict) -> None:
-        """Send one line of metrics; values are prefixed by its kind, nested ones joined with slashes."""
-        if self._run is None or line["kind"] == "start":
-            return
-        try:
-            values = _flat(
-                {k: v for k, v in line.items() if k not in ("kind", "step", "attempt")}, line["kind"]
-            )
-            self._run.log(values | {"step": line["step"], "attempt": line["attempt"]})
-        except Exception as error:
-            self._give_up(error)
-
-    def close(self) -> None:
-        if self._run is not None:
-            try:
-                self._run.finish()
-            except Exception as error:
-                self._give_up(error)
-        self._run = None
-
-    def _give_up(self, error: Exception) -> None:
-        self._run = None
-        if self._console is not None:
-            first = (str(error).splitlines() or [type(error).__name__])[0]
-            self._console.warn(f"wandb stops here, training goes on (metrics.jsonl has everything): {first}")
-
-
-def _flat(values: dict, prefix: str) -> dict:
-    found = {}
-    for key, value in values.items():
-        found |= _flat(value, f"{prefix}/{key}") if isinstance(value, dict) else {f"{prefix}/{key}": value}
-    return found

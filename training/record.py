@@ -1,11 +1,15 @@
-"""What a run tells while it trains: metrics.jsonl, its mirror, and lines for whoever follows along."""
+"""What a run tells while it trains: metrics.jsonl, its mirrors, and lines for whoever follows along."""
 
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 from training.console import Console, duration
 from training.gate import REASONS, refuse_stopped
-from training.log import MetricsLog, Mirror
+from training.live import LiveView, short_name
+from training.log import MetricsLog
 from training.loop import Meter, Outcome, Reading
+from training.mirrors import make_mirrors
 from training.settings import RunSettings
 from training.stages import Stage
 
@@ -13,8 +17,8 @@ from training.stages import Stage
 class Recorder:
     """Reads the outcomes of steps, on every rank alike, and writes them down on the main one.
 
-    Outcomes stay on the device until `read`; every step gets a line in metrics.jsonl, every `log_every`-th
-    one on the terminal.
+    Outcomes stay on the device until `read`; every step gets a line in metrics.jsonl. A terminal shows where
+    the run is; a log file gets a line every `log_every` steps.
     """
 
     def __init__(
@@ -27,31 +31,32 @@ class Recorder:
         console: Console,
         flops_per_token: float,
         peak: float,
+        memory: Callable[[], int],
     ):
+        """`peak`: FLOP/s of all devices; `memory`: the most bytes that this process has held."""
         self.folder, self.settings, self.console = folder, settings, console
         self._log = MetricsLog(folder / "metrics.jsonl", step) if main else None
-        self._mirror = (
-            Mirror(settings.training.wandb, folder, settings.model_dump(mode="json"), console)
-            if main
-            else None
-        )
+        self._mirrors = make_mirrors(settings, folder, step, console) if main else []
         self._meter = Meter(settings.tokens_after, settings.steps, step)
-        self._flops_per_token, self._peak = flops_per_token, peak
+        self._flops_per_token, self._peak, self._memory = flops_per_token, peak, memory
         self._unread: list[tuple[int, dict, dict, Outcome]] = []
-        self._looked: dict[int, float] = {}
+        self._view = LiveView(short_name(folder), settings.steps, step, peak)
+        self._open = ExitStack()
+        self._draw: Callable[[], None] | None = None
 
     @property
     def attempt(self) -> int:
         return self._log.attempt if self._log else 0
 
     def __enter__(self) -> "Recorder":
+        for one in (self._log, *self._mirrors):
+            if one:
+                self._open.callback(one.close)
+        self._draw = self._open.enter_context(self.console.live(self._view))
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._log:
-            self._log.close()
-        if self._mirror:
-            self._mirror.close()
+        self._open.close()
 
     def step(self, done: int, outcome: Outcome, rates: dict[str, float], **values: object) -> None:
         """Note a step whose outcome may still be on its way; `rates` by name, `lr` among them."""
@@ -69,12 +74,13 @@ class Recorder:
             found = outcome.read()
             status = found.status or status
             self._meter.step()
-            timing: dict = {}
+            timing, left = {}, 0.0
             shown = done % self.settings.training.log_every == 0 or done == self.settings.steps
             if shown:
                 speed, left = self._meter.look()
                 timing = {"tokens_per_second": speed, "mfu": speed * self._flops_per_token / self._peak}
-                self._say(done, found.loss, rates["lr"], timing, left)
+                timing["peak_memory_bytes"] = self._memory()
+            self._show(done, found, rates["lr"], timing, left)
             skipped = {"skipped": REASONS[found.reason]} if found.reason else {}
             self.write(
                 done,
@@ -102,8 +108,10 @@ class Recorder:
 
     def write(self, done: int, kind: str, **values: object) -> None:
         """One line of metrics."""
-        if self._log and self._mirror:
-            self._mirror.write(self._log.write(done, kind, **values))
+        if self._log:
+            line = self._log.write(done, kind, **values)
+            for mirror in self._mirrors:
+                mirror.write(line)
 
     def change(self, stage: Stage, flops_per_token: float) -> None:
         """Note that a stage begins, and what a token costs in it."""
@@ -115,12 +123,11 @@ class Recorder:
     def look(self, done: int, nll: dict[int, float], targets: int, documents: int, **values: object) -> None:
         """Note the NLL (nats) of held-out targets by length; say it with the change since the look before."""
         self.write(done, "validation", nll=nll, targets=targets, documents=documents, **values)
-        if not self._looked:
-            self.console.say(
-                f"held-out NLL by length, of the same {targets:,} targets of {documents} documents:"
-            )
-        self.console.say(f"step {done} held-out NLL  {'  '.join(looks_in_words(nll, self._looked))}")
-        self._looked = nll
+        before = self._view.nll
+        if not before:
+            self.console.say(f"held-out NLL by length: the same {targets:,} targets of {documents} documents")
+        self.console.say(f"step {done} held-out NLL  {'  '.join(looks_in_words(nll, before))}")
+        self._view.look(done, nll, targets, documents)
 
     def sync(self) -> None:
         """Force the metrics to the disk, before a checkpoint that counts on them."""
@@ -131,13 +138,20 @@ class Recorder:
         """Leave the time since the last step out of the rates."""
         self._meter.restart()
 
-    def _say(self, done: int, loss: float, rate: float, timing: dict, left: float) -> None:
-        steps = self.settings.steps
-        self.console.say(
-            f"step {done:>{len(str(steps))}}/{steps}  loss {loss:7.4f}  lr {rate:.2e}  "
-            f"{timing['tokens_per_second']:>8,.0f} tokens/s  MFU {timing['mfu']:.0%}  "
-            f"{duration(left)} left"
-        )
+    def _show(self, done: int, found: Reading, rate: float, timing: dict, left: float) -> None:
+        """A terminal is drawn anew, and a log file gets its line where rates are known."""
+        view, steps = self._view, self.settings.steps
+        view.step(done, found.loss, found.grad_norm, rate)
+        if timing:
+            view.speed, view.mfu, view.memory = timing.values()
+            view.left = left
+        if self._draw:
+            self._draw()
+        elif timing:
+            self.console.say(
+                f"step {done:>{len(str(steps))}}/{steps}  loss {found.loss:7.4f}  lr {rate:.2e}  "
+                f"{view.speed:>8,.0f} tokens/s  MFU {view.mfu:.0%}  {duration(left)} left"
+            )
 
 
 def looks_in_words(nll: dict[int, float], before: dict[int, float]) -> list[str]:

@@ -25,7 +25,7 @@ from training.parallel_settings import ParallelSettings
 from training.settings_base import Settings
 from training.settings_base import free as _free
 from training.stage_settings import ChangeSettings, StageSettings, portions
-from training.telling_settings import SampleSettings, ValidationSettings, WandbSettings
+from training.telling_settings import ProfileSettings, SampleSettings, ValidationSettings, WandbSettings
 
 
 
@@ -107,6 +107,8 @@ class TrainingSettings(Settings):
     )
     samples: SampleSettings = Field(default=SampleSettings(), description="text written inside the run")
     wandb: WandbSettings = Field(default=WandbSettings(), description="mirror of the metrics")
+    tensorboard: bool = _free(False, "mirror of the metrics as TensorBoard's files in the run folder")
+    profile: ProfileSettings | None = _free(None, "trace of some steps; null: none")
 
     @model_validator(mode="after")
     def _best_is_measured(self) -> "TrainingSettings":

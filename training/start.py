@@ -17,6 +17,7 @@ from training.config import describe
 from training.console import Console, duration
 from training.errors import TrainingError
 from training.hardware import forecast, free_memory, peak_flops
+from training.mirrors import check_mirrors
 from training.monitor import due_looks
 from training.optimizer import learnt_by_positions, own_rates, who_learns_at
 from training.run import create_run, held, is_run, resume_run, set_aside
@@ -84,6 +85,7 @@ def check_model(settings: RunSettings) -> None:
         )
     _check_sampler(settings, limit)
     due_looks(settings.training.validation, settings.steps)
+    check_mirrors(settings.training)
 
 
 def _check_sampler(settings: RunSettings, limit: int | None) -> None:

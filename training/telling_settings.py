@@ -1,4 +1,4 @@
-"""What a run tells on its way: held-out loss, samples, mirrors. No setting here shapes the weights."""
+"""What a run tells: held-out loss, samples, mirrors, traces. No setting here shapes the weights."""
 
 from typing import Literal
 
@@ -51,3 +51,11 @@ class WandbSettings(Settings):
     )
     project: str = _free("sextant", "project the run appears in")
     entity: str | None = _free(None, "account or team; null: your own")
+
+
+class ProfileSettings(Settings):
+    """A trace of some steps by torch.profiler, for chrome://tracing or Perfetto, in the run's profile folder.
+    It slows these steps down and changes no number."""
+
+    start: int = _free(10, "steps of the run before the first that is traced", ge=0)
+    steps: int = _free(3, "how many are traced", ge=1, le=100)

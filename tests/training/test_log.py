@@ -1,4 +1,4 @@
-"""metrics.jsonl survives kills, repeats and odd numbers; the mirror never hurts."""
+"""metrics.jsonl survives kills, repeats and odd numbers."""
 
 import json
 import math
@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,8 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from training.errors import TrainingError
-from training.log import MetricsLog, Mirror, read_metrics
-from training.telling_settings import WandbSettings
+from training.log import MetricsLog, read_metrics
 
 
 def test_lines_come_back_exactly(tmp_path):
@@ -102,55 +100,3 @@ def test_a_full_disk_is_one_clear_error(tmp_path, monkeypatch):
         log.write(4)
     with pytest.raises(OSError):
         log.close()
-
-
-class Said:
-    def __init__(self):
-        self.lines = []
-
-    def warn(self, text):
-        self.lines.append(text)
-
-
-def fake_wandb(monkeypatch, **parts):
-    module = SimpleNamespace(**parts)
-    monkeypatch.setitem(sys.modules, "wandb", module)
-    return module
-
-
-def test_disabled_mirror_does_not_import_wandb(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "wandb", None)  # importing it would now raise
-    said = Said()
-    mirror = Mirror(WandbSettings(), tmp_path, {}, said)
-    mirror.write({"kind": "train", "step": 1, "attempt": 1})
-    mirror.close()
-    assert said.lines == []
-    Mirror(WandbSettings(mode="offline"), tmp_path, {}, said)
-    assert len(said.lines) == 1 and "training goes on" in said.lines[0]
-
-
-def test_mirror_sends_steps_as_a_metric_and_gives_up_once(tmp_path, monkeypatch):
-    sent, metrics, calls = [], [], {}
-
-    def log(values):
-        if len(sent) == 2:
-            raise ConnectionError("no route\nmore")
-        sent.append(values)
-
-    run = SimpleNamespace(log=log, define_metric=lambda *a, **k: metrics.append((a, k)), finish=lambda: None)
-    fake_wandb(monkeypatch, init=lambda **k: calls.update(k) or run)
-    said = Said()
-    mirror = Mirror(WandbSettings(mode="offline", project="p"), tmp_path / "run-1", {"a": 1}, said)
-    mirror.write({"kind": "start", "step": 0, "attempt": 1})
-    mirror.write({"kind": "train", "step": 1, "attempt": 1, "loss": 2.0})
-    mirror.write({"kind": "validation", "step": 1, "attempt": 1, "nll": {"256": 3.0}})
-    mirror.write({"kind": "train", "step": 2, "attempt": 1, "loss": 1.0})
-    mirror.write({"kind": "train", "step": 3, "attempt": 1, "loss": 1.0})
-    mirror.close()
-    assert sent == [
-        {"train/loss": 2.0, "step": 1, "attempt": 1},
-        {"validation/nll/256": 3.0, "step": 1, "attempt": 1},
-    ]
-    assert metrics == [(("step",), {}), (("*",), {"step_metric": "step"})]
-    assert (calls["project"], calls["mode"], calls["name"]) == ("p", "offline", "run-1")
-    assert said.lines == ["wandb stops here, training goes on (metrics.jsonl has everything): no route"]

@@ -1,0 +1,49 @@
+"""What a run tells besides its metrics: a terminal, a trace."""
+
+import fcntl
+import json
+import os
+import re
+import signal
+import struct
+import subprocess
+import termios
+from contextlib import suppress
+
+from tests.train.conftest import command, environment
+from tests.train.test_train import here, lines, weights
+
+
+def test_a_trace_is_written_and_changes_no_number(words, tmp_path, monkeypatch):
+    whole, folder = tmp_path / "whole", tmp_path / "traced"
+    assert here(monkeypatch, *words, "--folder", str(whole)) == 0
+    traced = ["training.profile.start=2", "training.profile.steps=3"]
+    assert here(monkeypatch, *words, *traced, "--folder", str(folder)) == 0
+    assert lines(folder) == lines(whole) and weights(folder).keys() == weights(whole).keys()
+    assert all(value.equal(weights(whole)[name]) for name, value in weights(folder).items())
+    assert [file.name for file in (folder / "profile").iterdir()] == ["steps-3-5-rank0.json"]
+    events = json.loads((folder / "profile" / "steps-3-5-rank0.json").read_text())["traceEvents"]
+    assert sum("Optimizer.step" in event.get("name", "") for event in events) == 3
+
+
+def test_a_terminal_shows_the_run_and_is_left_clean(words, tmp_path):
+    ours, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 80, 0, 0))
+    long = [*words, "training.tokens=1M", "--folder", str(tmp_path / "run")]
+    with subprocess.Popen(
+        command(*long), env=environment(TERM="xterm"), stdin=theirs, stdout=theirs, stderr=theirs
+    ) as process:
+        os.close(theirs)
+        text = ""
+        while "step 8, 32 targets" not in text:
+            text += os.read(ours, 1 << 16).decode(errors="replace")
+        process.send_signal(signal.SIGINT)
+        with suppress(OSError):  # the other side has closed
+            while more := os.read(ours, 1 << 16):
+                text += more.decode(errors="replace")
+    os.close(ours)
+    assert process.returncode == 128 + signal.SIGINT, text[-2000:]
+    assert "stopped by SIGINT after step" in text and "goes on from here" in text
+    assert all(word in text for word in ("context", "NLL", "change", "tokens/s  MFU", "gradient"))
+    assert not re.search(r"step +\d+/\d+  loss", text)  # the lines of a log file
+    assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")

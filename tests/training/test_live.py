@@ -1,0 +1,116 @@
+"""What a terminal shows while a run trains."""
+
+import io
+import math
+import re
+import sys
+
+import pytest
+from rich.console import Console as RichConsole
+
+from training import console as module
+from training.console import Console
+from training.live import LiveView, mean, short_name, sparkline
+
+
+def view(**more) -> LiveView:
+    found = LiveView("tiny-0123456789", steps=2000, done=0, peak=312e12)
+    for step in range(1, 1001):
+        found.step(step, 5.0 - step / 500, norm=0.25, rate=1.5e-3)
+    found.speed, found.mfu, found.left, found.memory = 14_200.0, 0.42, 754.0, 912 * 2**20
+    lengths = [256 * 2**k for k in range(5)]
+    found.look(500, {length: 3.5 + k / 10 for k, length in enumerate(lengths)}, 2048, 32)
+    found.look(1000, {length: 3.4 + k / 5 for k, length in enumerate(lengths)}, 2048, 32)
+    return found
+
+
+def drawn(one: LiveView, width: int) -> list[str]:
+    out = io.StringIO()
+    RichConsole(file=out, width=width, force_terminal=True, color_system=None).print(one)
+    return [re.sub(r"\x1b\[[0-9;]*m", "", line).rstrip() for line in out.getvalue().splitlines()]
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_every_line_fits_and_tells(width):
+    lines = drawn(view(), width)
+    assert all(len(line) <= width for line in lines) and len(lines) <= 8
+    text = "\n".join(lines)
+    assert "14,200 tokens/s  MFU 42% of 312 TFLOP/s" in text
+    # the mean of the last twenty steps, and how it differs from the twenty before
+    assert "loss 3.0190 -0.0400" in text
+    columns = [line.split() for line in lines if line.split()[:1] in (["context"], ["NLL"], ["change"])]
+    assert columns == [
+        ["context", "256", "512", "1,024", "2,048", "4,096"],
+        ["NLL", "3.4000", "3.6000", "3.8000", "4.0000", "4.2000"],
+        ["change", "-0.1000", "+0.0000", "+0.1000", "+0.2000", "+0.3000"],
+    ]
+    if width >= 80:
+        assert "tiny-0123456789  step 1,000/2,000" in text and "50%  12 min 34 s left" in text
+        assert "held out: step 1,000, 2,048 targets of 32 documents" in text and "912 MiB" in text
+
+
+def test_nothing_is_shown_before_it_is_known():
+    text = "\n".join(drawn(LiveView("run", steps=10, done=0, peak=1e12), 80))
+    assert "waiting for the first step" in text
+    assert not any(word in text for word in ("held out", "nan", "tokens/s", "left", "MiB"))
+    broken = LiveView("run", steps=10, done=0, peak=1e12)
+    broken.step(1, math.nan, math.inf, 1e-3)
+    broken.look(1, {16: 2.0, 32: math.nan}, 8, 1)
+    assert "32" in "\n".join(drawn(broken, 80))
+
+
+def test_small_curves():
+    assert sparkline([0, 7], 24) == "▁█" and sparkline([3, 3, 3], 24) == "▁▁▁"
+    assert sparkline(range(8), 8) == "▁▂▃▄▅▆▇█"
+    assert sparkline([0, 2, 6, 8, math.inf, math.nan], 3) == "▁█ "  # means of pairs: 1, 7, none
+    assert sparkline([], 5) == "" and sparkline([math.nan], 5) == " "
+    assert mean([1.0, math.inf, 2.0]) == 1.5 and math.isnan(mean([]))
+
+
+def test_names_that_are_long_lose_their_middle(tmp_path):
+    assert short_name(tmp_path / "run") == "run"
+    name = short_name(tmp_path / "a-rather-long-name-of-a-run-0123456789")
+    assert len(name) == 24 and name.startswith("a-rather") and name.endswith("0123456789")
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_lines_go_above_the_view_and_the_cursor_stays(monkeypatch):
+    screen, now = Terminal(), [0.0]
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    console, one, drawings = Console(), view(), []
+    monkeypatch.setattr(LiveView, "_head", lambda self, head=LiveView._head: drawings.append(1) or head(self))
+    with console.live(one) as draw:
+        assert draw is not None and screen.getvalue().endswith("\x1b[?25h")
+        drawings.clear()
+        for _ in range(8):  # at most four times a second
+            now[0] += 0.125
+            draw()
+        assert len(drawings) == 4
+        console.say("a line [not markup]")
+        with console.bar("inner", 3) as bar:  # no second owner of the screen
+            bar.advance(3)
+        with console.live(one) as second:
+            assert second is None
+    text = screen.getvalue()
+    assert "a line [not markup]" in text and "inner: done, 3 it" in text
+    assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")
+    console.say("after it")
+    assert screen.getvalue().endswith("after it\n")
+
+
+def test_there_is_no_view_without_a_terminal(monkeypatch, capsys):
+    with Console().live(view()) as draw:
+        assert draw is None
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    monkeypatch.setenv("TERM", "dumb")
+    with Console().live(view()) as draw:
+        assert draw is None
+    monkeypatch.setenv("TERM", "xterm")
+    with Console(quiet=True).live(view()) as draw:
+        assert draw is None

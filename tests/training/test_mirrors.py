@@ -1,0 +1,107 @@
+"""Mirrors copy what metrics.jsonl says, and whatever breaks in them never hurts."""
+
+import importlib.util
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from training.config import load_settings
+from training.errors import TrainingError
+from training.mirrors import check_mirrors, make_mirrors
+from training.settings import RunSettings
+
+LINES = (
+    {"kind": "start", "step": 0, "attempt": 1},
+    {"kind": "train", "step": 1, "attempt": 1, "loss": 2.0},
+    {"kind": "validation", "step": 1, "attempt": 1, "nll": {"256": 3.0, "512": "nan"}},
+    {"kind": "train", "step": 2, "attempt": 1, "loss": 1.0},
+    {"kind": "train", "step": 3, "attempt": 1, "loss": 1.0},
+)
+
+
+class Said:
+    def __init__(self):
+        self.lines = []
+
+    def warn(self, text):
+        self.lines.append(text)
+
+
+def mirrors(folder, said, *words, step=0):
+    return make_mirrors(
+        load_settings(RunSettings, [f"training.{word}" for word in words]), folder, step, said
+    )
+
+
+def test_none_is_made_or_imported_unless_asked_for(tmp_path, monkeypatch):
+    for name in ("wandb", "torch.utils.tensorboard"):
+        monkeypatch.setitem(sys.modules, name, None)  # importing it would now raise
+    said = Said()
+    assert mirrors(tmp_path, said) == [] and said.lines == []
+    found = mirrors(tmp_path, said, "wandb.mode=offline", "tensorboard=true")
+    assert [line.split()[0] for line in said.lines] == ["wandb", "tensorboard"]
+    assert all("training goes on" in line for line in said.lines)
+    for mirror in found:  # they are told nothing any more
+        mirror.write(LINES[1])
+        mirror.close()
+    assert len(said.lines) == 2
+
+
+def test_wandb_is_sent_steps_as_a_metric_and_given_up_once(tmp_path, monkeypatch):
+    sent, metrics, calls = [], [], {}
+
+    def log(values):
+        if len(sent) == 2:
+            raise ConnectionError("no route\nmore")
+        sent.append(values)
+
+    run = SimpleNamespace(log=log, define_metric=lambda *a, **k: metrics.append((a, k)), finish=lambda: None)
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda **k: calls.update(k) or run))
+    said = Said()
+    (mirror,) = mirrors(tmp_path / "run-1", said, "wandb.mode=offline", "wandb.project=p")
+    for line in LINES:
+        mirror.write(line)
+    mirror.close()
+    assert sent == [
+        {"train/loss": 2.0, "step": 1, "attempt": 1},
+        {"validation/nll/256": 3.0, "validation/nll/512": "nan", "step": 1, "attempt": 1},
+    ]
+    assert metrics == [(("step",), {}), (("*",), {"step_metric": "step"})]
+    assert (calls["project"], calls["mode"], calls["name"]) == ("p", "offline", "run-1")
+    assert said.lines == ["wandb stops here, training goes on (metrics.jsonl has everything): no route"]
+
+
+def test_tensorboard_is_sent_numbers_and_purged_of_what_a_resumed_run_repeats(tmp_path, monkeypatch):
+    sent, calls = [], {}
+
+    def writer(**given):
+        calls.update(given)
+        return SimpleNamespace(add_scalar=lambda *a: sent.append(a), close=lambda: sent.append("closed"))
+
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=writer))
+    (mirror,) = mirrors(tmp_path, Said(), "tensorboard=true", step=7)
+    for line in LINES[:3]:
+        mirror.write(line)
+    mirror.close()
+    assert calls == {"log_dir": str(tmp_path / "tensorboard"), "purge_step": 8}
+    assert sent == [("train/loss", 2.0, 1), ("validation/nll/256", 3.0, 1), "closed"]
+
+
+def test_a_mirror_without_its_package_is_refused_before_any_compute(monkeypatch):
+    check_mirrors(load_settings(RunSettings, []).training)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(TrainingError, match="needs the package tensorboard: pip install -c constraints"):
+        check_mirrors(load_settings(RunSettings, ["training.tensorboard=true"]).training)
+
+
+def test_tensorboard_itself_reads_what_was_sent(tmp_path):
+    pytest.importorskip("tensorboard", reason="the package tensorboard is not installed")
+    reader = importlib.import_module("tensorboard.backend.event_processing.event_accumulator")
+    (mirror,) = mirrors(tmp_path, Said(), "tensorboard=true")
+    for line in LINES:
+        mirror.write(line)
+    mirror.close()
+    found = reader.EventAccumulator(str(tmp_path / "tensorboard"))
+    found.Reload()
+    assert [(one.step, one.value) for one in found.Scalars("train/loss")] == [(1, 2.0), (2, 1.0), (3, 1.0)]
