@@ -61,8 +61,7 @@ class LiveView:
         text.append("loss ").append(f"{mean(recent):.4f}", "bold")
         if len(earlier) == RECENT:
             text.append(f" {mean(recent) - mean(earlier):+.4f}", _tint(mean(recent) - mean(earlier)))
-        text.append(f"  {sparkline(self.losses, CURVE)}  last {self.losses[-1]:.4f}")
-        return text.append(f"  gradient {self.norm:.2g}  lr {self.rate:.2e}")
+        return text.append(f"  {sparkline(self.losses, CURVE)}  lr {self.rate:.2e}  gradient {self.norm:.2g}")
 
     def _speed(self) -> Text:
         text = Text(no_wrap=True, overflow="ellipsis")
