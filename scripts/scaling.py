@@ -1,0 +1,369 @@
+"""Memory, communication and throughput of training on 1 to 512 GPUs: the tables of docs/scaling.md.
+
+    python scripts/scaling.py                print them
+    python scripts/scaling.py --write        put them into docs/scaling.md
+    python scripts/scaling.py --gpu a100     with other hardware
+
+Nothing is measured here. Parameters and FLOPs are the model's own, of configs/base.yaml, 1b.yaml and
+7b.yaml; bandwidths and peaks are those of data sheets; the share of the peak that matrix work reaches is an
+assumption.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+
+from data.files import write_text
+from model import ModelSettings, Transformer
+from model.transformer import LOGITS_AT_ONCE
+from training.config import load_settings
+from training.console import run_main
+from training.hardware import USUAL_SHARE
+from training.settings import RunSettings
+
+ROOT = Path(__file__).resolve().parent.parent
+TARGET = ROOT / "docs" / "scaling.md"
+SIZES = {"100M": "base", "1B": "1b", "7B": "7b"}
+WORLDS = (1, 8, 64, 512)
+USABLE = 0.9  # of a GPU's memory: the rest is the context, fragments, communication buffers
+FLOAT, HALF = 4, 2  # bytes
+GB = 1e9
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU in a node of eight; rates in each direction."""
+
+    name: str
+    peak: float  # dense bfloat16, FLOP/s
+    memory: float  # bytes
+    link: float  # bytes/s to the other GPUs of its node
+    network: float  # bytes/s to other nodes
+    node: int = 8
+
+
+GPUS = {
+    "h100": Gpu(
+        "H100 SXM 80 GB, NVLink 4 (450 GB/s), InfiniBand NDR (400 Gb/s a GPU)", 989e12, 80e9, 450e9, 50e9
+    ),
+    "h200": Gpu(
+        "H200 SXM 141 GB, NVLink 4 (450 GB/s), InfiniBand NDR (400 Gb/s a GPU)", 989e12, 141e9, 450e9, 50e9
+    ),
+    "a100": Gpu(
+        "A100 SXM 80 GB, NVLink 3 (300 GB/s), InfiniBand HDR (200 Gb/s a GPU)", 312e12, 80e9, 300e9, 25e9
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What the formulas need to know of a run: P parameters, of which `matrices` are multiplied with."""
+
+    name: str
+    settings: RunSettings
+
+    @cached_property
+    def model(self) -> Transformer:
+        s, tokenizer = self.settings, self.settings.data.tokenizer
+        with torch.device("meta"):
+            return Transformer(s.model, getattr(tokenizer, "vocab_size", 258), s.train_length)
+
+    @property
+    def parameters(self) -> int:
+        return self.model.parameter_count()
+
+    @property
+    def block(self) -> int:
+        """Parameters of one layer."""
+        return sum(p.numel() for p in self.model.layers.parameters()) // self.settings.model.layers
+
+    @property
+    def matrices(self) -> int:
+        return self.block * self.settings.model.layers + self.model.vocab_size * self.settings.model.dim
+
+    @property
+    def flops(self) -> float:
+        """Per token of training, 6 a matrix weight and causal attention."""
+        return self.model.flops_per_token(self.settings.train_length)
+
+    def activations(self, half: bool, checkpointing: bool) -> float:
+        """Bytes a token that the backward pass finds. Of a block: the inputs of its two norms and sums of
+        the norms and the softmax, in float32; what comes out of the norms, q and k before and after they are
+        turned, v, what attention makes of them in two orders, and four vectors of the feed-forward. With
+        checkpointing: the input of every block, and all of one block."""
+        s = self.settings.model
+        inner = 2 * s.dim + (4 * s.heads + 3 * s.kv_heads) * s.features + 4 * s.mlp_width
+        one = (2 * s.dim + s.heads + 2) * FLOAT + inner * (HALF if half else FLOAT)
+        return s.layers * s.dim * FLOAT + one if checkpointing else s.layers * one
+
+    def logits(self, tokens: int, device: str) -> float:
+        """Bytes of the head's logits, of as many rows as are worked on at once: thrice in float32."""
+        rows = min(LOGITS_AT_ONCE[device] // self.model.vocab_size + 1, tokens)
+        return 3.0 * rows * self.model.vocab_size * FLOAT
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a run lies on its GPUs."""
+
+    world: int
+    sharded: bool  # FSDP2, else DDP
+    sequences: int  # of one pass on one GPU
+    checkpointing: bool = False
+    half: bool = True  # bfloat16 autocast
+    device: str = "cuda"
+
+
+def memory(shape: Shape, layout: Layout) -> dict[str, float]:
+    """Bytes on each GPU by what they hold."""
+    p, split = shape.parameters, layout.world if layout.sharded else 1
+    tokens = layout.sequences * shape.settings.train_length
+    found = {
+        "weights": FLOAT * p / split,
+        "gradients": FLOAT * p / split,
+        "moments": 2 * FLOAT * p / split,
+    }
+    if layout.sharded and layout.world > 1:
+        # The block at work and the next one, a block's gradients in both types, embedding and head all along.
+        outer = p - shape.block * shape.settings.model.layers
+        found["whole blocks"] = (2 * HALF + HALF + FLOAT) * shape.block + (2 * HALF + FLOAT) * outer
+    else:
+        found["bfloat16 copies"] = HALF * shape.matrices if layout.half else 0.0
+        found["buckets"] = FLOAT * p if layout.world > 1 else 0.0
+    found["activations"] = tokens * shape.activations(layout.half, layout.checkpointing)
+    found["logits"] = shape.logits(tokens, layout.device)
+    return found
+
+
+def passes(shape: Shape, layout: Layout) -> int:
+    """Forward and backward passes of a step on each GPU."""
+    return -(-shape.settings.training.batch_size // (layout.world * layout.sequences))
+
+
+def gather_seconds(size: float, world: int, gpu: Gpu) -> float:
+    """To bring `size` bytes, of which each GPU holds its share, to all: over the links of a node, and between
+    nodes with all network cards of each at work."""
+    inside = min(world, gpu.node)
+    nodes = world / gpu.node
+    between = size * (1 - 1 / nodes) / (gpu.node * gpu.network) if nodes > 1 else 0.0
+    return size * (1 - 1 / inside) / gpu.link + between
+
+
+def communication(shape: Shape, layout: Layout, gpu: Gpu) -> float:
+    """Seconds a step, nothing hidden. DDP: float32 gradients summed once, a reduction and a gather. FSDP2:
+    in every pass weights are gathered twice in bfloat16 and gradients reduced in float32."""
+    if not layout.sharded:
+        return 2 * gather_seconds(FLOAT * shape.parameters, layout.world, gpu)
+    each = 2 * HALF * shape.parameters + FLOAT * shape.parameters
+    return passes(shape, layout) * gather_seconds(each, layout.world, gpu)
+
+
+def compute(shape: Shape, layout: Layout, gpu: Gpu, share: float = USUAL_SHARE) -> float:
+    """Seconds a step of matrix work and attention; checkpointing does the forward third again."""
+    tokens = passes(shape, layout) * layout.sequences * shape.settings.train_length
+    again = 4 / 3 if layout.checkpointing else 1.0
+    return again * tokens * shape.flops / (share * gpu.peak)
+
+
+def best_layout(shape: Shape, world: int, sharded: bool, gpu: Gpu) -> Layout | None:
+    """The most sequences a pass, a power of two, without checkpointing where even one fits without; None
+    where nothing fits, or the batch cannot be shared by so many."""
+    each, rest = divmod(shape.settings.training.batch_size, world)
+    if rest or each < 1:
+        return None
+    for checkpointing in (False, True):
+        fitting = [
+            layout
+            for k in range(each.bit_length())
+            if each % (1 << k) == 0
+            and sum(memory(shape, layout := Layout(world, sharded, 1 << k, checkpointing)).values())
+            <= USABLE * gpu.memory
+        ]
+        if fitting:
+            return fitting[-1]
+    return None
+
+
+def shapes() -> list[Shape]:
+    found = []
+    for name, config in SIZES.items():
+        file = ROOT / "configs" / f"{config}.yaml"
+        found.append(Shape(name, load_settings(RunSettings, [str(file)])))
+    return found
+
+
+def table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+    lines = [columns, ["---"] + ["---:"] * (len(list(columns)) - 1), *rows]
+    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
+
+
+def states_table(gpu: Gpu) -> str:
+    """One sequence a pass."""
+    rows = []
+    for shape in shapes():
+        for world, sharded in ((1, False), (8, False), (8, True), (64, True), (512, True)):
+            parts = memory(shape, Layout(world, sharded, 1))
+            states = sum(parts[key] for key in ("weights", "gradients", "moments"))
+            total = sum(parts.values())
+            fits = "yes" if total <= USABLE * gpu.memory else "no"
+            name = "alone" if world == 1 else f"{world} × {'FSDP2' if sharded else 'DDP'}"
+            extra = total - states - parts["activations"] - parts["logits"]
+            numbers = [states, extra, parts["activations"], parts["logits"], total]
+            rows.append([shape.name, name, *(f"{n / GB:.1f}" for n in numbers), fits])
+    columns = [
+        "size",
+        "GPUs",
+        "states",
+        "copies",
+        "activations",
+        "logits",
+        "sum",
+        f"below {USABLE * gpu.memory / GB:.0f}",
+    ]
+    return table(columns, rows)
+
+
+def activations_table(gpu: Gpu) -> str:
+    rows = []
+    for shape in shapes():
+        length = shape.settings.train_length
+        kept, again = (shape.activations(True, checkpointing) for checkpointing in (False, True))
+        numbers = [
+            f"{kept / 1e6:.2f}",
+            f"{kept * length / GB:.2f}",
+            f"{again / 1e6:.3f}",
+            f"{again * length / GB:.2f}",
+        ]
+        rows.append(
+            [
+                shape.name,
+                f"{shape.parameters / 1e6:,.0f}M",
+                f"{length:,}",
+                f"{shape.flops / GB:.2f}",
+                *numbers,
+            ]
+        )
+    columns = ["size", "parameters", "length", "GFLOP a token", "MB a token", "GB a sequence"]
+    return table([*columns, "MB, checkpointing", "GB, checkpointing"], rows)
+
+
+def speed_table(gpu: Gpu) -> str:
+    rows = []
+    for shape in shapes():
+        for world in WORLDS:
+            for sharded in (False, True) if world > 1 else (False,):
+                name = "alone" if world == 1 else f"{world} × {'FSDP2' if sharded else 'DDP'}"
+                layout = best_layout(shape, world, sharded, gpu)
+                if layout is None:
+                    shared = shape.settings.training.batch_size % world == 0
+                    why = (
+                        "does not fit"
+                        if shared
+                        else f"{shape.settings.training.batch_size} sequences cannot be shared"
+                    )
+                    rows.append([shape.name, name, why, *["–"] * 6])
+                    continue
+                work, talk = compute(shape, layout, gpu), communication(shape, layout, gpu)
+                tokens = shape.settings.training.batch_size * shape.settings.train_length
+                slow, fast = (tokens / seconds for seconds in (work + talk, max(work, talk)))
+                mfu = [rate * shape.flops / (world * gpu.peak) for rate in (slow, fast)]
+                days = shape.settings.training.tokens / fast / 86_400
+                again = ", checkpointing" if layout.checkpointing else ""
+                rows.append(
+                    [
+                        shape.name,
+                        name,
+                        f"{passes(shape, layout)} × {layout.sequences}{again}",
+                        f"{sum(memory(shape, layout).values()) / GB:.0f}",
+                        f"{1000 * work:,.0f}",
+                        f"{1000 * talk:,.0f}",
+                        f"{slow / 1e3:,.0f} to {fast / 1e3:,.0f}",
+                        f"{mfu[0]:.0%} to {mfu[1]:.0%}",
+                        f"{days:.2g}" if days < 10 else f"{days:,.0f}",
+                    ]
+                )
+    columns = ["size", "GPUs", "passes × sequences", "GB", "work, ms", "talk, ms", "k tokens/s"]
+    return table([*columns, "MFU", "days for the config's tokens"], rows)
+
+
+@dataclass(frozen=True)
+class Anchor:
+    """A published speed, tokens/s on each GPU, and the shape it was reached with."""
+
+    who: str
+    gpu: str
+    model: dict
+    length: int
+    vocabulary: int
+    rate: float
+    checkpointing: bool = False
+
+
+LLAMA2 = {"dim": 4096, "layers": 32, "heads": 32, "groups": 32, "hidden": 11008}
+LLAMA3 = {"dim": 4096, "layers": 32, "heads": 32, "groups": 8, "hidden": 14336}
+TINY = {"dim": 2048, "layers": 22, "heads": 32, "groups": 4, "hidden": 5632}
+ANCHORS = (
+    Anchor("TinyLlama, 1.1B, A100 40 GB", "a100", TINY, 2048, 32_000, 24_000),
+    Anchor("fms-fsdp #89, 7B, H100", "h100", LLAMA2, 4096, 32_000, 9_600),
+    Anchor("KempnerForge, 7B, one H200, all recomputed", "h200", LLAMA2, 4096, 32_000, 10_471, True),
+    Anchor("torchtitan, 8B, 8 H100, eager, some recomputed", "h100", LLAMA3, 8192, 128_256, 5_762),
+    Anchor("torchtitan, 8B, 8 H100, compiled, some recomputed", "h100", LLAMA3, 8192, 128_256, 6_667),
+)
+
+
+def anchors_table(gpu: Gpu) -> str:
+    rows = []
+    for one in ANCHORS:
+        with torch.device("meta"):
+            model = Transformer(ModelSettings(**one.model), one.vocabulary, one.length)
+        again = 4 / 3 if one.checkpointing else 1.0
+        flops, peak = model.flops_per_token(one.length), GPUS[one.gpu].peak
+        predicted = USUAL_SHARE * peak / (again * flops)
+        mfu, off = one.rate * flops / peak, predicted / one.rate - 1
+        rows.append([one.who, f"{one.rate:,.0f}", f"{mfu:.0%}", f"{predicted:,.0f}", f"{off:+.0%}"])
+    return table(["who", "published", "its MFU, counted as here", "predicted", "off by"], rows)
+
+
+TABLES = {
+    "activations": activations_table,
+    "states": states_table,
+    "speed": speed_table,
+    "anchors": anchors_table,
+}
+
+
+def filled(document: str, gpu: Gpu) -> str:
+    """The document with every table put between its marks, `<!-- NAME -->` and `<!-- /NAME -->`."""
+    for name, make in TABLES.items():
+        begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
+        before, rest = document.split(begin)
+        document = f"{before}{begin}{make(gpu)}\n{end}{rest.split(end, 1)[1]}"
+    return document
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--gpu", choices=list(GPUS), default="h100", help="hardware (h100)")
+    parser.add_argument("--write", action="store_true", help="put the tables into docs/scaling.md")
+    given = parser.parse_args()
+    gpu = GPUS[given.gpu]
+    if given.write:
+        write_text(TARGET, filled(TARGET.read_text(encoding="utf-8"), GPUS["h100"]))
+        return 0
+    print(gpu.name)
+    for name, make in TABLES.items():
+        print(f"\n{name}\n\n{make(gpu)}")
+    return 0
+
+
+if __name__ == "__main__":
+    run_main(main)

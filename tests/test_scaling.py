@@ -1,0 +1,102 @@
+"""docs/scaling.md: its tables are what the script prints, and its formulas are what the model keeps."""
+
+import pytest
+import torch
+
+from model import Places, Transformer
+from scripts import scaling
+from scripts.scaling import GPUS, Layout, Shape
+from training.config import load_settings
+from training.settings import RunSettings
+
+
+def shape_of(*words: str) -> Shape:
+    return Shape("x", load_settings(RunSettings, ["data.tokenizer.name=bytes", *words]))
+
+
+def kept_bytes(shape: Shape, sequences: int) -> int:
+    """Bytes of all that a forward pass of the model leaves for its backward pass, weights apart."""
+    s = shape.settings
+    model = Transformer(s.model, 258, s.train_length).initialise(0)
+    tokens = torch.randint(258, (sequences, s.train_length + 1))
+    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    kept = {}
+
+    def pack(x: torch.Tensor) -> torch.Tensor:
+        place = x.untyped_storage()
+        if place.data_ptr() not in weights:
+            kept[place.data_ptr()] = place, place.nbytes()  # held, so that its address is not given again
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        model(tokens[:, :-1], Places.plain(s.train_length), tokens[:, 1:])
+    return sum(size for _, size in kept.values())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["model.dim=96", "model.layers=3", "model.heads=6", "model.groups=2", "train_length=40"],
+        ["model.dim=64", "model.layers=2", "model.heads=4", "model.groups=4", "train_length=72"],
+    ],
+)
+def test_activations_are_what_the_model_keeps(words):
+    """In float32, beside the head: three times the logits, the last norm and two numbers a token."""
+    shape = shape_of(*words, "training.validation.targets=8")
+    tokens = 3 * shape.settings.train_length
+    head = shape.logits(tokens, "cpu") + 4 * tokens * (shape.settings.model.dim + 2)
+    expected = tokens * shape.activations(half=False, checkpointing=False) + head
+    assert kept_bytes(shape, 3) == pytest.approx(expected, rel=0.02)
+
+
+def test_memory_by_hand():
+    """configs/1b.yaml: 1,100,048,384 parameters, 22 layers of 44,044,288, V = 32,000, C = 2,048."""
+    shape = next(one for one in scaling.shapes() if one.name == "1B")
+    p, block = 1_100_048_384, 44_044_288
+    assert (shape.parameters, shape.block) == (p, block)
+    alone = scaling.memory(shape, Layout(1, False, 4))
+    assert [alone[key] for key in ("weights", "gradients", "moments", "buckets")] == [4 * p, 4 * p, 8 * p, 0]
+    assert alone["bfloat16 copies"] == 2 * (22 * block + 32_000 * 2048)
+    # 2·C + H + 2 in float32; 2·C + (4·32 + 3·4)·64 + 4·5632 in bfloat16
+    kept = 4 * (2 * 2048 + 34) + 2 * (2 * 2048 + 140 * 64 + 4 * 5632)
+    assert alone["activations"] == 4 * 2048 * 22 * kept
+    again = scaling.memory(shape, Layout(1, False, 4, checkpointing=True))
+    assert again["activations"] == 4 * 2048 * (22 * 2048 * 4 + kept)
+    split = scaling.memory(shape, Layout(8, True, 4))
+    assert split["weights"] == p / 2 and split["moments"] == p
+    assert split["whole blocks"] == 10 * block + 8 * (p - 22 * block)
+    assert scaling.memory(shape, Layout(8, False, 4))["buckets"] == 4 * p
+
+
+def test_communication_by_hand():
+    """8 GPUs: seven eighths of the bytes over 450 GB/s. 64: as much, and seven eighths over 8 × 50 GB/s."""
+    gpu = GPUS["h100"]
+    assert scaling.gather_seconds(8e9, 1, gpu) == 0
+    assert scaling.gather_seconds(8e9, 8, gpu) == pytest.approx(7e9 / 450e9)
+    assert scaling.gather_seconds(8e9, 64, gpu) == pytest.approx(7e9 / 450e9 + 7e9 / 400e9)
+    shape = next(one for one in scaling.shapes() if one.name == "1B")
+    p = shape.parameters
+    ddp = scaling.communication(shape, Layout(8, False, 8), gpu)
+    assert ddp == pytest.approx(2 * 4 * p * 7 / 8 / 450e9)  # whatever the passes: once a step
+    fsdp = scaling.communication(shape, Layout(8, True, 8), gpu)
+    assert scaling.passes(shape, Layout(8, True, 8)) == 4
+    assert fsdp == pytest.approx(4 * (2 + 2 + 4) * p * 7 / 8 / 450e9)
+    work = scaling.compute(shape, Layout(8, True, 8), gpu, share=0.5)
+    assert work == pytest.approx(256 * 2048 * shape.flops / 8 / (0.5 * 989e12))
+
+
+def test_a_layout_fits_or_there_is_none():
+    gpu = GPUS["h100"]
+    for shape in scaling.shapes():
+        for world in scaling.WORLDS:
+            layout = scaling.best_layout(shape, world, True, gpu)
+            if layout is not None:
+                assert sum(scaling.memory(shape, layout).values()) <= 0.9 * gpu.memory
+                assert shape.settings.training.batch_size % (world * layout.sequences) == 0
+    seven = next(one for one in scaling.shapes() if one.name == "7B")
+    assert scaling.best_layout(seven, 8, False, gpu) is None  # its states alone are 108 GB
+
+
+def test_the_document_has_the_tables_of_the_script():
+    text = scaling.TARGET.read_text(encoding="utf-8")
+    assert scaling.filled(text, GPUS["h100"]) == text, "python scripts/scaling.py --write"
