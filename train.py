@@ -32,6 +32,7 @@ from training.files import read_json
 from training.gate import Gate
 from training.hardware import peak_flops, peak_memory, prepare_cpu
 from training.loop import Interrupts, Stepper, micro_batches, prefetched
+from training.machine import processes_of
 from training.monitor import due_looks, validate, write_samples
 from training.optimizer import make_optimizer, set_learning_rates
 from training.parallel import Parallel
@@ -92,7 +93,8 @@ def main() -> int:
     batches = make_batches(settings, prepared)
     monitor = make_monitor(prepared, settings, console)
     more = {"lineage": parent.lineage(settings), "inherited": parent.inherited} if parent else {}
-    opened = opened_run(folder, settings, prepared, model, options.fresh, console, more)
+    together = processes_of(parallel)
+    opened = opened_run(folder, settings, prepared, model, options.fresh, console, more, together)
     with opened if parallel.main else nullcontext(), batches.preparing(parallel.main):
         if settings.parent is not None and parallel.main:
             begin_branch(folder, settings, parent, model, step0_score(prepared, settings, device), console)

@@ -145,6 +145,16 @@ class Parallel:
         nn.utils.clip_grads_with_norm_(parameters, limit, norm)
         return norm
 
+    def state(self) -> dict[str, Any]:
+        """What accelerate made of the launch, for the run's manifest."""
+        found = self._accelerator.state
+        return {
+            "kind": found.distributed_type.value,
+            "backend": found.backend,
+            "precision": found.mixed_precision,
+            "settings": self.settings.model_dump(mode="json"),
+        }
+
     def end(self) -> None:
         """Part from the other processes."""
         self._accelerator.end_training()

@@ -11,15 +11,10 @@ runs/<config>-<identity>/
 
 import fcntl
 import os
-import platform
-import shutil
-import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from hashlib import sha256
-from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
@@ -33,6 +28,7 @@ from training.config import differences, dump, identity, load_settings, split_wo
 from training.console import Console
 from training.errors import TrainingError
 from training.files import read_json, write_json, write_text
+from training.machine import attempt
 from training.overrides import override
 from training.restore import load_average, load_weights
 from training.settings import RunSettings
@@ -40,11 +36,11 @@ from training.sharded import is_weight, shapes_in
 from training.stages import last_trained
 
 SETTINGS, MANIFEST = "settings.yaml", "manifest.json"
-_LIBRARIES = ("torch", "accelerate", "datasets", "numpy", "pydantic", "safetensors", "sentencepiece")
 _SAME = {  # what a resumed run must find as it left it, by key of the manifest
     "tokenizer_hash": "the tokenizer is not the one this run was started with",
     "vocab_size": "the vocabulary is not the one this run was started with",
     "data_hash": "the prepared data are not those this run was started with",
+    "valid_hash": "the held-out text is not the one this run was started with",
 }
 
 
@@ -71,11 +67,12 @@ def create_run(
     tokenizer: Tokenizer,
     command: Sequence[str],
     extra: dict | None = None,
+    processes: dict | None = None,
 ) -> Path:
     """Make a run folder; its manifest, written last, makes it a run.
 
-    `extra` goes into the manifest: data folder, `data_hash`, parameter count and the like.  Raises
-    TrainingError where the folder already is a run.
+    `extra` goes into the manifest: data folder, `data_hash`, parameter count and the like; `processes`, those
+    that share the work, into its first attempt.  Raises TrainingError where the folder already is a run.
     """
     if is_run(folder):
         raise TrainingError(f"{folder} already is a run; resume it, or start anew with --fresh")
@@ -88,7 +85,7 @@ def create_run(
         "vocab_size": tokenizer.vocab_size,
         "tokenizer_hash": tokenizer.hash,
         **(extra or {}),
-        "attempts": [_attempt(command, [])],
+        "attempts": [attempt(command, [], processes)],
     }
     write_json(folder / MANIFEST, about)
     return folder
@@ -100,6 +97,7 @@ def resume_run(
     tokenizer: Tokenizer,
     command: Sequence[str],
     extra: dict | None = None,
+    processes: dict | None = None,
 ) -> list[str]:
     """Check that a run may go on under these settings, note the attempt, and return what changed, in words.
 
@@ -119,7 +117,7 @@ def resume_run(
         if key in about and key in now and about[key] != now[key]:
             was, is_now = (str(value)[:12] for value in (about[key], now[key]))
             raise TrainingError(f"{folder}: {sentence} ({was}, now {is_now}); restore it, or use --fresh")
-    about["attempts"] = [*about.get("attempts", []), _attempt(command, changes)]
+    about["attempts"] = [*about.get("attempts", []), attempt(command, changes, processes)]
     write_json(folder / MANIFEST, about)
     if changes:
         write_text(folder / SETTINGS, dump(settings))
@@ -178,64 +176,6 @@ def _short(value: object) -> str:
         inside = ", ".join(f"{k}: {_short(v)}" for k, v in value.items() if k != "name" and v is not None)
         return f"{value.get('name', '')}({inside})" if inside else str(value.get("name", "{}"))
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _attempt(command: Sequence[str], changes: list[str]) -> dict:
-    commit, dirty = _commit()
-    return {
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": list(command),
-        "commit": commit,
-        "uncommitted_changes": dirty,
-        "changed_settings": changes,
-        "versions": {"python": platform.python_version()} | _versions(),
-        "machine": _machine(),
-    }
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for name in _LIBRARIES:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            found[name] = "absent"
-    return found
-
-
-def _machine() -> dict:
-    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    return {
-        "system": platform.platform(),
-        "processor": _processor(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "gpus": gpus,
-        "processes": int(os.environ.get("WORLD_SIZE", "1")),
-    }
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
-
-
-def _commit() -> tuple[str | None, bool | None]:
-    """The commit this code is at and whether files differ from it; (None, None) outside a repository."""
-    home = Path(__file__).resolve().parent.parent
-    if not (home / ".git").exists() or shutil.which("git") is None:
-        return None, None
-
-    def git(*words: str) -> str | None:
-        done = subprocess.run(["git", "-C", str(home), *words], capture_output=True, text=True)
-        return done.stdout.strip() if done.returncode == 0 else None
-
-    status = git("status", "--porcelain", "--untracked-files=no")
-    return git("rev-parse", "HEAD"), None if status is None else bool(status)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from data import Batches, Prepared
+from data.exposure import EXPOSURE
 from data.groups import Groups
 from model import SCHEMES, LinearMixer, Transformer
 from model.position.rotary import Rope
@@ -163,15 +164,16 @@ def opened_run(
     fresh: bool,
     console: Console,
     more: dict | None = None,
+    processes: dict | None = None,
 ) -> Iterator[None]:
     """Make the run folder, or check that the one that is there may go on; held until the end. `more` goes
-    into the manifest of a new one."""
+    into the manifest of a new one, `processes` into that of the attempt."""
     if fresh and folder.exists():
         with held(folder):  # refuses to set aside a run that is being trained
             away = set_aside(folder)
         console.say(f"the earlier run is kept as {away}")
     with held(folder):
-        _open(folder, settings, prepared, model, console, more or {})
+        _open(folder, settings, prepared, model, console, more or {}, processes)
         yield
 
 
@@ -182,10 +184,13 @@ def _open(
     model: Transformer,
     console: Console,
     more: dict,
+    processes: dict | None,
 ) -> None:
     extra = {
         "data": str(prepared.folder),
         "data_hash": prepared.hash,
+        "valid_hash": prepared.valid.hash,
+        "exposure": EXPOSURE,
         "parameters": model.parameter_count(),
     }
     if settings.data.group_bytes is not None:
@@ -196,9 +201,9 @@ def _open(
         extra["changes"] = [{"after_step": stage.start, "words": list(stage.words)} for stage in changes]
         extra["evaluated_as"] = changes[-1].model.position.model_dump(mode="json")
     if not is_run(folder):
-        create_run(folder, settings, prepared.tokenizer, sys.argv, extra | more)
+        create_run(folder, settings, prepared.tokenizer, sys.argv, extra | more, processes)
         return
-    for change in resume_run(folder, settings, prepared.tokenizer, sys.argv, extra):
+    for change in resume_run(folder, settings, prepared.tokenizer, sys.argv, extra, processes):
         console.say(f"changed since the last attempt: {change}")
 
 

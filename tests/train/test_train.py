@@ -126,6 +126,11 @@ def test_two_processes_give_the_losses_of_one(words, tmp_path, monkeypatch):
     assert done.returncode == 0, done.stderr
     manifest = json.loads((tmp_path / "two" / "manifest.json").read_text())
     assert manifest["attempts"][-1]["machine"]["processes"] == 2
+    parallel = manifest["attempts"][-1]["parallel"]
+    assert (parallel["processes"], parallel["kind"], parallel["backend"]) == (2, "MULTI_CPU", "gloo")
+    assert [rank["host"] for rank in parallel["ranks"]] == [socket.gethostname()] * 2
+    assert len(manifest["data_hash"]) == len(manifest["valid_hash"]) == 64
+    assert manifest["exposure"] == "exposure.npz" and (tmp_path / "two" / manifest["exposure"]).exists()
     one, two = lines(tmp_path / "one"), lines(tmp_path / "two")
     assert len(one) == len(two)
     for a, b in zip(one, two, strict=True):

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -74,6 +75,12 @@ def test_a_new_run_says_what_it_is(run, settings):
     (attempt,) = about["attempts"]
     assert attempt["command"] == COMMAND and attempt["versions"]["torch"] == torch.__version__
     assert attempt["machine"]["cores"] == os.cpu_count()
+    total = next(
+        line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemTotal")
+    )
+    assert attempt["machine"]["memory"] == pytest.approx(int(total.split()[1]) * 1024, rel=0.01)
+    assert attempt["machine"]["processor"] and len(attempt["machine"]["gpus"]) == torch.cuda.device_count()
+    assert attempt["versions"]["cuda"] == torch.version.cuda and attempt["parallel"] is None
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
     assert attempt["commit"] == (commit or None)
     with pytest.raises(TrainingError, match="already is a run"):
@@ -210,3 +217,22 @@ def test_what_cannot_be_loaded(run, settings, tmp_path):
     (run / "manifest.json").write_text("{")
     with pytest.raises(TrainingError, match=r"manifest.json: not readable as JSON"):
         load(run)
+
+
+def test_the_driver_is_read_where_there_is_one(run, settings, tmp_path, monkeypatch):
+    file = tmp_path / "version"
+    file.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.124.06  Wed Feb 26\nGCC version: 12")
+    monkeypatch.setattr("training.machine._DRIVER", file)
+    ranks = {"processes": 2, "ranks": [{"host": "a", "device": "cuda:0"}] * 2}
+    resume_run(run, settings, ByteTokenizer(), COMMAND, EXTRA, ranks)
+    attempt = json.loads((run / "manifest.json").read_text())["attempts"][-1]
+    assert attempt["versions"]["driver"] == "570.124.06" and attempt["parallel"] == ranks
+
+
+def test_other_held_out_text_is_refused_on_resume(run, settings):
+    resume_run(run, settings, ByteTokenizer(), COMMAND, EXTRA)  # of a run from before it was noted
+    about = json.loads((run / "manifest.json").read_text())
+    (run / "manifest.json").write_text(json.dumps(about | {"valid_hash": "v" * 64}))
+    resume_run(run, settings, ByteTokenizer(), COMMAND, {**EXTRA, "valid_hash": "v" * 64})
+    with pytest.raises(TrainingError, match="the held-out text is not the one this run was started with"):
+        resume_run(run, settings, ByteTokenizer(), COMMAND, {**EXTRA, "valid_hash": "w" * 64})
