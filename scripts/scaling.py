@@ -94,13 +94,13 @@ class Shape:
         return self.model.flops_per_token(self.settings.train_length)
 
     def activations(self, half: bool, checkpointing: bool) -> float:
-        """Bytes a token that the backward pass finds. Of a block: the inputs of its two norms and sums of
-        the norms and the softmax, in float32; what comes out of the norms, q and k before and after they are
-        turned, v, what attention makes of them in two orders, and four vectors of the feed-forward. With
-        checkpointing: the input of every block, and all of one block."""
+        """Bytes a token that the backward pass finds. Of a block: what goes into its two norms, before and
+        after it is scaled, and sums of norms and softmax, in float32; what comes out of the norms, q, k, v,
+        what attention makes of them in two orders, and four vectors of the feed-forward. With checkpointing:
+        the input of every block, and all of one block."""
         s = self.settings.model
-        inner = 2 * s.dim + (4 * s.heads + 3 * s.kv_heads) * s.features + 4 * s.mlp_width
-        one = (2 * s.dim + s.heads + 2) * FLOAT + inner * (HALF if half else FLOAT)
+        inner = 2 * s.dim + (3 * s.heads + 2 * s.kv_heads) * s.features + 4 * s.mlp_width
+        one = (4 * s.dim + s.heads + 2) * FLOAT + inner * (HALF if half else FLOAT)
         return s.layers * s.dim * FLOAT + one if checkpointing else s.layers * one
 
     def logits(self, tokens: int, device: str) -> float:

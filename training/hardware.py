@@ -122,7 +122,7 @@ def forecast(
     s, parameters = model.settings, model.parameter_count()
     size = model.embed.weight.element_size()
     # What the backward pass keeps of a token in one block (docs/scaling.md): norms, q, k, v, gates.
-    kept = 4 * s.dim + (4 * s.heads + 3 * s.kv_heads) * s.features + 4 * s.mlp_width
+    kept = 6 * s.dim + (3 * s.heads + 2 * s.kv_heads) * s.features + 4 * s.mlp_width
     if isinstance(s.mixer, LinearMixer):  # forms of q and k, weights within a chunk, sums between chunks
         chunk = min(s.mixer.chunk, length)
         kept += 4 * (s.heads + s.kv_heads) * s.features + s.heads * chunk
