@@ -28,8 +28,6 @@ from training.stage_settings import ChangeSettings, StageSettings, portions
 from training.telling_settings import ProfileSettings, SampleSettings, ValidationSettings, WandbSettings
 
 
-
-
 class TrainingSettings(Settings):
     """How the weights are found."""
 
