@@ -24,6 +24,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7
 MARKERS = ("s", "^", "D", "v", "P", "X", "<", ">")
 INK, SOFT, FAINT = "#222222", "#6E6E6E", "#767676"
 SIZE = (6.4, 4.2)  # inches; higher where many lines want a label each
+LED_FROM = 0.85  # share of the width from which on a line counts as ending at the right edge
 LABEL_GAP = 12.0  # points between the middles of two labels
 AXES = (0.098, 0.185, 0.64)  # left, bottom, height, as shares of a figure of that size
 STYLE: dict[Any, Any] = {
@@ -297,7 +298,7 @@ def _label(figure: Figure, axes: Axes, labels: list[tuple[str, float, float, str
 def label_ends(figure: Figure, axes: Axes, labels: list[tuple[str, float, float, str]]) -> None:
     """Direct labels (text, x, y, colour) right of the axes at the height of their line's end, moved apart
     where they would overlap. The axes have their final limits and scales; a line that ends above them is led
-    to at their top."""
+    to at their top, and one that ends early is not led to: the leader would cross the others like data."""
     height = axes.get_position().height * figure.get_figheight() * 72  # points
     gap, top = LABEL_GAP / height, axes.get_ylim()[1]
     to_axes = axes.transData - axes.transAxes
@@ -319,7 +320,7 @@ def label_ends(figure: Figure, axes: Axes, labels: list[tuple[str, float, float,
             arrowprops={
                 "arrowstyle": "-",
                 "color": colour,
-                "lw": 0.6,
+                "lw": 0.6 if to_axes.transform((x, y))[0] > LED_FROM else 0.0,
                 "alpha": 0.6,
                 "shrinkA": 2,
                 "shrinkB": 3,
