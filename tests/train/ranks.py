@@ -107,7 +107,7 @@ def poison(folder: Path, rank: int) -> None:
         if rank == 1 and count == 3:
             handle = weight.register_hook(lambda grad: grad * float("nan"))
         if rank == 1 and count == 5:
-            self.model = lambda *places: model(*places) * float("inf")
+            self.model = lambda *places, **more: model(*places, **more) * float("inf")
             self.model.no_sync = model.no_sync
         outcome = real(self, parts, n_targets, **more)
         self.model = model
