@@ -10,7 +10,7 @@ line and are laid over each other, dotted words last:
   accelerate launch --config_file configs/accelerate/one_node.yaml train.py configs/base.yaml
 """
 
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -95,10 +95,14 @@ def main() -> int:
     more = {"lineage": parent.lineage(settings), "inherited": parent.inherited} if parent else {}
     together = processes_of(parallel)
     opened = opened_run(folder, settings, prepared, model, options.fresh, console, more, together)
-    with opened if parallel.main else nullcontext(), batches.preparing(parallel.main):
-        if settings.parent is not None and parallel.main:
-            begin_branch(folder, settings, parent, model, step0_score(prepared, settings, device), console)
-        parallel.wait()
+    with ExitStack() as stack:
+        with parallel.leading():
+            if parallel.main:
+                stack.enter_context(opened)
+            stack.enter_context(batches.preparing(parallel.main))
+            if settings.parent is not None and parallel.main:
+                score = step0_score(prepared, settings, device)
+                begin_branch(folder, settings, parent, model, score, console)
         status = train(settings, prepared, batches, monitor, model, folder, parallel, console)
     parallel.end()
     return status

@@ -230,7 +230,7 @@ def _read(settings: DataSettings, work: Path, console: Any) -> dict[str, Spool]:
             seed=settings.valid_seed,
             max_bytes=most,
             console=console,
-            skip=settings.skip if name == "text" else 0,
+            skip=(settings.skip or 0) if name == "text" else 0,
         )
     return {name: Spool(work / name) for name in sources}
 

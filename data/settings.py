@@ -213,7 +213,12 @@ class DataSettings(Settings):
         "others are prepared; null: all before training",
         json_schema_extra={"counts_if_given": True},
     )
-    skip: int = Field(0, ge=0, description="documents of the source to pass over at its beginning")
+    skip: int | None = Field(
+        None,
+        ge=0,
+        description="documents of the source to pass over at its beginning",
+        json_schema_extra={"counts_if_given": True},
+    )
     bos: bool = Field(True, description="store a begin-of-document token before each document")
     eos: bool = Field(True, description="store an end-of-document token after each document")
     shard_bytes: int = Field(

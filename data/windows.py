@@ -129,7 +129,7 @@ class Course:
                 while self._firsts[-1] <= index:
                     k = len(self._firsts) - 1
                     free = self.tokens(self.epoch + k) - 1 - (0 if k else self.offset)
-                    self._firsts.append(self._firsts[-1] + free // self.length)
+                    self._firsts.append(self._firsts[-1] + max(free, 0) // self.length)
         return self._firsts
 
 

@@ -3,7 +3,9 @@
     python scripts/export_checkpoint.py runs/quickstart --out weights.safetensors
     python scripts/export_checkpoint.py runs/quickstart --step 500 --out weights.safetensors
 
-The names are those of the model; tied weights are written once. The header keeps run, step and hash.
+The names are those of the model; tied weights are written once. Of a run with a mean of its weights
+(training.ema) it is the mean, or with --weights last the weights themselves. The header keeps run, step and
+hash.
 """
 
 import argparse
@@ -28,13 +30,14 @@ def main() -> int:
     )
     parser.add_argument("run", type=Path)
     parser.add_argument("--step", type=int, help="of the checkpoint; by default the newest good one")
+    parser.add_argument("--weights", choices=("last", "ema"), help="by default the mean where there is one")
     parser.add_argument("--out", type=Path, required=True, help="the file, which must not exist yet")
     options = parser.parse_args()
     if options.out.exists():
         raise TrainingError(f"{options.out} exists already: give another name, or move it away")
     if not options.out.absolute().parent.is_dir():
         raise TrainingError(f"{options.out}: its folder does not exist; make it first")
-    loaded = load(options.run, checkpoint=options.step)
+    loaded = load(options.run, checkpoint=options.step, weights=options.weights)
     weights = weights_of(loaded.model)
     said = {"run": str(loaded.folder), "step": str(loaded.step), "hash": loaded.checkpoint_hash}
     draft = options.out.with_name(f".{options.out.name}.{os.getpid()}")

@@ -17,5 +17,7 @@ class CheckpointSettings(Settings):
         ge=1,
     )
     asynchronous: bool = _free(
-        False, "written beside the steps from a copy on the host, one at a time; needs room for that copy"
+        False,
+        "written beside the steps from a copy on the host, one at a time; needs room for that copy; not with "
+        "parallel.sharding",
     )

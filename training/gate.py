@@ -1,10 +1,12 @@
 """Whether the update of a step is applied: decided on the device, on every rank alike."""
 
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from training.checkpoint import steps_of
 from training.errors import TrainingError
 from training.fault_settings import NonFiniteSettings, SpikeSettings
 
@@ -90,18 +92,22 @@ class Gate:
             self._applied.fill_(state["applied"])
 
 
-def refuse_stopped(step: int, loss: float, norm: float, reason: int, count: int, folder: object) -> None:
+def refuse_stopped(step: int, loss: float, norm: float, reason: int, count: int, folder: str | Path) -> None:
     """Raise for the step that ended the run."""
     found = f"step {step}: the loss is {loss:g} and the gradient norm {norm:g}"
+    steps = steps_of(Path(folder))
+    kept = (
+        f"the checkpoint of step {steps[-1]} in {folder} is good" if steps else "there is no checkpoint yet"
+    )
     if reason == SPIKE:
         raise TrainingError(
             f"{found}, spike number {count} of the run and more than training.on_spike.limit; it changed no "
-            f"weight and the last checkpoint in {folder} is good. Raise the limit, or lower "
+            f"weight and {kept}. Raise the limit, or lower "
             "training.optimizer.lr in a new run, or look at the data of this step"
         )
     more = f", number {count} of the run and more than training.on_nonfinite.limit" if count > 1 else ""
     raise TrainingError(
-        f"{found}{more}; it changed no weight and the last checkpoint in {folder} is good. Lower "
+        f"{found}{more}; it changed no weight and {kept}. Lower "
         "training.optimizer.lr or training.clip in a new run, look at the data of this step, or go on "
         f"without it: {'raise that limit' if count > 1 else 'training.on_nonfinite.name=skip'}"
     )

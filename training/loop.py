@@ -91,18 +91,31 @@ class Reading(NamedTuple):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one step did; device scalars, so that asking for a step does not wait for it."""
+    """What one step did, on its way to the host: reading it waits for that step and not for the next."""
 
-    loss: Tensor  # mean NLL over all targets of the step, all ranks
-    grad_norm: Tensor  # before clipping
-    leave: Tensor  # ranks that were asked to leave
-    requeue: Tensor  # those of them that are to come back
-    verdict: Verdict
+    values: Tensor  # (7,) float64: loss, gradient norm, ranks to leave, those to come back, verdict
+    ready: torch.cuda.Event | None  # when `values` have arrived; None: at once
+
+    @classmethod
+    def of(
+        cls, loss: Tensor, grad_norm: Tensor, leave: Tensor, requeue: Tensor, verdict: Verdict
+    ) -> "Outcome":
+        """From scalars on the device: the mean NLL over all targets and ranks, the norm before clipping, how
+        many ranks were asked to leave and to come back, and what the gate decided."""
+        values = torch.stack([x.double() for x in (loss, grad_norm, leave, requeue, *verdict)])
+        if values.device.type != "cuda":
+            return cls(values, None)
+        host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+        host.copy_(values, non_blocking=True)
+        ready = torch.cuda.Event()
+        ready.record()
+        return cls(host, ready)
 
     def read(self) -> Reading:
-        """On the host; one transfer."""
-        values = (self.loss, self.grad_norm, self.leave, self.requeue, *self.verdict)
-        loss, norm, leave, requeue, *verdict = torch.stack([x.double() for x in values]).tolist()
+        """On the host."""
+        if self.ready is not None:
+            self.ready.synchronize()
+        loss, norm, leave, requeue, *verdict = self.values.tolist()
         status = REQUEUE if requeue else INTERRUPTED if leave else 0
         return Reading(loss, norm, status, int(verdict[0]), int(verdict[1]), bool(verdict[2]))
 
@@ -156,7 +169,7 @@ class Stepper:
         if self.average is not None:
             self.average.update(held)
         self.optimizer.zero_grad(set_to_none=True)
-        return Outcome(loss, norm, shared[1], shared[2], verdict)
+        return Outcome.of(loss, norm, shared[1], shared[2], verdict)
 
 
 class Interrupts:

@@ -142,7 +142,7 @@ ShareOrSteps = Annotated[float, AfterValidator(_share_or_steps)]
 
 
 class EmaSettings(Settings):
-    """An exponential mean of the weights, for evaluation."""
+    """An exponential mean of the weights, for evaluation; not with parallel.sharding."""
 
     decay: float = Field(
         default=0.999,

@@ -6,7 +6,8 @@ run on every machine is worth more than two of which one cannot be run on most.
 """
 
 import os
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -80,6 +81,23 @@ class Parallel:
     def main_first(self) -> AbstractContextManager:
         """The main process goes through the block before the others enter it."""
         return self._accelerator.main_process_first()
+
+    @contextmanager
+    def leading(self) -> Iterator[None]:
+        """The main process acts in the block, the others wait for it, and none goes on where it failed.
+
+        Raises TrainingError on the other processes; on the main one its own error.
+        """
+        failed: Exception | None = None
+        try:
+            yield
+        except Exception as error:
+            failed = error
+        first = self.gather(None if failed is None else str(failed))[0]
+        if failed is not None:
+            raise failed
+        if first is not None:
+            raise TrainingError(f"process 0 could not begin: {first}")
 
     def wait(self) -> None:
         """Go on once every process has come here."""

@@ -114,9 +114,12 @@ class TrainingSettings(Settings):
         if c.best is not None and c.best not in v.multiples:
             raise ValueError(f"checkpoint.best = {c.best} is not measured: add it to validation.multiples")
         if c.best is not None and c.every and (not v.every or c.every % v.every):
+            mend = "set validation.every"
+            if v.every:
+                mend = f"make it a multiple of validation.every ({v.every})"
             raise ValueError(
-                f"checkpoint.best needs a loss at each: make checkpoint.every ({c.every}) "
-                f"a multiple of validation.every ({v.every})"
+                f"checkpoint.best needs a loss at each checkpoint, every {c.every} steps: {mend}, or leave "
+                "best out"
             )
         return self
 

@@ -139,7 +139,15 @@ def check_processes(settings: RunSettings, processes: int) -> None:
 
 
 def check_sharding(settings: RunSettings, model: Transformer, sharded: bool) -> None:
-    """Refuse to shard what positions learn where schemes are exchanged on the way: shards stay behind."""
+    """Refuse what cannot be had of a sharded model: a mean of its weights, saving beside the steps, and an
+    exchange of schemes whose positions learn, as their shards stay behind."""
+    t = settings.training
+    for key, asked in (("ema", t.ema is not None), ("checkpoint.asynchronous", t.checkpoint.asynchronous)):
+        if sharded and asked:
+            raise TrainingError(
+                f"training.{key} needs whole weights, and these are sharded: leave it out, or set "
+                "training.parallel.sharding to none"
+            )
     if sharded and learnt_by_positions(model) and any(stage.words for stage in stages_of(settings)):
         raise TrainingError(
             "training.changes exchanges positions that learn, whose weights cannot be split then: set "
@@ -312,6 +320,10 @@ def show_forecast(
         rows += [("changed", text) for text in parent.changed(settings)]
     console.table("forecast", ["", ""], rows)
     if f.memory > free:
-        console.warn(f"this will not fit: lower training.micro_batch (now {sequences}) or the model's size")
+        smaller = f"lower training.micro_batch (now {sequences}), " if sequences > 1 else ""
+        console.warn(
+            f"this will not fit: {smaller}set training.parallel.activation_checkpointing, split the weights "
+            "over more devices (training.parallel.sharding=full, docs/scaling.md) or take a smaller model"
+        )
         return 1
     return 0

@@ -15,7 +15,7 @@ from data.exposure import read_exposure
 from training import TrainingError
 from training.begin import in_words
 from training.branch import read_run_settings
-from training.checkpoint import find_checkpoint
+from training.checkpoint import find_checkpoint, save_checkpoint
 from training.config import identity
 from training.exposure import exposure_of
 from training.log import read_metrics
@@ -101,8 +101,8 @@ def test_weights_that_are_not_the_parents_are_found_out(parent, tmp_path, monkey
     and so it is where losses cannot be compared since stretches are measured from elsewhere."""
     real = train.begin_branch.__globals__["load"]
 
-    def moved(*args):
-        found = real(*args)
+    def moved(*args, **more):
+        found = real(*args, **more)
         with torch.no_grad():
             next(found.model.parameters())[101, 3] += 0.5
         return found
@@ -175,7 +175,7 @@ def test_identity_knows_the_parents_weights_and_not_its_path(parent, tmp_path, w
     model = load(parent).model
     with torch.no_grad():
         next(model.parameters()).add_(1)
-    train.save_checkpoint(other, 12, model)
+    save_checkpoint(other, 12, model)
     assert changed.keys() and identity(read_run_settings([f"parent.run={other}", *LONGER])[0]) != identity(
         first
     )

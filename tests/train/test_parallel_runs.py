@@ -105,6 +105,34 @@ def test_a_sharded_run_is_a_run_like_any_other(exact, tmp_path, monkeypatch, cap
     assert ended.value.code == 2 and "exists already" in capsys.readouterr().err
 
 
+def refused(monkeypatch, *words) -> list[str]:
+    """What each of two processes says that may not train under these words."""
+
+    def tell() -> str:
+        with pytest.raises(TrainingError) as caught:
+            here(monkeypatch, *words)
+        return str(caught.value)
+
+    return shared(2, tell)
+
+
+def test_a_refusal_of_the_main_process_ends_all_in_words(exact, tmp_path, monkeypatch):
+    """A run with other settings is refused by the process that holds its folder; the others do not wait."""
+    folder = str(tmp_path / "run")
+    assert here(monkeypatch, *exact, "training.checkpoint.every=null", "--folder", folder) == 0
+    main, other = refused(monkeypatch, *exact, "training.clip=2.0", "--folder", folder)
+    assert "training.clip" in main and other == f"process 0 could not begin: {main}"
+
+
+@pytest.mark.parametrize("word", ["training.ema.decay=0.9", "training.checkpoint.asynchronous=true"])
+def test_what_needs_whole_weights_is_refused_before_there_is_a_folder(exact, tmp_path, monkeypatch, word):
+    more = [word, "training.parallel.sharding=full", "--folder", str(tmp_path / "run")]
+    key = word.split("=")[0].removesuffix(".decay")
+    for said in refused(monkeypatch, *exact, *more):
+        assert said.startswith(f"{key} needs whole weights")
+    assert not (tmp_path / "run").exists()
+
+
 def test_learned_positions_that_change_on_the_way_cannot_be_sharded(words, tmp_path, monkeypatch):
     more = [
         "model.position={name: rope, temperature: {name: ssmax}}",

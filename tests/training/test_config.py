@@ -1,6 +1,7 @@
 """Layers, words, complaints, dump and identity."""
 
 from copy import deepcopy
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -10,6 +11,7 @@ from pydantic import Field
 from tests.training.toy import Alibi, Root, Rope, S, Yarn
 from training.config import apply_words, differences, dump, identity, load_settings, merge, split_words
 from training.errors import ConfigError
+from training.settings import RunSettings
 
 
 def complaint(*words, cls=Root):
@@ -257,6 +259,13 @@ def test_dump_reloads_equal_and_identity_is_stable(tmp_path):
     file.write_text(dump(s))
     again = load_settings(Root, [str(file)])
     assert again == s and dump(again) == dump(s) and identity(again) == identity(s)
+
+
+@pytest.mark.parametrize("file, known", [("tiny", "8bc5c02fce"), ("small", "a1130ceca7")])
+def test_runs_of_old_are_found_again(file, known):
+    """A setting that came later and changes nothing by itself is no reason for another run."""
+    path = Path(__file__).parents[2] / "configs" / f"{file}.yaml"
+    assert identity(load_settings(RunSettings, [str(path)])) == known
 
 
 def test_identity_leaves_out_what_may_change():
