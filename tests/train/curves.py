@@ -50,8 +50,8 @@ class Training:
         t, length = self.settings.training, self.settings.train_length
         batch = self._batches.batch(number, self.parallel.rank, self.parallel.world)
         parts = micro_batches(batch, t.micro_batch, length, self.parallel.device)
-        outcome = self._step(parts, batch.n_targets)
-        return float(outcome.loss), float(outcome.grad_norm)
+        found = self._step(parts, batch.n_targets).read()
+        return found.loss, found.grad_norm
 
 
 def shared(world: int, work: Callable) -> list:
