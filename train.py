@@ -156,10 +156,11 @@ def train(
 
     def look(done: int) -> None:
         """Held-out loss at and beyond the trained length, and text, where they are due."""
-        with average.applied() if average else nullcontext():
+        writes = done == settings.steps or (t.samples.every and done % t.samples.every == 0)
+        with average.applied() if average and (done in looks or writes) else nullcontext():
             if done in looks:
                 measured[done] = validate(monitor, model, parallel, autocast, recorder, done)
-            if done == settings.steps or (t.samples.every and done % t.samples.every == 0):
+            if writes:
                 write_samples(model, prepared.tokenizer, t.samples, recorder, done, console)
         parallel.settle(model)
         parallel.wait()

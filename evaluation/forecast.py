@@ -17,7 +17,7 @@ from model.block import Attention
 from model.kernels import choose, query_block
 
 # Blocks of scores that exist at once: measured as resident memory, the largest of each kind of kernel.
-BLOCKS = {"masked": 3, "views": 6, "weighed": 14}
+BLOCKS = {"masked": 4, "views": 6, "weighed": 14}
 SLACK = 1.25  # the allocator's
 LONG_TRIAL = 1.0  # seconds; a trial that takes longer is not repeated
 HEAD_FLOATS = 1 << 23  # logits that exist at once; more are made in chunks

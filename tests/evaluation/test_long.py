@@ -159,10 +159,12 @@ def rows_of(folder, *words):
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["rope", "t5", "fire", "fox", "cope", "shaw", "stick_breaking"])
 def test_the_memory_forecast_is_an_upper_bound_within_a_few_times_the_measured(scheme, tmp_path):
-    for row in rows_of(tmp_path, scheme, "--length", "6000,12000", "--threads", "1"):
-        used = float(row["peak_gib"]) - float(row["before_gib"])
+    # What is resident differs from run to run, as the allocator finds room: the most of three is told.
+    runs = [rows_of(tmp_path, scheme, "--length", "6000,12000", "--threads", "1") for _ in range(3)]
+    for rows in zip(*runs, strict=True):
+        used = max(float(row["peak_gib"]) - float(row["before_gib"]) for row in rows)
         # One figure stands for every scheme of a kernel, so that the leanest need a third of it.
-        assert used <= float(row["forecast_gib"]) <= 4 * used, row
+        assert used <= float(rows[0]["forecast_gib"]) <= 4 * used, rows
 
 
 # On a machine that is busy the clock says nothing; two cores have two CPU seconds in each.
