@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from data.errors import DataError
 from data.preparation import Prepared, open_prepared, prepare, prepared_folder
+from data.presence import check_texts
 from data.settings import DataSettings
 from data.store import Store
 from data.tokenizer import ByteTokenizer, SentencePieceTokenizer, Tokenizer, load_tokenizer
@@ -22,6 +23,7 @@ __all__ = [
     "SentencePieceTokenizer",
     "Store",
     "Tokenizer",
+    "check_texts",
     "load_tokenizer",
     "open_prepared",
     "prepare",

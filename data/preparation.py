@@ -23,8 +23,10 @@ from data.duplicates import save_index, shingles
 from data.errors import DataError
 from data.files import canonical, read_json, write_json
 from data.pool import run_chunks
+from data.presence import FIRST, VALID, check_texts
 from data.settings import DataSettings, SentencePieceSettings, SourceSettings
 from data.sources import Source, open_source
+from data.sources.prepared import finished_folder
 from data.spool import Spool, fill
 from data.store import FORMAT, Store, mend, token_dtype, write_manifest
 from data.summary import show, split_summary
@@ -108,11 +110,11 @@ def _open(folder: Path) -> Prepared:
     return prepared
 
 
-def prepared_folder(settings: DataSettings) -> Path:
-    """Where `prepare(settings)` puts its result."""
-    sources = [open_source(settings.source)]
+def prepared_folder(settings: DataSettings, place: str = FIRST) -> Path:
+    """Where `prepare(settings)` puts its result; `place` is the setting that asks for its text."""
+    sources = [open_source(settings.source, place)]
     if settings.valid_source is not None:
-        sources.append(open_source(settings.valid_source))
+        sources.append(open_source(settings.valid_source, VALID))
     facts = {
         "format": FORMAT,
         "settings": settings.model_dump(exclude=BESIDE | (set() if settings.skip else {"skip"})),
@@ -134,13 +136,15 @@ def prepare(settings: DataSettings, console: Any = None, workers: int | None = N
     console = console or Silent()
     most = [n for n in (settings.group_bytes, settings.max_bytes) if n is not None]
     begun = settings.model_copy(update={"max_bytes": min(most, default=None), "group_bytes": None})
+    if not (prepared_folder(begun) / "prepared.json").is_file():
+        check_texts(settings)
     first, others = prepare_one(begun, console, workers), []
-    for mixed in settings.mixture:
-        if mixed.source is None:
-            others.append(open_prepared(Path(mixed.prepared or "").expanduser()))
-        else:
+    for i, mixed in enumerate(settings.mixture):
+        if mixed.prepared is not None:
+            others.append(open_prepared(finished_folder(mixed.prepared, f"data.mixture.{i}.prepared")))
+        elif mixed.source is not None:
             asked = beside(settings, first, mixed.source, mixed.max_bytes)
-            others.append(prepare_one(asked, console, workers))
+            others.append(prepare_one(asked, console, workers, f"data.mixture.{i}.source"))
     return mix(first, others)
 
 
@@ -164,15 +168,16 @@ def beside(
     return settings.model_copy(update=more)
 
 
-def prepare_one(settings: DataSettings, console: Any, workers: int | None) -> Prepared:
-    """One text, prepared now or earlier."""
-    folder = prepared_folder(settings)
+def prepare_one(settings: DataSettings, console: Any, workers: int | None, place: str = FIRST) -> Prepared:
+    """One text, prepared now or earlier; `place` is the setting that asks for it."""
+    folder = prepared_folder(settings, place)
     if not (folder / "prepared.json").is_file():
         with _alone(folder, console):
             if not (folder / "prepared.json").is_file():  # another process may have finished it meanwhile
                 console.say(f"preparing {folder}")
-                summary = _make(settings, folder, console, workers)
-                show(summary, console)
+                summary = _make(settings, folder, console, workers, place)
+                # The held-out text of a further one is that of the first, shown before.
+                show(summary, console, splits=("train", "valid") if place == FIRST else ("train",))
     shutil.rmtree(folder / "work", ignore_errors=True)  # a crash may have come before this
     return _open(folder)
 
@@ -190,9 +195,11 @@ def _alone(folder: Path, console: Any) -> Iterator[None]:
         yield
 
 
-def _make(settings: DataSettings, folder: Path, console: Any, workers: int | None) -> dict[str, Any]:
+def _make(
+    settings: DataSettings, folder: Path, console: Any, workers: int | None, place: str
+) -> dict[str, Any]:
     work = folder / "work"
-    spools = _read(settings, work, console)
+    spools = _read(settings, work, console, place)
     masks = _split(settings, spools)
     tokenizer, training = _tokenizer(settings, folder, spools, masks, console)
     _check_symbols(settings, tokenizer)
@@ -215,12 +222,12 @@ def _make(settings: DataSettings, folder: Path, console: Any, workers: int | Non
     return _seal(settings, folder, spools, masks, tasks, tokenizer, training)
 
 
-def _read(settings: DataSettings, work: Path, console: Any) -> dict[str, Spool]:
+def _read(settings: DataSettings, work: Path, console: Any, place: str) -> dict[str, Spool]:
     sources: dict[str, tuple[Source, int | None]] = {
-        "text": (open_source(settings.source), settings.max_bytes)
+        "text": (open_source(settings.source, place), settings.max_bytes)
     }
     if settings.valid_source is not None:
-        sources["held"] = (open_source(settings.valid_source), None)
+        sources["held"] = (open_source(settings.valid_source, VALID), None)
     for name, (source, most) in sources.items():
         console.say(f"reading {source.label}")
         fill(

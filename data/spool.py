@@ -135,9 +135,10 @@ def fill(
 def _nothing_left(source: Source, faults: Counter[str], examples: dict[str, str]) -> str:
     where = ", ".join(map(str, getattr(source, "paths", ()))) or source.label
     if not faults:
-        return f"{where} holds no documents at all; give another data.source"
+        return f"{where} holds no documents at all; give another {source.place}"
     reasons = "; ".join(f"{n:,} {fault} (such as {examples[fault]})" for fault, n in faults.most_common())
-    key = " and the right data.source.text_key" if any("under the key" in fault for fault in faults) else ""
+    is_keyed = any("under the key" in fault for fault in faults)
+    key = f" and the right {source.place}.text_key" if is_keyed else ""
     return f"{where} holds no usable text: {reasons}; give UTF-8 text{key}"
 
 

@@ -1,5 +1,6 @@
 """What a preparation found, as one dict and as tables on the terminal."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -28,29 +29,27 @@ def split_summary(store: Store) -> dict[str, Any]:
     }
 
 
-def show(summary: dict[str, Any], console: Any) -> None:
-    """Tables for the terminal; the same figures stand in prepared.json."""
-    splits = {name: summary[name] for name in ("train", "valid")}
+def show(summary: dict[str, Any], console: Any, splits: Iterable[str] = ("train", "valid")) -> None:
+    """Tables of these splits for the terminal; the same figures stand in prepared.json."""
+    shown = {name: summary[name] for name in splits}
     rows = [
-        ["documents", *(f"{s['documents']:,}" for s in splits.values())],
-        ["tokens", *(f"{s['tokens']:,}" for s in splits.values())],
-        ["bytes", *(f"{s['bytes']:,}" for s in splits.values())],
-        ["bytes per token", *(_number(s["bytes_per_token"]) for s in splits.values())],
-        ["longest document", *(f"{s['longest']:,}" for s in splits.values())],
+        ["documents", *(f"{s['documents']:,}" for s in shown.values())],
+        ["tokens", *(f"{s['tokens']:,}" for s in shown.values())],
+        ["bytes", *(f"{s['bytes']:,}" for s in shown.values())],
+        ["bytes per token", *(_number(s["bytes_per_token"]) for s in shown.values())],
+        ["longest document", *(f"{s['longest']:,}" for s in shown.values())],
     ]
-    if any(s.get("items") for s in splits.values()):  # a folder made before there were tasks has none
+    if any(s.get("items") for s in shown.values()):  # a folder made before there were tasks has none
         shares = (
             f"{s['items']:,} ({s['bytes_of_items'] / max(1, s['bytes']):.1%} of the bytes)"
-            for s in splits.values()
+            for s in shown.values()
         )
         rows.append(["of which items of a task", *shares])
     for length in LENGTHS:
         key = str(length)
-        cells = (
-            f"{s['share_at_least'][key]:.1%} ({s['documents_at_least'][key]:,})" for s in splits.values()
-        )
+        cells = (f"{s['share_at_least'][key]:.1%} ({s['documents_at_least'][key]:,})" for s in shown.values())
         rows.append([f">= {length:,} tokens", *cells])
-    console.table(f"prepared {summary['label']}", ["", *splits], rows)
+    console.table(f"prepared {summary['label']}", ["", *shown], rows)
     for line in remarks(summary):
         console.say(line)
     if summary["lossy_documents"]:

@@ -80,6 +80,6 @@ def haystacks(task: Hidden, folder: str | Path | None) -> tuple[Callable[[], Ite
             return ((store.names[i], tokenizer.decode(store.document(i).tolist())) for i in kept)
 
         return texts, f"{Path(folder).name}/valid"
-    source = open_text(task.haystack)
+    source = open_text(task.haystack, "task.haystack")
     held = (d for d in source.documents() if d.fault is None and belongs(d.name, "evaluation"))
     return lambda: ((d.name, d.text) for d in held), f"{source.label}, documents kept from training"

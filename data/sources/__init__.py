@@ -13,14 +13,16 @@ from data.text_settings import TextSettings
 SOURCES = {"stdlib": Stdlib, "filler": Filler, "files": Files, "hub": Hub, "prepared": PreparedText}
 
 
-def open_text(settings: TextSettings) -> Source:
-    """A source of text that was found."""
-    return SOURCES[settings.name](settings)
+def open_text(settings: TextSettings, place: str) -> Source:
+    """A source of text that was found; `place` is the setting that asks for it, for messages."""
+    return SOURCES[settings.name](settings, place)
 
 
-def open_source(settings: SourceSettings) -> Source:
+def open_source(settings: SourceSettings, place: str = "data.source") -> Source:
     """Any source: of text, or of items of a task."""
-    return Tasks(settings, open_text) if isinstance(settings, TaskSource) else open_text(settings)
+    if isinstance(settings, TaskSource):
+        return Tasks(settings, place, open_text)
+    return open_text(settings, place)
 
 
 __all__ = ["GENERATED", "SOURCES", "Document", "Source", "open_source", "open_text"]

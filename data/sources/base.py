@@ -17,6 +17,11 @@ class Document(NamedTuple):
 
 class Source(Protocol):
     label: str  # short name for folders and messages
+    place: str  # the setting that asks for it, for messages: data.source, data.mixture.0.source
+
+    def check(self) -> None:
+        """Raise DataError where something of this machine that it reads is not there; no text is read."""
+        ...
 
     def fingerprint(self) -> str:
         """Changes when the documents may have changed; cheap (no text is read)."""
@@ -25,6 +30,10 @@ class Source(Protocol):
     def documents(self, start: int = 0) -> Iterator[Document]:
         """The documents from number `start` on, in the same order every time; faulty ones count."""
         ...
+
+
+def as_list(value: str | list[str]) -> list[str]:
+    return [value] if isinstance(value, str) else value
 
 
 def checked(name: str, text: object, cluster: object = None, key: str = "text") -> Document:

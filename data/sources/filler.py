@@ -23,8 +23,11 @@ DOCUMENTS, LENGTH = 512, 20_000  # documents, and sentences of each: some 340,00
 class Filler:
     label = "filler"
 
-    def __init__(self, settings: FillerSource):
-        pass
+    def __init__(self, settings: FillerSource, place: str):
+        self.place = place
+
+    def check(self) -> None:
+        pass  # made on the spot
 
     def fingerprint(self) -> str:
         return hashlib.sha256(repr((SENTENCES, DOCUMENTS, LENGTH)).encode()).hexdigest()

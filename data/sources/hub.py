@@ -2,19 +2,30 @@
 
 import hashlib
 from collections.abc import Iterator
+from glob import has_magic
+from pathlib import Path
 
 from data.errors import DataError
 from data.files import canonical
-from data.sources.base import Document, checked
+from data.sources.base import Document, as_list, checked
 from data.text_settings import HubSource
+
+FORMATS = {"arrow", "csv", "json", "parquet", "text"}  # paths that name no data set
 
 
 class Hub:
-    def __init__(self, settings: HubSource):
-        self.settings = settings
+    def __init__(self, settings: HubSource, place: str):
+        self.settings, self.place = settings, place
         self.label = "-".join(
             part for part in (settings.path.split("/")[-1].lower(), settings.subset) if part
         )
+
+    def check(self) -> None:
+        """Local files of a format are looked for; what lies on the hub, only its server can tell."""
+        files = as_list(self.settings.data_files or []) if self.settings.path in FORMATS else []
+        for file in files:
+            if "://" not in file and not has_magic(file) and not Path(file).expanduser().exists():
+                raise DataError(f"{self.place}.data_files: {file} does not exist; give existing files")
 
     def fingerprint(self) -> str:
         # Asking the hub for its newest commit would need the network on every call; `revision` pins it.
@@ -36,7 +47,7 @@ class Hub:
             )
         except (OSError, ValueError, DatasetsError) as error:
             raise DataError(
-                f"data.source: cannot load {s.path!r} (split {s.split!r}): {_first_line(error)}; "
+                f"{self.place}: cannot load {s.path!r} (split {s.split!r}): {_first_line(error)}; "
                 "check path, subset, split, data_files and the network"
             ) from error
         # The text alone crosses from Arrow to Python: other columns can be large (embeddings, images).
@@ -45,7 +56,7 @@ class Hub:
             missing = [key for key in keys if key not in rows.column_names]
             if missing:
                 raise DataError(
-                    f"data.source: {s.path!r} has no column {missing[0]!r}; its columns are "
+                    f"{self.place}: {s.path!r} has no column {missing[0]!r}; its columns are "
                     f"{', '.join(rows.column_names)}"
                 )
             rows = rows.select_columns(keys)

@@ -17,7 +17,7 @@ import pyarrow.parquet
 import zstandard
 
 from data.errors import DataError
-from data.sources.base import Document, checked, decoded
+from data.sources.base import Document, as_list, checked, decoded
 from data.text_settings import FilesSource
 
 BLOCK = 1 << 20
@@ -25,9 +25,9 @@ JSON_ENDINGS = (".jsonl", ".json", ".ndjson")
 
 
 class Files:
-    def __init__(self, settings: FilesSource):
-        self.settings = settings
-        self.paths = [Path(p).expanduser() for p in _as_list(settings.path)]
+    def __init__(self, settings: FilesSource, place: str):
+        self.settings, self.place = settings, place
+        self.paths = [Path(p).expanduser() for p in as_list(settings.path)]
         self.label = self.paths[0].resolve().name.split(".")[0] or "files"
         self._files: list[tuple[str, Path]] | None = None
 
@@ -38,7 +38,7 @@ class Files:
             for path in self.paths:
                 if not path.exists():
                     raise DataError(
-                        f"data.source.path: {path} does not exist; give an existing folder or file"
+                        f"{self.place}.path: {path} does not exist; give an existing folder or file"
                     )
                 if path.is_file():
                     found.setdefault(path, path.name)
@@ -49,10 +49,18 @@ class Files:
             if not found:
                 raise DataError(
                     f"no file in {', '.join(map(str, self.paths))} matches "
-                    f"{', '.join(self.settings.patterns)}; give another data.source.path or patterns"
+                    f"{', '.join(self.settings.patterns)}; give another {self.place}.path or patterns"
                 )
             self._files = [(name, path) for path, name in found.items()]
         return self._files
+
+    def check(self) -> None:
+        self.files()
+        if (manifest := self._manifest()) is not None and not manifest.is_file():
+            raise DataError(f"{self.place}.manifest: {manifest} does not exist; give a jsonl file or null")
+
+    def _manifest(self) -> Path | None:
+        return None if self.settings.manifest is None else Path(self.settings.manifest).expanduser()
 
     def _inside(self, folder: Path) -> list[str]:
         names = set()
@@ -82,7 +90,7 @@ class Files:
         for name, path in files:
             reader = _records(path)
             if reader is not None:
-                for number, record in enumerate(_sound(path, reader(path, self._columns()))):
+                for number, record in enumerate(_sound(path, reader(path, self._columns(), self.place))):
                     yield self._document(name, number, record)
             elif self.settings.separator is None:
                 yield decoded(name, path.read_bytes(), clusters.get(path.name))
@@ -116,21 +124,16 @@ class Files:
             yield decoded(f"{name}#{number}", rest, cluster)
 
     def _clusters(self) -> dict[str, str]:
-        if self.settings.manifest is None:
+        path, key = self._manifest(), self.settings.cluster_key
+        if path is None:
             return {}
-        path, key = Path(self.settings.manifest).expanduser(), self.settings.cluster_key
-        if not path.is_file():
-            raise DataError(f"data.source.manifest: {path} does not exist; give a jsonl file or null")
+        self.check()
         table = {}
-        for line, record in enumerate(_json_lines(path, []), start=1):
+        for line, record in enumerate(_json_lines(path, [], self.place), start=1):
             if not isinstance(record, dict) or "file" not in record or key not in record:
                 raise DataError(f"{path} line {line}: no JSON object with the keys 'file' and {key!r}")
             table[record["file"]] = str(record[key])
         return table
-
-
-def _as_list(value: str | list[str]) -> list[str]:
-    return [value] if isinstance(value, str) else value
 
 
 def _records(path: Path):
@@ -186,7 +189,7 @@ class _Frames(io.RawIOBase):
         return n
 
 
-def _json_lines(path: Path, columns: list[str]) -> Iterator[object]:
+def _json_lines(path: Path, columns: list[str], place: str) -> Iterator[object]:
     with _opened(path) as file:
         for line in file:
             if not line.strip():
@@ -197,13 +200,13 @@ def _json_lines(path: Path, columns: list[str]) -> Iterator[object]:
                 yield None
 
 
-def _parquet_rows(path: Path, columns: list[str]) -> Iterator[object]:
+def _parquet_rows(path: Path, columns: list[str], place: str) -> Iterator[object]:
     with pyarrow.parquet.ParquetFile(path) as file:
         missing = [name for name in columns if name not in file.schema_arrow.names]
         if missing:
             raise DataError(
                 f"{path} has no column {missing[0]!r}; its columns are {', '.join(file.schema_arrow.names)}: "
-                "set data.source.text_key"
+                f"set {place}.text_key"
             )
         for batch in file.iter_batches(batch_size=256, columns=columns):
             yield from batch.to_pylist()

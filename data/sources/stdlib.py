@@ -19,7 +19,8 @@ LEFT_OUT = {"site-packages", "dist-packages", "encodings", "pydoc_data", "__pyca
 class Stdlib:
     label = "stdlib"
 
-    def __init__(self, settings: StdlibSource, folder: Path | None = None):
+    def __init__(self, settings: StdlibSource, place: str, folder: Path | None = None):
+        self.place = place
         self.folder = folder or Path(sysconfig.get_paths()["stdlib"])
         self._files: list[str] | None = None
 
@@ -34,10 +35,13 @@ class Stdlib:
             if not found:
                 raise DataError(
                     f"{self.folder} holds no Python files: this Python keeps its standard library elsewhere; "
-                    "give data.source.name=files and data.source.path=FOLDER"
+                    f"give {self.place}.name=files and {self.place}.path=FOLDER"
                 )
             self._files = sorted(found)
         return self._files
+
+    def check(self) -> None:
+        self.files()
 
     def fingerprint(self) -> str:
         listing = [f"{name} {(self.folder / name).stat().st_size}" for name in self.files()]

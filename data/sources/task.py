@@ -23,17 +23,27 @@ HAYSTACKS = 100  # documents that items are hidden in
 class Tasks:
     """The items, spelled in bytes. `open_text` opens the haystack and the text they are mixed into."""
 
-    def __init__(self, settings: TaskSource, open_text: Callable[[TextSettings], Source]):
-        self.settings = settings
+    def __init__(self, settings: TaskSource, place: str, open_text: Callable[[TextSettings, str], Source]):
+        self.settings, self.place = settings, place
         self.label = settings.task.name
         task = settings.task
-        self._haystack = open_text(task.haystack) if isinstance(task, Hidden) else None
-        self._text = open_text(settings.text) if settings.text is not None else None
+        self._haystack = (
+            open_text(task.haystack, f"{place}.task.haystack") if isinstance(task, Hidden) else None
+        )
+        self._text = open_text(settings.text, f"{place}.text") if settings.text is not None else None
         if self._text is not None:
             self.label = f"{self._text.label}-{self.label}"
 
+    def _read(self) -> list[Source]:
+        """The texts it reads."""
+        return [one for one in (self._haystack, self._text) if one is not None]
+
+    def check(self) -> None:
+        for one in self._read():
+            one.check()
+
     def fingerprint(self) -> str:
-        parts = [one.fingerprint() for one in (self._haystack, self._text) if one is not None]
+        parts = [one.fingerprint() for one in self._read()]
         return hashlib.sha256(canonical([self.settings.model_dump(mode="json"), *parts])).hexdigest()
 
     def documents(self, start: int = 0) -> Iterator[Document]:

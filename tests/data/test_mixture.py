@@ -11,12 +11,12 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from data import Batches, DataError, DataSettings, open_prepared, prepare, prepared_folder
+from data import Batches, DataError, DataSettings, check_texts, open_prepared, prepare, prepared_folder
 from data.batches import Text
 from data.pattern import Pattern
 from data.windows import Portion
 from tests.data.test_batches import make_store
-from tests.data.test_prepare import changed
+from tests.data.test_prepare import Listener, changed
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -99,7 +99,10 @@ def mixed(settings, corpus, tmp_path) -> DataSettings:
 
 
 def test_a_further_text_has_the_tokens_of_the_first_and_none_of_its_held_out_text(mixed, settings):
-    first, both = prepare(settings, workers=1), prepare(mixed, workers=1)
+    listener = Listener()
+    first, both = prepare(settings, workers=1), prepare(mixed, listener, workers=1)
+    (table,) = listener.tables  # the second text alone, without the first one's held-out text
+    assert [row[1:] for row in table[:1]] == [[f"{both.others[0].train.n_documents}"]]
     assert both.folder == first.folder == prepared_folder(mixed) and both.train.hash == first.train.hash
     (other,) = both.others
     assert other.tokenizer.hash == first.tokenizer.hash
@@ -143,3 +146,57 @@ def test_stores_of_different_tokenizers_are_refused_naming_both(settings):
 def test_mixtures_that_mean_nothing_are_refused(mixture, said):
     with pytest.raises(ValidationError, match=said):
         DataSettings.model_validate({"mixture": mixture})
+
+
+NOWHERE = {"name": "files", "path": "no/such/folder"}
+
+
+@pytest.mark.parametrize(
+    ("words", "place"),
+    [
+        ({"source": NOWHERE}, "data.source.path: "),
+        ({"source": NOWHERE | {"path": ["docs", "no/such/folder"]}}, "data.source.path: no/such"),
+        ({"valid_source": NOWHERE}, "data.valid_source.path: "),
+        ({"mixture": [{"share": 0.2, "source": NOWHERE}]}, "data.mixture.0.source.path: "),
+        (
+            {"mixture": [{"share": 0.2, "prepared": "no/such"}]},
+            "data.mixture.0.prepared: no/such holds no fin",
+        ),
+        ({"source": {"name": "prepared", "path": "no/such"}}, "data.source.path: no/such holds no finished"),
+        ({"tokenizer": {"name": "sentencepiece", "model": "no.model"}}, "no.model .* data.tokenizer.model"),
+        (
+            {"source": {"name": "hub", "path": "json", "data_files": ["no.jsonl", "https://x/y.jsonl"]}},
+            "data.source.data_files: no.jsonl does",
+        ),
+        (
+            {
+                "source": {
+                    "name": "task",
+                    "share": 0.5,
+                    "text": {"name": "filler"},
+                    "task": {"name": "passkey", "haystack": NOWHERE},
+                }
+            },
+            "data.source.task.haystack.path: ",
+        ),
+    ],
+)
+def test_text_that_is_not_there_is_refused_by_its_own_setting_before_any_is_prepared(
+    settings, tmp_path, monkeypatch, words, place
+):
+    asked = changed(settings, **words)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "docs").mkdir()
+    check_texts(settings)
+    with pytest.raises(DataError, match=place):
+        check_texts(asked)
+    with pytest.raises(DataError, match=place):
+        prepare(asked, workers=1)
+    assert not (tmp_path / "prepared").exists()
+
+
+def test_what_a_further_text_lacks_is_said_by_its_own_setting(settings, tmp_path):
+    (tmp_path / "more.jsonl").write_text('{"body": "text"}\n')
+    more = {"share": 0.2, "source": {"name": "files", "path": str(tmp_path / "more.jsonl")}}
+    with pytest.raises(DataError, match=r"the right data\.mixture\.0\.source\.text_key"):
+        prepare(changed(settings, mixture=[more]), workers=1)

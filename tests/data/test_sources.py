@@ -177,4 +177,4 @@ def test_standard_library(tmp_path):
     first = next(d for d in source.documents() if not d.fault)
     assert first.text and next(iter(source.documents(names.index("argparse.py")))).name == "argparse.py"
     with pytest.raises(DataError, match="holds no Python files"):
-        Stdlib(StdlibSource(), tmp_path).files()
+        Stdlib(StdlibSource(), "data.source", tmp_path).files()

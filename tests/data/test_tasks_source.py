@@ -95,7 +95,7 @@ def test_items_around_the_same_text_are_no_copies_of_each_other(tmp_path):
 
 
 def test_filler_is_the_same_sentences_in_every_document():
-    documents = [next(iter(Filler(FillerSource()).documents(k))) for k in (0, 1)]
+    documents = [next(iter(Filler(FillerSource(), "data.source").documents(k))) for k in (0, 1)]
     assert documents[0].text != documents[1].text and documents[0].name != documents[1].name
     assert {s.strip() for s in documents[0].text.split(".")} == {
         "", "The grass is green", "The sky is blue", "The sun is yellow", "Here we go", "There and back again"
