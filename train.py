@@ -24,8 +24,9 @@ from training.average import Average
 from training.begin import Score, begin_branch, check_text
 from training.branch import read_run_settings
 from training.checkpoint import find_checkpoint
-from training.config import identity
+from training.config import discarded, identity
 from training.console import Console, run_main
+from training.dry_run import show_forecast
 from training.errors import TrainingError
 from training.exposure import make_batches, make_ledger, with_parents
 from training.files import read_json
@@ -55,7 +56,6 @@ from training.start import (
     parse,
     reach_of,
     sequences_at_once,
-    show_forecast,
 )
 from training.watch import Watch
 
@@ -72,6 +72,8 @@ def main() -> int:
     parallel = Parallel(t)
     device = parallel.device
     console = Console(quiet=not parallel.main)
+    for dropped in discarded(settings, options.words):
+        console.say(dropped)
     check_processes(settings, parallel.world)
     parallel.agree(identity(settings), "the hash of the settings", "start all with the same words and files")
     check_model(settings)

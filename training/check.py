@@ -117,8 +117,10 @@ class _Walk:
         """The sentence about an unknown key; `owners` are the other choices of this kind that have it."""
         *above, key = path
         if owners:
-            mend = f"{_dotted((*above, 'name'))}={owners[0]}"
-            return f"{_dotted(path)} belongs to {', '.join(owners)}, not to {name}; choose {mend} first"
+            mend = f"choose {_dotted((*above, 'name'))}={owners[0]} first"
+            if inside := [leaf for leaf in leaves(cls) if leaf.rsplit(".", 1)[-1] == key]:
+                mend = f"with {name} it is {_dotted((*above, inside[0]))}"
+            return f"{_dotted(path)} belongs to {', '.join(owners)}, not to {name}; {mend}"
         return f"{_dotted(path)} is not a setting; {self.nearest(cls, tuple(above), key)}"
 
     def nearest(self, cls: type[BaseModel], path: tuple, key: str) -> str:

@@ -9,6 +9,8 @@ import difflib
 import hashlib
 import json
 import re
+from collections.abc import Sequence
+from functools import reduce
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,7 +19,7 @@ from pydantic import BaseModel, ValidationError
 from training.check import problems_of, tidy
 from training.describe import describe
 from training.errors import ConfigError
-from training.schema import check_reserved, counts_if_given, kind_of_annotation, may_change
+from training.schema import check_reserved, counts_if_given, kind_of_annotation, leaves, may_change
 from training.yamltext import parse_yaml, read_yaml, write_yaml
 
 __all__ = [
@@ -25,6 +27,7 @@ __all__ = [
     "asked_for",
     "describe",
     "differences",
+    "discarded",
     "dump",
     "identity",
     "load_settings",
@@ -72,6 +75,41 @@ def asked_for(words: list[str], key: str) -> object:
         if word.partition("=")[0].partition(".")[0] == key:
             layers.lay_word(word)
     return layers.tree.get(key)
+
+
+def discarded(settings: BaseModel, words: list[str]) -> list[str]:
+    """A sentence for each line of a file that a later choice of a kind has replaced, and whose setting that
+    choice has too, at another value that nobody gave."""
+    layers, (files, dotted) = _Layers({}), split_words(words)
+    for file in files:
+        layers.lay_file(Path(file))
+    for word in dotted:
+        layers.lay_word(word)
+    told = []
+    for (*place, key), value, origin in layers.dropped:
+        choice = _at(settings, place)
+        names = leaves(type(choice)) if isinstance(choice, BaseModel) else ()
+        same = [name for name in names if name.split(".")[-1] == key]
+        name = key if key in same else same[0] if len(same) == 1 else None
+        if name is None or key == "name":
+            continue
+        *inside, last = name.split(".")
+        given = _at(layers.tree, [*place, *inside])
+        now = _plain(_at(choice, [*inside, last]))
+        if now != value and not (isinstance(given, dict) and last in given):
+            where, chosen = ".".join(place), getattr(choice, "name", "another")
+            told.append(
+                f"{origin}: {where}.{key} = {value} is dropped, for {chosen} was chosen after it: "
+                f"{where}.{name} is {now}; give it behind that choice"
+            )
+    return told
+
+
+def _at(settings: object, path: Sequence[str]) -> object:
+    """What stands at a path below some settings; None where nothing does."""
+    for key in path:
+        settings = settings.get(key) if isinstance(settings, dict) else getattr(settings, key, None)
+    return settings
 
 
 def split_words(words: list[str]) -> tuple[list[str], list[str]]:
@@ -135,6 +173,7 @@ class _Layers:
     def __init__(self, tree: dict):
         self.tree = tree
         self.origins: dict[tuple, str] = {}
+        self.dropped: list[tuple[tuple, object, str]] = []  # settings, values and lines of choices replaced
         self._word_paths: list[tuple[tuple, str]] = []
 
     def where(self, path: tuple) -> str:
@@ -187,6 +226,10 @@ class _Layers:
 
     def _lay(self, tree: dict, origins: dict[tuple, str]) -> None:
         for path in _replaced(self.tree, tree, ()):
+            before = reduce(lambda node, key: node[key], path, self.tree)
+            for key, value in before.items() if isinstance(before, dict) else ():
+                if origin := self.origins.get((*path, key)):
+                    self.dropped.append(((*path, key), value, origin))
             self.origins = {p: o for p, o in self.origins.items() if p[: len(path)] != path}
         self.tree = merge(self.tree, tree)
         self.origins |= origins

@@ -172,11 +172,6 @@ def learnt_by_positions(model: nn.Module) -> int:
     return sum(w.numel() for name, w in weights if w.requires_grad and role_of(name, w) == "positions")
 
 
-def own_rates(settings: OptimizerSettings) -> dict[str, float]:
-    """Peak learning rates beside the first, by name."""
-    return {name: rate for name, rate in settings.rates.items() if name != "lr"}
-
-
 def who_learns_at(rate: str, model: nn.Module, settings: OptimizerSettings) -> str:
     """What a learning rate is for, in words; it may be for nothing."""
     count = learnt_by_positions(model)

@@ -1,4 +1,4 @@
-"""What happens before the first step: the model, the run folder, what is announced and forecast."""
+"""What happens before the first step: the model, the run folder, what is refused and announced."""
 
 import argparse
 import sys
@@ -13,14 +13,12 @@ from data.exposure import EXPOSURE
 from data.groups import Groups
 from model import SCHEMES, LinearMixer, Transformer
 from model.position.rotary import Rope
-from training.branch import Parent
 from training.config import describe
-from training.console import Console, duration
+from training.console import Console
 from training.errors import TrainingError
-from training.hardware import forecast, free_memory, peak_flops
 from training.mirrors import check_mirrors
 from training.monitor import due_looks
-from training.optimizer import learnt_by_positions, own_rates, who_learns_at
+from training.optimizer import learnt_by_positions, who_learns_at
 from training.run import create_run, held, is_run, resume_run, set_aside
 from training.settings import RunSettings
 from training.stages import stages_of
@@ -245,7 +243,7 @@ def announce(
         f"training {settings.steps} steps of {steps_in_words(settings)}: "
         f"{settings.trained_tokens / 1e6:.2f}M tokens, {told}"
     )
-    for name, rate in own_rates(t.optimizer).items():
+    for name, rate in t.optimizer.rates.items() if len(t.optimizer.rates) > 1 else ():
         console.say(f"{name} {rate:g}: {who_learns_at(name, model, t.optimizer)}")
     for stage in stages_of(settings)[1:]:
         console.say(stage.describe())
@@ -267,63 +265,3 @@ def sequences_at_once(settings: RunSettings, length: int) -> int | None:
     """Windows of `length` tokens per device and forward pass: as many tokens as training.micro_batch says."""
     size = settings.training.micro_batch
     return None if size is None else max(1, size * settings.train_length // length)
-
-
-def lineage_words(lineage: list[dict]) -> list[str]:
-    """A line for each checkpoint behind a branch, nearest first."""
-    return [
-        f"{one['run']}, step {one['step']:,} (checkpoint {one['checkpoint_hash'][:10]}), trained at "
-        f"{one['train_length']} tokens"
-        for one in lineage
-    ]
-
-
-def show_forecast(
-    settings: RunSettings, devices: int, device: torch.device, console: Console, parent: Parent | None = None
-) -> int:
-    """Size, memory and time of a run, before any compute. Returns an exit status: 1 where it will not fit."""
-    t = settings.training
-    tokenizer = settings.data.tokenizer
-    vocab_size = parent.about["vocab_size"] if parent else getattr(tokenizer, "vocab_size", 258)
-    with torch.device("meta"):
-        model = make_model(settings, vocab_size)
-    most = max(-(-p.batch_size * p.length // settings.train_length) for p in settings.plan)
-    sequences = min(t.micro_batch or most, -(-most // devices))
-    f = forecast(
-        model,
-        length=settings.train_length,
-        sequences=sequences,
-        plan=settings.plan,
-        peak=peak_flops(device),
-        devices=devices,
-        device=device.type,
-    )
-    free = free_memory(device)
-    rows = [
-        ("parameters", f"{f.parameters:,}"),
-        ("training FLOPs per token", f"{f.flops_per_token:.3g}"),
-        ("steps", f"{f.steps:,} of {steps_in_words(settings)}"),
-        ("tokens", f"{f.tokens:,}"),
-        ("positions of training text", sampled(settings)),
-        *(
-            (f"after step {stage.start:,}", ", ".join(stage.words))
-            for stage in stages_of(settings)
-            if stage.words
-        ),
-        ("memory on each device", f"about {f.memory / 2**30:.1f} GiB of {free / 2**30:.1f} GiB free"),
-        ("time", f"about {duration(f.seconds)} on {devices} × {device.type}, at 45% of its peak rate"),
-    ]
-    for name, rate in own_rates(t.optimizer).items():
-        rows.append((name, f"{rate:g}, {who_learns_at(name, model, t.optimizer)}"))
-    if parent is not None:
-        rows += [("branch of", one) for one in lineage_words(parent.lineage(settings))]
-        rows += [("changed", text) for text in parent.changed(settings)]
-    console.table("forecast", ["", ""], rows)
-    if f.memory > free:
-        smaller = f"lower training.micro_batch (now {sequences}), " if sequences > 1 else ""
-        console.warn(
-            f"this will not fit: {smaller}set training.parallel.activation_checkpointing, split the weights "
-            "over more devices (training.parallel.sharding=full, docs/scaling.md) or take a smaller model"
-        )
-        return 1
-    return 0

@@ -155,6 +155,13 @@ def test_what_cannot_go_on_is_refused_and_leaves_nothing(stem, tmp_path, words, 
     assert not (tmp_path / "x").exists()
 
 
+def test_a_dry_run_of_a_fork_says_what_is_left(stem, capsys):
+    assert trained(*DECAY, "parent.checkpoint=8", "--fork", stem, "--dry-run") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "12 of 8 × 24 tokens; 4 are left after step 8" in said and "2,304; 768 are left" in said
+    assert "for what is left (" in said and "lr │ 0.002, for the " in said
+
+
 def test_a_fork_of_nothing_and_of_itself(stem, tmp_path):
     with pytest.raises(TrainingError, match="no such run folder"):
         trained("--fork", tmp_path / "none")

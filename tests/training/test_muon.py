@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from tests.training.toy import Net
-from training.optimizer import make_optimizer, own_rates, set_learning_rates, who_learns_at
+from training.optimizer import make_optimizer, set_learning_rates, who_learns_at
 from training.optimizer_settings import AdamWRule, AdamWSettings, MuonSettings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -77,7 +77,8 @@ def test_groups_and_rates_of_the_pair():
     ]
     assert settings.rates == {"lr": 0.5, "adamw_lr": 0.25, "positions_lr": 0.125}
     assert [group.get("fused") for group in optimizer.param_groups] == [None, *[True] * 4]
-    said = {rate: who_learns_at(rate, Net(tied=False), settings) for rate in own_rates(settings)}
+    said = {rate: who_learns_at(rate, Net(tied=False), settings) for rate in settings.rates}
+    assert said.pop("lr").endswith(" numbers of matrices")
     assert said == {
         "adamw_lr": "for the 144 numbers of head, embeddings, vectors",
         "positions_lr": "for the 54 numbers its positions learn",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from training.config import apply_words, dump, identity, load_settings
+from training.config import apply_words, discarded, dump, identity, load_settings
 from training.errors import ConfigError
 from training.settings import RunSettings
 
@@ -24,6 +24,10 @@ from training.settings import RunSettings
         (["training.optimizer.betas=[0.9, 1]"], "less than 1"),
         (["training.micro_batch=33"], "micro_batch 33 is larger than batch_size 32"),
         (["training.schedule.name=cosin"], "did you mean cosine?"),
+        (
+            ["training.optimizer.name=muon", "training.optimizer.positions_lr=1e-3"],
+            "not to muon; with muon it is training.optimizer.adamw.positions_lr",
+        ),
         (["training.optimizer.learning_rate=1"], "training.optimizer.learning_rate is not a setting"),
         (["training.clip=0"], "greater than 0"),
         (["seed=-1"], "at least 0"),
@@ -34,6 +38,27 @@ def test_what_cannot_be(words, wanted):
     with pytest.raises(ConfigError) as error:
         load_settings(RunSettings, words)
     assert wanted in str(error.value)
+
+
+def test_what_a_later_choice_dropped_of_a_file_is_said(tmp_path):
+    file, more = tmp_path / "a.yaml", tmp_path / "more.yaml"
+    file.write_text("training:\n  optimizer:\n    lr: 0.001\n    betas: [0.9, 0.99]\n    eps: 1.0e-8\n")
+    more.write_text("training: {optimizer: {name: muon, momentum: 0.9}}")
+
+    def said(*words: str) -> list[str]:
+        return discarded(load_settings(RunSettings, list(words)), list(words))
+
+    lost = [
+        f"{file}:3: training.optimizer.lr = 0.001 is dropped, for muon was chosen after it: "
+        "training.optimizer.lr is 0.002; give it behind that choice",
+        f"{file}:4: training.optimizer.betas = [0.9, 0.99] is dropped, for muon was chosen after it: "
+        "training.optimizer.adamw.betas is [0.9, 0.95]; give it behind that choice",
+    ]
+    assert said(str(file), str(more)) == said(str(file), "training.optimizer.name=muon") == lost
+    assert said(str(file), "training.optimizer.name=muon", "training.optimizer.lr=0.004") == lost[1:]
+    assert said(str(file), "training.optimizer={name: muon, lr: 4e-3, adamw: {betas: [0.8, 0.9]}}") == []
+    assert said(str(file), "training.optimizer.lr=0.004") == said(str(file)) == said() == []
+    assert said(str(file), "model.position.name=alibi") == []
 
 
 def test_steps_are_those_the_budget_pays_for():

@@ -1,0 +1,97 @@
+"""What a run will take, told before anything is computed: `train.py --dry-run`."""
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+
+from data import check_texts
+from data.windows import Portion
+from training.branch import Parent
+from training.console import Console, duration
+from training.fork import first_step
+from training.hardware import forecast, free_memory, peak_flops
+from training.optimizer import who_learns_at
+from training.settings import RunSettings
+from training.stages import stages_of
+from training.start import make_model, sampled, steps_in_words
+
+
+def lineage_words(lineage: list[dict]) -> list[str]:
+    """A line for each checkpoint behind a branch, nearest first."""
+    return [
+        f"{one['run']}, step {one['step']:,} (checkpoint {one['checkpoint_hash'][:10]}), trained at "
+        f"{one['train_length']} tokens"
+        for one in lineage
+    ]
+
+
+def show_forecast(
+    settings: RunSettings, devices: int, device: torch.device, console: Console, parent: Parent | None = None
+) -> int:
+    """Size, memory and time of a run, before any compute. Returns an exit status: 1 where it will not fit.
+
+    Raises DataError where its text is not there.
+    """
+    t, done = settings.training, first_step(settings)
+    if parent is not None or settings.parent is None:  # without its parent, a branch has its text already
+        check_texts(settings.data)
+    tokenizer = settings.data.tokenizer
+    vocab_size = parent.about["vocab_size"] if parent else getattr(tokenizer, "vocab_size", 258)
+    with torch.device("meta"):
+        model = make_model(settings, vocab_size)
+    most = max(-(-p.batch_size * p.length // settings.train_length) for p in settings.plan)
+    sequences = min(t.micro_batch or most, -(-most // devices))
+    expected = partial(
+        forecast,
+        model,
+        length=settings.train_length,
+        sequences=sequences,
+        peak=peak_flops(device),
+        devices=devices,
+        device=device.type,
+    )
+    f, left = expected(plan=settings.plan), expected(plan=after(settings.plan, done))
+    free, steps = free_memory(device), f"{f.steps:,} of {steps_in_words(settings)}"
+    tokens, time = f"{f.tokens:,}", f"about {duration(f.seconds)}"
+    if done:  # a fork: what is behind it has been paid for
+        steps += f"; {left.steps:,} are left after step {done:,}"
+        tokens += f"; {left.tokens:,} are left"
+        time = f"about {duration(left.seconds)} for what is left ({duration(f.seconds)} for all steps)"
+    changes = [stage for stage in stages_of(settings) if stage.words]
+    rows = [
+        ("parameters", f"{f.parameters:,}"),
+        ("training FLOPs per token", f"{f.flops_per_token:.3g}"),
+        ("steps", steps),
+        ("tokens", tokens),
+        ("positions of training text", sampled(settings)),
+        *((f"after step {stage.start:,}", ", ".join(stage.words)) for stage in changes),
+        ("memory on each device", f"about {f.memory / 2**30:.1f} GiB of {free / 2**30:.1f} GiB free"),
+        ("time", f"{time} on {devices} × {device.type}, at 45% of its peak rate"),
+    ]
+    rows += [
+        (name, f"{rate:g}, {who_learns_at(name, model, t.optimizer)}")
+        for name, rate in t.optimizer.rates.items()
+    ]
+    if parent is not None:
+        rows += [("branch of", one) for one in lineage_words(parent.lineage(settings))]
+        rows += [("changed", text) for text in parent.changed(settings)]
+    console.table("forecast", ["", ""], rows)
+    if f.memory > free:
+        smaller = f"lower training.micro_batch (now {sequences}), " if sequences > 1 else ""
+        console.warn(
+            f"this will not fit: {smaller}set training.parallel.activation_checkpointing, split the weights "
+            "over more devices (training.parallel.sharding=full, docs/scaling.md) or take a smaller model"
+        )
+        return 1
+    return 0
+
+
+def after(plan: Sequence[Portion], done: int) -> list[Portion]:
+    """What a plan leaves after its first `done` steps."""
+    left = []
+    for portion in plan:
+        passed = min(done, portion.steps)
+        done -= passed
+        left += [portion._replace(steps=portion.steps - passed)] if passed < portion.steps else []
+    return left
