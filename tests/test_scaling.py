@@ -98,6 +98,35 @@ def test_a_layout_fits_or_there_is_none():
     assert scaling.best_layout(seven, 8, False, gpu) is None  # its states alone are 108 GB
 
 
+def most(shape: Shape, world: int, sharded: bool, checkpointing: bool = False) -> int:
+    """The most sequences a pass has room for."""
+    room = scaling.USABLE * GPUS["h100"].memory
+
+    def fits(n: int) -> bool:
+        return sum(scaling.memory(shape, Layout(world, sharded, n, checkpointing)).values()) <= room
+
+    return next(n for n in range(100) if not fits(n + 1))
+
+
+def test_what_the_document_says_of_1b_and_of_where_ddp_ends():
+    shape = next(one for one in scaling.shapes() if one.name == "1B")
+    assert [most(shape, 8, sharded) for sharded in (False, True)] == [10, 14]
+    layouts = [scaling.best_layout(shape, 8, sharded, GPUS["h100"]) for sharded in (False, True)]
+    assert [(scaling.passes(shape, one), one.sequences) for one in layouts if one] == [(4, 8), (4, 8)]
+    sizes = {}
+    for dim, layers, hidden in ((2560, 32, 6912), (2816, 30, 7552), (3072, 32, 8192)):
+        heads = ["model.groups=4", f"model.heads={dim // 64}", f"model.hidden={hidden}"]
+        words = [
+            str(scaling.ROOT / "configs" / "1b.yaml"),
+            f"model.dim={dim}",
+            f"model.layers={layers}",
+            *heads,
+        ]
+        one = Shape("x", load_settings(RunSettings, words))
+        sizes[f"{one.parameters / 1e9:.1f}B"] = [most(one, 8, False, again) > 0 for again in (False, True)]
+    assert sizes == {"2.6B": [True, True], "2.9B": [False, True], "3.3B": [False, False]}
+
+
 def test_the_document_has_the_tables_of_the_script():
     text = scaling.TARGET.read_text(encoding="utf-8")
     assert scaling.filled(text, GPUS["h100"]) == text, "python scripts/scaling.py --write"
