@@ -113,15 +113,10 @@ def test_what_the_document_says_of_1b_and_of_where_ddp_ends():
     assert [most(shape, 8, sharded) for sharded in (False, True)] == [10, 14]
     layouts = [scaling.best_layout(shape, 8, sharded, GPUS["h100"]) for sharded in (False, True)]
     assert [(scaling.passes(shape, one), one.sequences) for one in layouts if one] == [(4, 8), (4, 8)]
-    sizes = {}
-    for dim, layers, hidden in ((2560, 32, 6912), (2816, 30, 7552), (3072, 32, 8192)):
+    sizes, file = {}, str(scaling.ROOT / "configs" / "1b.yaml")
+    for dim, layers, hidden in ((2816, 30, 7552), (3072, 28, 8192), (3072, 32, 8192)):
         heads = ["model.groups=4", f"model.heads={dim // 64}", f"model.hidden={hidden}"]
-        words = [
-            str(scaling.ROOT / "configs" / "1b.yaml"),
-            f"model.dim={dim}",
-            f"model.layers={layers}",
-            *heads,
-        ]
+        words = [file, f"model.dim={dim}", f"model.layers={layers}", *heads]
         one = Shape("x", load_settings(RunSettings, words))
         sizes[f"{one.parameters / 1e9:.1f}B"] = [most(one, 8, False, again) > 0 for again in (False, True)]
     assert sizes == {"2.6B": [True, True], "2.9B": [False, True], "3.3B": [False, False]}
