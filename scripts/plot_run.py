@@ -46,7 +46,9 @@ def main() -> int:
         console.warn(words)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_text(out.with_suffix(".csv"), csv_text(runs, given.smooth))
-    console.say(str(save(training_figure(runs, given.smooth), out.parent, out.stem)))
+    drawn = save(training_figure(runs, given.smooth), out.parent, out.stem)
+    for file in (drawn, drawn.with_suffix(".svg"), drawn.with_suffix(".csv")):
+        console.say(str(file))
     return 0
 
 

@@ -23,7 +23,8 @@ COLUMNS = ("run", "measure", "length", "step", "tokens", "attempt", "value")
 class Curves:
     """One run. Arrays over its steps, (n,); a loss that was not finite is NaN. Marks stand by step.
 
-    `held_out`: {input tokens: [(step, NLL in nats)]}. `changes`: [(step, words)].
+    `held_out`: {input tokens: [(step, NLL in nats)]}. `changes`: of positions, [(step, words)]; `resized`:
+    [(step, tokens of a window from there on)]. `forked`: [(step it left after, its parent's name)].
     """
 
     name: str
@@ -36,15 +37,18 @@ class Curves:
     held_out: dict[int, list[tuple[int, float]]]
     resumed: list[int]
     changes: list[tuple[int, str]]
+    resized: list[tuple[int, int]]
+    forked: list[tuple[int, str]]
     skipped: list[int]
     tokenizer: str
     targets: str  # which held-out targets: their hash, or how many
 
     def smoothed(self, share: float) -> tuple[np.ndarray, int]:
         """Mean loss over a centred window of that share of the steps, and the steps in the window. No window
-        reaches over a change of the model, before and after which losses are of two kinds."""
+        reaches over a change of positions or length, before and after which losses are of two kinds."""
         width = max(1, round(share * len(self.steps)))
-        parts = np.split(self.loss, np.searchsorted(self.steps, [step for step, _ in self.changes], "right"))
+        edges = sorted({step for step, _ in [*self.changes, *self.resized]})
+        parts = np.split(self.loss, np.searchsorted(self.steps, edges, "right"))
         return np.concatenate([centred_mean(part, width) for part in parts]), width
 
     def tokens_at(self, step: float) -> float:
@@ -66,6 +70,8 @@ def read_curves(folder: Path, name: str) -> Curves:
     train, looks = lines.get("train"), lines.get("validation", [])
     if not train:
         raise StudyError(f"{folder} has not trained a step yet: there is nothing to draw")
+    about, changes = read_json(folder / MANIFEST), lines.get("change", [])
+    parents = [one for one in about.get("lineage", [])[:1] if one.get("fork")]
     held_out: dict[int, list[tuple[int, float]]] = {}
     for line in looks:
         for length, nll in line["nll"].items():
@@ -80,9 +86,11 @@ def read_curves(folder: Path, name: str) -> Curves:
         rate=np.array([line["lr"] for line in train]),
         held_out=dict(sorted(held_out.items())),
         resumed=[line["step"] for line in lines.get("start", []) if line["attempt"] > 1],
-        changes=[(line["step"], ", ".join(line["words"])) for line in lines.get("change", [])],
+        changes=[(line["step"], ", ".join(line["words"])) for line in changes if line["words"]],
+        resized=[(line["step"], line["length"]) for line in changes if "length" in line],
+        forked=[(one["step"], Path(one["run"]).name) for one in parents],
         skipped=[line["step"] for line in train if _is_skipped(line)],
-        tokenizer=read_json(folder / MANIFEST).get("tokenizer_hash", ""),
+        tokenizer=about.get("tokenizer_hash", ""),
         targets=str(looks[-1].get("targets_hash", looks[-1]["targets"])) if looks else "",
     )
 
@@ -149,6 +157,8 @@ def csv_text(runs: Sequence[Curves], share: float) -> str:
         ]
         marks += [("resumed", "", step, "") for step in run.resumed]
         marks += [("change", "", step, words) for step, words in run.changes]
+        marks += [("window", length, step, "") for step, length in run.resized]
+        marks += [("forked", "", step, parent) for step, parent in run.forked]
         marks += [("skipped", "", step, "") for step in run.skipped]
         for measure, length, step, value in marks:
             writer.writerow([run.name, measure, length, step, f"{run.tokens_at(step):.0f}", "", value])

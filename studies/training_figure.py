@@ -14,12 +14,13 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 
 from evaluation.figures import INK, STYLE, label_ends
-from studies.figures import DASHED, HEAD, LEFT, PALETTE, SHAPES, WIDTH, look, sheet
+from studies.figures import DASHED, DOTTED, HEAD, LEFT, PALETTE, SHAPES, SOFT, WIDTH, look, sheet
 from studies.training_curves import Curves, differences
 
 LOSS, PANEL, RATE = 2.5, 1.35, 0.75  # inches of the axes' heights
 GAP, HEADING, FOOT = 0.18, 0.26, 0.86  # between axes, above a small one, below all
-EARLY = 0.1  # of the tokens: losses before may leave the picture
+EARLY = 0.1  # of the tokens: losses before may leave the picture,
+FAR = 3.0  # where they would make it so many times as tall
 LONGEST_NAME = 26  # letters
 UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"), (1, ""))
 
@@ -65,6 +66,7 @@ def _subtitle(runs: Sequence[Curves]) -> str:
     words = [f"trained at {' and '.join(f'{n:,}' for n in lengths)} tokens"]
     if len(runs) == 1:
         words.append(f"{runs[0].steps[-1]:,} steps, {runs[0].tokens[-1]:,.0f} target tokens")
+        words += [f"a fork of {parent} after step {step:,}" for step, parent in runs[0].forked]
     return "; ".join([*words, *differences(runs)])
 
 
@@ -82,8 +84,12 @@ def _note(runs: Sequence[Curves], share: float) -> str:
     marks = []
     if any(run.resumed for run in runs):
         marks.append("| resumed")
+    if any(run.forked for run in runs):
+        marks.append("○ a fork leaves its parent")
     if any(run.changes for run in runs):
         marks.append("dashed: positions change")
+    if any(run.resized for run in runs):
+        marks.append("dotted: windows of another length")
     if any(run.skipped for run in runs):
         marks.append("× a step that changed no weight")
     return "\n".join([*lines, ";  ".join(marks)]) if marks else lines[0]
@@ -92,18 +98,26 @@ def _note(runs: Sequence[Curves], share: float) -> str:
 def _loss(
     figure: Figure, axes: Axes, runs: Sequence[Curves], styles: dict, share: float, most: float
 ) -> None:
-    late, ends = [], []
+    late, early, ends = [], [], []
     for run in runs:
         colour = styles[run.name][0]
         smooth, _ = run.smoothed(share)
         axes.plot(run.tokens, run.loss, color=colour, lw=0.5, alpha=0.22, zorder=2)
         axes.plot(run.tokens, smooth, color=colour, lw=1.6, zorder=4)
-        late += list(smooth[(run.tokens >= EARLY * most) & np.isfinite(smooth)])
         known = np.flatnonzero(np.isfinite(smooth))
+        is_late = run.tokens[known] >= EARLY * most
+        early += list(smooth[known][~is_late])
+        late += list(smooth[known][is_late])
+        noise = run.loss[(run.tokens >= EARLY * most) & np.isfinite(run.loss)]
+        late += list(np.percentile(noise, [1, 99])) if len(noise) else []
         if len(known):
             ends.append((run.name, run.tokens[known[-1]], smooth[known[-1]], colour))
+            if run.forked:
+                begin = {"marker": "o", "ms": 6, "mfc": "white", "mew": 1.3, "color": colour, "ls": ""}
+                axes.plot(run.tokens[known[:1]], smooth[known[:1]], zorder=6, **begin)
     _frame(axes, most, 6)
-    axes.set_ylim(*_limits(late))
+    axes.set_ylim(*_limits(late, early))
+    _say_what_left(axes, [(run.tokens, run.smoothed(share)[0]) for run in runs])
     axes.tick_params(labelbottom=False)
     axes.set_ylabel("training loss, nats", color=INK)
     bottom, top = axes.get_ylim()
@@ -111,6 +125,11 @@ def _loss(
         colour = styles[run.name][0]
         for step, _ in run.changes:
             axes.axvline(run.tokens_at(step), color=colour, lw=0.9, ls=DASHED, zorder=1.5)
+        for step, length in run.resized:
+            x = run.tokens_at(step)
+            axes.axvline(x, color=colour, lw=1.1, ls=DOTTED, zorder=1.5)
+            place = {"xytext": (3, 0), "textcoords": "offset points", "va": "top", "fontsize": 7.5}
+            axes.annotate(f"windows of {length:,}", (x, top), color=colour, zorder=6, **place)
         for steps, at, marker in ((run.resumed, bottom, "|"), (run.skipped, top, "x")):
             x = [run.tokens_at(step) for step in steps]
             axes.plot(x, [at] * len(x), marker=marker, ls="", ms=6, color=colour, clip_on=False, zorder=5)
@@ -160,11 +179,13 @@ def _panels(runs: Sequence[Curves], styles: dict[str, tuple[str, str]]) -> list[
 
 
 def _limits_of(panels: Sequence[Panel]) -> tuple[float, float]:
-    """One scale for all panels: what was measured first may leave the picture where more was later."""
-    late = []
+    """One scale for all panels; what was measured first may leave the picture where it lies far off."""
+    late, early = [], []
     for line in (line for panel in panels for line in panel.lines):
-        late += [value for value in (line.y[1:] if len(line.y) > 3 else line.y) if math.isfinite(value)]
-    return _limits(late)
+        first = max(1, sum(x < EARLY * line.x[-1] for x in line.x)) if len(line.y) > 3 else 0
+        early += [value for value in line.y[:first] if math.isfinite(value)]
+        late += [value for value in line.y[first:] if math.isfinite(value)]
+    return _limits(late, early)
 
 
 def _row(
@@ -189,6 +210,7 @@ def _row(
             axes.plot(one.x, one.y, color=one.colour, marker=one.marker, zorder=3, **strokes)
         _frame(axes, most, 6 if alone else 3)
         axes.set_ylim(*limits)
+        _say_what_left(axes, [(one.x, one.y) for one in panel.lines])
         axes.set_title(panel.heading, loc="left", fontsize=9, color=INK, pad=3)
         axes.tick_params(labelbottom=not alone, labelleft=column == 0)
         if alone:
@@ -205,10 +227,29 @@ def _label(figure: Figure, axes: Axes, ends: Sequence[tuple[str, float, float, s
     label_ends(figure, axes, told)
 
 
-def _limits(values: Sequence[float]) -> tuple[float, float]:
+def _say_what_left(axes: Axes, lines: Sequence[tuple[Sequence[float], Sequence[float]]]) -> None:
+    """Where lines come from above the picture, the number they begin at, beside where they come in."""
+    top = axes.get_ylim()[1]
+    above, entries = [], []
+    for x, y in lines:
+        begins = next((i for i, value in enumerate(y) if value <= top), len(y))
+        if begins and begins < len(y) and math.isfinite(max(y[:begins])):
+            above.append(max(y[:begins]))
+            entries.append(x[begins])
+    if above:
+        ends = dict.fromkeys(f"{value:.2f}" for value in (min(above), max(above)))
+        place = {"xytext": (3, 0), "textcoords": "offset points", "va": "top", "fontsize": 7.5}
+        axes.annotate(f"↑ from {' to '.join(ends)}", (max(entries), top), color=SOFT, **place)
+
+
+def _limits(late: Sequence[float], early: Sequence[float]) -> tuple[float, float]:
+    """With what came early, unless it makes the picture FAR times as tall."""
+    values = list(late) or list(early)
     if not values:
         return 0.0, 1.0
     low, high = min(values), max(values)
+    if max([high, *early]) - min([low, *early]) <= FAR * (high - low):
+        low, high = min([low, *early]), max([high, *early])
     room = max(high - low, 0.05)
     return low - 0.08 * room, high + 0.08 * room
 

@@ -17,13 +17,13 @@ from training.log import MetricsLog
 from training.run import MANIFEST
 
 
-def make_run(folder, steps=range(1, 41), length=16, tokenizer="a", loss=lambda step: 8 / step):
+def make_run(folder, steps=range(1, 41), length=16, tokenizer="a", loss=lambda step: 8 / step, lineage=()):
     """A run folder as training leaves it: killed after the last step and resumed at half of it."""
     folder.mkdir(parents=True)
     (folder / "settings.yaml").write_text(
         f"train_length: {length}\ntraining: {{validation: {{targets: 8}}}}\n"
     )
-    write_json(folder / MANIFEST, {"format": 1, "tokenizer_hash": tokenizer})
+    write_json(folder / MANIFEST, {"format": 1, "tokenizer_hash": tokenizer, "lineage": lineage})
     half = steps[len(steps) // 2]
 
     def told(step, factor=1.0):
@@ -41,6 +41,8 @@ def make_run(folder, steps=range(1, 41), length=16, tokenizer="a", loss=lambda s
             if step % 10 == 0:
                 log.write(step, "validation", nll={length: 2.0, 2 * length: 3.0 + step / 100}, targets=64)
         log.write(half + 5, "change", words=["model.position.scaling={name: drop}"])
+        log.write(half + 9, "change", words=[], length=2 * length, batch_size=4)
+        log.write(half + 10, "change", words=[])  # the learning rate rises again
     return folder
 
 
@@ -55,6 +57,7 @@ def test_the_last_line_of_a_step_counts_and_marks_stand_at_their_tokens(tmp_path
     assert np.flatnonzero(np.isnan(run.loss)).tolist() == [29] and run.skipped == [30]
     assert set(run.attempts[:21]) == {2} and set(run.attempts[21:]) == {3}
     assert run.resumed == [0, 21] and run.changes == [(26, "model.position.scaling={name: drop}")]
+    assert run.resized == [(30, 32)] and run.forked == []
     assert run.held_out == {16: [(30, 2.0), (40, 2.0)], 32: [(30, 3.3), (40, 3.4)]}
     assert [run.tokens_at(step) for step in (0, 0.5, 26, 40)] == [0, 50, 2600, 4000]
 
@@ -71,6 +74,8 @@ def test_means_are_those_of_a_loop_and_keep_to_their_side_of_a_change(tmp_path):
     run = read_curves(make_run(tmp_path / "run", loss=lambda step: 1.0 if step <= 26 else 5.0), "r")
     smooth, width = run.smoothed(0.5)
     assert width == 20 and smooth.tolist() == [1.0] * 26 + [5.0] * 14
+    run = read_curves(make_run(tmp_path / "long", loss=lambda step: 1.0 if step <= 30 else 5.0), "r")
+    assert run.smoothed(0.5)[0].tolist() == [1.0] * 30 + [5.0] * 10
 
 
 def test_the_script_draws_what_the_table_says(tmp_path, monkeypatch, capsys):
@@ -80,7 +85,9 @@ def test_the_script_draws_what_the_table_says(tmp_path, monkeypatch, capsys):
         sys, "argv", ["plot_run.py", str(one), str(other), "--out", str(tmp_path / "f" / "x.png")]
     )
     assert plot_run.main() == 0
-    assert "the tokenizers differ" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "the tokenizers differ" in said
+    assert [f"{tmp_path}/f/x.{end}" in said.splitlines() for end in ("png", "svg", "csv")] == [True] * 3
     assert (tmp_path / "f" / "x.png").stat().st_size > 10_000 and (tmp_path / "f" / "x.svg").exists()
     with open(tmp_path / "f" / "x.csv", newline="") as file:
         rows = list(csv.DictReader(file))
@@ -89,14 +96,37 @@ def test_the_script_draws_what_the_table_says(tmp_path, monkeypatch, capsys):
     assert float(found["loss", "", "40"]["value"]) == 0.2 and found["loss", "", "40"]["tokens"] == "4000"
     assert float(found["held_out", "32", "40"]["value"]) == 3.4
     assert found["change", "", "26"]["value"] == "model.position.scaling={name: drop}"
+    assert ("change", "", "31") not in found and ("window", "32", "30") in found
 
     runs = [read_curves(folder, name) for folder, name in ((one, "one"), (other, "other"))]
     said = texts(training_figure(runs, 0.02))
     for part in ("one  0.200", "other  4.000", "held out, 1 × L0 = 16", "2 × L0 = 32", "tokenizers differ"):
         assert part in said, part
     assert "| resumed" in said and "positions change" in said and "changed no weight" not in said
+    assert "dotted: windows of another length" in said and "windows of 32" in said and "fork" not in said
     alone = texts(training_figure(runs[:1], 0.02))
     assert "16 (1 × L0)  2.000" in alone and "32 (2 × L0)  3.400" in alone
+
+
+def test_a_fork_is_marked_where_it_leaves_its_parent(tmp_path):
+    lineage = [{"run": "runs/stem", "step": 20, "fork": True}, {"run": "runs/first", "step": 3}]
+    fork = read_curves(make_run(tmp_path / "fork", steps=range(21, 41), lineage=lineage), "fork")
+    branch = read_curves(make_run(tmp_path / "branch", lineage=lineage[1:]), "branch")
+    assert fork.forked == [(20, "stem")] and branch.forked == []
+    figure = training_figure([fork], 0.02)
+    assert "a fork of stem after step 20" in texts(figure) and "○ a fork leaves its parent" in texts(figure)
+    (mark,) = [line for line in figure.axes[0].lines if line.get_marker() == "o"]
+    assert mark.get_xdata().tolist() == [2100] and mark.get_ydata().tolist() == [8 / 21]
+
+
+@pytest.mark.parametrize(("first", "left"), [(3.0, False), (40.0, True)])
+def test_the_frame_holds_every_point_or_says_where_a_line_comes_from(tmp_path, first, left):
+    """From step 4 on, a tenth of the tokens, the loss falls from 2 to 1."""
+    run = read_curves(make_run(tmp_path / "run", loss=lambda s: first if s < 4 else 2 - s / 40), "run")
+    axes = training_figure([run], 0).axes[0]
+    low, high = axes.get_ylim()
+    assert low < 1 and (high > first) == (not left)
+    assert ("↑ from 40.00" in [text.get_text() for text in axes.texts]) == left
 
 
 def test_what_cannot_be_drawn_is_said(tmp_path):
