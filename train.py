@@ -10,13 +10,15 @@ line and are laid over each other, dotted words last:
   accelerate launch --config_file configs/accelerate/one_node.yaml train.py configs/base.yaml
 """
 
+from argparse import Namespace
 from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
+from uuid import uuid4
 
 import torch
 
-from data import Batch, Batches, Prepared, prepare
+from data import Batches, Prepared, prepare
 from data.exposure import write_exposure
 from evaluation import MonitorTargets, monitor_targets
 from model import Transformer
@@ -32,7 +34,8 @@ from training.exposure import make_batches, make_ledger, with_parents
 from training.files import read_json
 from training.gate import Gate
 from training.hardware import peak_flops, peak_memory, prepare_cpu
-from training.loop import Interrupts, Stepper, micro_batches, prefetched
+from training.interrupts import Interrupts
+from training.loop import Stepper, micro_batches
 from training.machine import processes_of
 from training.monitor import due_looks, validate, write_samples
 from training.optimizer import make_optimizer, set_learning_rates
@@ -57,12 +60,19 @@ from training.start import (
     reach_of,
     sequences_at_once,
 )
+from training.supply import Supply
 from training.watch import Watch
 
 
 def main() -> int:
     assert __doc__
     options = parse(__doc__)
+    with Interrupts() as interrupts:
+        return run(options, interrupts)
+
+
+def run(options: Namespace, interrupts: Interrupts) -> int:
+    """Everything before the first step, and then `train`; returns the exit status."""
     settings, parent = read_run_settings(options.words, options.folder and Path(options.folder))
     t = settings.training
     prepare_cpu(t.threads)
@@ -81,23 +91,28 @@ def main() -> int:
         return show_forecast(settings, parallel.world, device, console, parent)
 
     folder = Path(options.folder) if options.folder else run_folder(settings, options.words)
-    with parallel.main_first():  # the others find the work done
-        is_alone = settings.parent is not None and parent is None
-        prepared = text_of(folder) if is_alone else prepare(settings.data, console)
-        if parallel.main:
-            for store in (prepared.valid, *(text.train for text in prepared.texts)):
-                store.verify()
-    if parent is not None:
-        check_text(settings, prepared, parent.about["tokenizer_hash"])
-    model = make_model(settings, prepared.tokenizer.vocab_size).initialise(settings.seed)
-    model.to(device, torch.float64 if t.precision == "float64" else torch.float32)
-    check_sharding(settings, model, parallel.sharded)
-    batches = make_batches(settings, prepared)
-    monitor = make_monitor(prepared, settings, console)
-    more = {"lineage": parent.lineage(settings), "inherited": parent.inherited} if parent else {}
-    together = processes_of(parallel)
-    opened = opened_run(folder, settings, prepared, model, options.fresh, console, more, together)
-    with ExitStack() as stack:
+    attempt = parallel.gather(uuid4().hex)[0]
+    with Watch(folder, attempt, parallel.rank, parallel.world, t.rank_timeout) as watch, ExitStack() as stack:
+
+        def find_text() -> Prepared:
+            is_alone = settings.parent is not None and parent is None
+            found = text_of(folder) if is_alone else prepare(settings.data, console)
+            if parallel.main:
+                for store in (found.valid, *(text.train for text in found.texts)):
+                    store.verify()
+            return found
+
+        prepared = parallel.main_first(find_text)  # the others find the work done
+        if parent is not None:
+            check_text(settings, prepared, parent.about["tokenizer_hash"])
+        model = make_model(settings, prepared.tokenizer.vocab_size).initialise(settings.seed)
+        model.to(device, torch.float64 if t.precision == "float64" else torch.float32)
+        check_sharding(settings, model, parallel.sharded)
+        batches = make_batches(settings, prepared)
+        monitor = make_monitor(prepared, settings, console)
+        more = {"lineage": parent.lineage(settings), "inherited": parent.inherited} if parent else {}
+        together = processes_of(parallel)
+        opened = opened_run(folder, settings, prepared, model, options.fresh, console, more, together)
         with parallel.leading():
             if parallel.main:
                 stack.enter_context(opened)
@@ -105,7 +120,8 @@ def main() -> int:
             if settings.parent is not None and parallel.main:
                 score = step0_score(prepared, settings, device)
                 begin_branch(folder, settings, parent, model, score, console)
-        status = train(settings, prepared, batches, monitor, model, folder, parallel, console)
+        about = (settings, prepared, batches, monitor, model, folder)
+        status = train(*about, parallel, watch, interrupts, console)
     parallel.end()
     return status
 
@@ -118,6 +134,8 @@ def train(
     model: Transformer,
     folder: Path,
     parallel: Parallel,
+    watch: Watch,
+    interrupts: Interrupts,
     console: Console,
 ) -> int:
     """Train from the newest good checkpoint to the end of the budget; returns the exit status."""
@@ -130,7 +148,6 @@ def train(
     state: dict = restore(model, optimizer, found, average) if found else {"step": 0}
     start: int = state["step"]
     parallel.agree(start, "the newest checkpoint", "the run folder must lie on a disk that all of them see")
-    batches.check_groups(state.get("groups", []))
     stages = stages_of(settings)
     model.reposition(stage_after(stages, start).model)
     announce(settings, model, batches, folder, start, console)
@@ -181,17 +198,16 @@ def train(
         parallel.wait()
         recorder.resume_clock()
 
-    def fetch(step: int) -> Batch:
-        return batches.batch(step, parallel.rank, parallel.world)
-
     # On a GPU, outcomes are read one step late, so that the host never waits inside a step.
     leave = 1 if device.type == "cuda" else 0
-    watch = Watch(folder, parallel.rank, parallel.world, t.rank_timeout)
     saver = Saver(folder, t.checkpoint, settings.train_length, parallel.holders)
-    with Interrupts() as interrupts, recorder, watch, saver, tracer:
+    supply = Supply(batches, state.get("groups", []), parallel, interrupts, watch, console)
+    done, saved, stop = start, start, 0
+    with recorder, saver, tracer:
+        interrupts.begin_steps()
         model.train()
         recorder.resume_clock()
-        for step, batch in prefetched(fetch, start, settings.steps):
+        for step, batch in supply.batches(start, settings.steps):
             tracer.before(step)
             stage = stage_of(stages, step)
             if stage.start == step > 0:
@@ -206,7 +222,7 @@ def train(
             about |= {"passes": batch.passes} if batch.passes else {}
             is_due = done in looks or any(e and done % e == 0 for e in (t.samples.every, t.checkpoint.every))
             saver.check()
-            with watch.step(done):
+            with watch.together(f"step {done}"):
                 outcome = train_step(parts, batch.n_targets, leave=interrupts.status)
                 recorder.step(done, outcome, rates, **about, epoch=batch.epoch, data=batch.hash)
                 stop = recorder.read(leave=0 if is_due else leave)
@@ -215,12 +231,17 @@ def train(
             if stop or done == settings.steps or (t.checkpoint.every and done % t.checkpoint.every == 0):
                 recorder.read()
                 save(done, last=bool(stop) or done == settings.steps)
-            if stop and done < settings.steps:
-                name = interrupts.received.name if interrupts.received else "a signal"
-                console.say(
-                    f"stopped by {name} after step {done}; saved. The same command goes on from here."
-                )
-                return stop
+                saved = done
+            if stop:
+                break
+        stop = stop or supply.status
+        if stop and done < settings.steps:
+            if saved < done:
+                recorder.read()
+                save(done, last=True)
+            name = interrupts.received.name if interrupts.received else "a signal"
+            console.say(f"stopped by {name} after step {done}; saved. The same command goes on from here.")
+            return stop
         if start < settings.steps:
             recorder.write(settings.steps, "end", peak_memory_bytes=peak_memory(device))
     console.say(f"done: {folder} (peak memory {peak_memory(device) / 2**20:,.0f} MiB)")

@@ -197,6 +197,17 @@ class Batches:
                 epoch[here], begin[here] = self._courses[source][share.group].locate(index)
             yield Windows(share.length, sources, epoch, begin)
 
+    def lies_in(self, step: int, line: int) -> bool:
+        """Whether a step needs no line of text in groups after `line`; those up to it must be there."""
+        if self.texts[0].groups is None:
+            return True
+        (share,) = self.plan.shares(step, step + 1)
+        return self._courses[0][share.group].lies_in(share.stop - 1, line)
+
+    def has_line(self, line: int) -> bool:
+        """Whether a line of text in groups is prepared. DataError where this process's preparation died."""
+        return (groups := self.texts[0].groups) is None or groups.is_ready(line)
+
     def groups_used(self, done: int) -> list[str]:
         """Hashes of the groups that the first `done` steps came from; none where text is not in groups."""
         groups = self.texts[0].groups

@@ -8,7 +8,6 @@ a step was asked for. A list of the groups, written when one is sealed, tells re
   python -m data.groups FOLDER < settings.json      what `Groups.preparing` starts; ends when its input closes
 """
 
-import fcntl
 import os
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from typing import Any
 from data.console import Silent
 from data.errors import DataError
 from data.files import read_json, write_json
+from data.locks import locked
 from data.pool import HOUSE
 from data.preparation import Prepared, beside, open_prepared, prepare_one
 from data.settings import DataSettings
@@ -53,6 +53,15 @@ class Groups:
         if group not in self._opened:
             self._opened[group] = open_prepared(self._listed()["folders"][group]).train
         return self._opened[group]
+
+    def is_ready(self, line: int) -> bool:
+        """Whether `store(line)` need not wait.
+
+        Raises DataError where this process started one that prepares, and that has died.
+        """
+        if self._group(line) is None and self._process is not None:
+            self._check_alive(line, 0.0)
+        return self._group(line) is not None
 
     def used(self, lines: int) -> list[str]:
         """Hashes of the groups of the first `lines` lines: what their order was drawn from."""
@@ -98,7 +107,7 @@ class Groups:
     def prepare_rest(self, console: Any) -> None:
         """Prepare and list every group that is missing; one process at a time."""
         with open(self.list.with_suffix(".lock"), "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            locked(lock, wait=True)
             last, folders, spent = self.first, [str(self.first.folder)], _spent(self.first)
             try:
                 while (asked := self._next(last, spent)) is not None:
@@ -151,12 +160,11 @@ class Groups:
 
     def _is_held(self) -> bool:
         """Whether a process prepares groups now."""
-        with open(self.list.with_suffix(".lock"), "a") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return True
-        return False
+        try:
+            with open(self.list.with_suffix(".lock"), "a") as lock:
+                return locked(lock) is False
+        except OSError:  # of somebody else, to be read only
+            return False
 
 
 def _spent(prepared: Prepared) -> int:

@@ -44,9 +44,16 @@ def _run_parallel(folder: Path, tasks: list[tuple[str, int]], workers: int, bar:
     processes = []
     try:
         for _ in range(workers):
-            # A worker leaves by itself when its standard input closes, so also when this process is killed.
+            # A worker leaves at once when its standard input closes, so also when this process is killed. A
+            # session of its own: signals to all of this one's processes are for this one to judge.
             process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=HOUSE
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env=environment,
+                cwd=HOUSE,
+                start_new_session=True,
             )
             processes.append(process)
             threading.Thread(target=_listen, args=(process, answers), daemon=True).start()

@@ -5,7 +5,6 @@ was, and its result does not depend on interruptions or on the number of workers
 hash of all settings and of the source's listing: other settings, another folder.
 """
 
-import fcntl
 import hashlib
 import shutil
 from collections import Counter
@@ -22,6 +21,7 @@ from data.console import Silent
 from data.duplicates import save_index, shingles
 from data.errors import DataError
 from data.files import canonical, read_json, write_json
+from data.locks import locked
 from data.pool import run_chunks
 from data.presence import FIRST, VALID, check_texts
 from data.settings import DataSettings, SentencePieceSettings, SourceSettings
@@ -187,11 +187,12 @@ def _alone(folder: Path, console: Any) -> Iterator[None]:
     """One process prepares a folder at a time; the lock goes with its process, however that ends."""
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / ".lock", "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        ours = locked(lock)
+        if ours is False:
             console.say(f"waiting for another process that prepares {folder}")
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            locked(lock, wait=True)
+        elif ours is None:
+            console.warn(f"{folder} lies on a disk without locks: let no other process prepare it now")
         yield
 
 

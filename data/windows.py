@@ -123,11 +123,17 @@ class Course:
         offset = 0 if line else self.offset
         return self.epoch + line, offset + (self.total - firsts[line]) * self.length
 
-    def _upto(self, index: int) -> list[int]:
+    def lies_in(self, index: int, last: int) -> bool:
+        """Whether window `index` is one of the lines of the epochs up to `last`; asks for no other."""
+        return self._upto(index, last)[-1] > index
+
+    def _upto(self, index: int, last: int | None = None) -> list[int]:
         if self._firsts[-1] <= index:
             with self._growing:
                 while self._firsts[-1] <= index:
                     k = len(self._firsts) - 1
+                    if last is not None and self.epoch + k > last:
+                        break
                     free = self.tokens(self.epoch + k) - 1 - (0 if k else self.offset)
                     self._firsts.append(self._firsts[-1] + max(free, 0) // self.length)
         return self._firsts

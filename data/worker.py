@@ -2,11 +2,15 @@
 
 It reads chunk names from standard input and answers each with a line of JSON. Separate interpreters are used
 rather than forks, which are unsafe beside threads, and rather than `multiprocessing`'s spawn, which would
-import the calling script again.
+import the calling script again. It ends when that input closes, in the middle of a chunk if need be: a chunk
+is sealed as a whole.
 """
 
 import json
+import os
+import queue
 import sys
+import threading
 from pathlib import Path
 
 from data.encoding import Job
@@ -14,8 +18,17 @@ from data.errors import DataError
 
 
 def main() -> None:
+    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def listen() -> None:
+        for line in sys.stdin:
+            lines.put(line)
+        os._exit(0)
+
+    threading.Thread(target=listen, daemon=True).start()
     job = Job(Path(sys.argv[1]))
-    for line in sys.stdin:
+    while True:
+        line = lines.get()
         spool, number = line.split()
         try:
             job.run(spool, int(number))

@@ -1,10 +1,7 @@
 """Parts of the training loop; `train.py` puts them together on one screen."""
 
-import os
-import signal
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -65,17 +62,6 @@ def micro_batches(batch: Batch, size: int | None, length: int, device: torch.dev
         )
         parts.append(MicroBatch(move(batch.tokens, start, stop), move(batch.targets, start, stop), part))
     return parts
-
-
-def prefetched(fetch: Callable[[int], Batch], start: int, stop: int) -> Iterator[tuple[int, Batch]]:
-    """(step, batch) for each step, the next one read while the present one is trained on."""
-    with ThreadPoolExecutor(1) as reader:
-        coming = reader.submit(fetch, start) if start < stop else None
-        for step in range(start, stop):
-            assert coming is not None
-            batch = coming.result()
-            coming = reader.submit(fetch, step + 1) if step + 1 < stop else None
-            yield step, batch
 
 
 class Reading(NamedTuple):
@@ -170,42 +156,6 @@ class Stepper:
             self.average.update(held)
         self.optimizer.zero_grad(set_to_none=True)
         return Outcome.of(loss, norm, shared[1], shared[2], verdict)
-
-
-class Interrupts:
-    """Turns signals into a request to save and leave, honoured after the step.
-
-    SIGINT (Ctrl-C) leaves for good, and a second one ends at once. SIGTERM and SIGUSR1, which schedulers send
-    ahead of taking the machine away, leave with the status that asks to be started again; they may come
-    several times, through the launcher and directly, and a repetition changes nothing.
-    """
-
-    def __init__(self):
-        self.received: signal.Signals | None = None
-        self._before = {}
-
-    def __enter__(self) -> "Interrupts":
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
-            self._before[number] = signal.signal(number, self._note)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _note(self, number: int, frame: object) -> None:
-        if number == self.received == signal.SIGINT:
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
-        if self.status != REQUEUE:
-            self.received = signal.Signals(number)
-
-    @property
-    def status(self) -> int:
-        """The exit status asked for, 0 while no signal has come."""
-        if self.received is None:
-            return 0
-        return INTERRUPTED if self.received == signal.SIGINT else REQUEUE
 
 
 class Meter:

@@ -6,10 +6,10 @@ run on every machine is worth more than two of which one cannot be run on most.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -32,6 +32,8 @@ from training.launch import (
 )
 from training.settings import TrainingSettings
 from training.sharded import ALONE, Group
+
+T = TypeVar("T")
 
 
 class Parallel:
@@ -78,9 +80,16 @@ class Parallel:
         """The processes that hold the model's parts: all of them where it is sharded, else this one alone."""
         return self if self.sharded else ALONE
 
-    def main_first(self) -> AbstractContextManager:
-        """The main process goes through the block before the others enter it."""
-        return self._accelerator.main_process_first()
+    def main_first(self, work: Callable[[], T]) -> T:
+        """What `work()` gives each process; the others begin once the main one has it.
+
+        Raises TrainingError on the others where it failed on the main one.
+        """
+        found: list[T] = []
+        with self.leading():
+            if self.main:
+                found.append(work())
+        return found[0] if self.main else work()
 
     @contextmanager
     def leading(self) -> Iterator[None]:

@@ -9,7 +9,6 @@ runs/<config>-<identity>/
     checkpoints/     step-00000100, ...
 """
 
-import fcntl
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from typing import Literal
 import torch
 
 from data import Prepared, open_prepared
+from data.locks import locked
 from data.tokenizer import Tokenizer, load_tokenizer
 from model import Transformer
 from training.checkpoint import AVERAGE, STATE, WEIGHTS, Checkpoint, find_checkpoint
@@ -149,13 +149,8 @@ def held(folder: Path) -> Iterator[None]:
     """Keep other processes from training the same run; a killed process lets go by itself."""
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / ".lock", "a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            text = f"{folder} is being trained by another process; wait for it or end it"
-            raise TrainingError(text) from None
-        except OSError:
-            pass  # some network file systems have no locks; training there is as safe as it was without
+        if locked(lock) is False:
+            raise TrainingError(f"{folder} is being trained by another process; wait for it or end it")
         yield
 
 

@@ -1,9 +1,10 @@
 """Notices that another process of a run died or hangs, which no collective does by itself in less than a day.
 
 A thread of every process watches two things. A step that does not end: all processes take part in it, so one
-that is stuck holds up all the others. And, at any time, that processes beat: each writes into the run folder
-every few seconds, the main one listens to all, and all to the main one. So one process may validate or save
-for as long as it takes while others wait. Where that folder is not shared, the steps alone are watched.
+that is stuck holds up all the others. And, at any time, that processes beat: each writes into a folder beside
+the run's every few seconds, the main one listens to all, and all to the main one. So one process may prepare,
+validate or save for as long as it takes while others wait. Where that folder is not shared, the steps alone
+are watched.
 """
 
 import os
@@ -21,16 +22,23 @@ from training.exits import RANK_LOST
 _BEATS = ".alive"
 
 
+def beats_of(run: Path) -> Path:
+    """Where the processes of a run beat: beside its folder, which comes later and may be set aside."""
+    return run.parent / _BEATS / run.name
+
+
 class Watch:
     """Ends this process, with status RANK_LOST and a sentence, where the others are lost.
 
     Only time in which this process ran is counted: neither a clock that jumps nor a machine that slept can
     end a run. A process alone is not watched.
+
+    attempt: a word of this attempt alone, the same on all processes; beats without it are of an earlier one.
     """
 
-    def __init__(self, folder: Path, rank: int, world: int, timeout: float):
-        self.rank, self.timeout = rank, timeout
-        self._folder = folder / _BEATS
+    def __init__(self, run: Path, attempt: str, rank: int, world: int, timeout: float):
+        self.rank, self.timeout, self._attempt = rank, timeout, attempt
+        self._folder = beats_of(run)
         self._interval = min(5.0, timeout / 20)
         self._peers = range(1, world) if rank == 0 else (0,)
         self._under_way: tuple[int, str] | None = None  # which step since the start, and its name
@@ -40,8 +48,6 @@ class Watch:
 
     def __enter__(self) -> "Watch":
         if self._thread is not None:
-            with suppress(OSError):
-                self._folder.mkdir(exist_ok=True)
             self._beat(0)
             self._thread.start()
         return self
@@ -54,13 +60,16 @@ class Watch:
         if isinstance(error, Exception) and is_broken_link(error):
             self._leave(f"another process is gone ({str(error).splitlines()[0]})")
         if error is None:  # a file left behind without a beat tells the others
-            self._file(self.rank).unlink(missing_ok=True)
+            with suppress(OSError):
+                self._file(self.rank).unlink(missing_ok=True)
+                self._folder.rmdir()  # by the last of them
+                self._folder.parent.rmdir()
 
     @contextmanager
-    def step(self, number: int) -> Iterator[None]:
+    def together(self, what: str) -> Iterator[None]:
         """What every process takes part in: its end is due within the timeout."""
         self._steps += 1
-        self._under_way = self._steps, f"step {number}"
+        self._under_way = self._steps, what
         try:
             yield
         finally:
@@ -89,13 +98,15 @@ class Watch:
 
     def _beat(self, count: int) -> None:
         with suppress(OSError):  # no room or no folder: whoever writes there says so
-            self._file(self.rank).write_text(f"{os.getpid()} {count}", encoding="ascii")
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._file(self.rank).write_text(f"{self._attempt} {count}", encoding="ascii")
 
     def _heard(self, peer: int) -> str | None:
         try:
-            return self._file(peer).read_text(encoding="ascii")
+            beat = self._file(peer).read_text(encoding="ascii")
         except OSError:
             return None
+        return beat if beat.startswith(self._attempt) else None
 
     def _leave(self, text: str) -> None:
         """End at once: whatever is shut down in order would wait for the lost process again."""

@@ -5,8 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch.distributed as dist
 
-from training import watch as module
-from training.watch import Stopwatch, Watch, is_broken_link
+from training.watch import Stopwatch, Watch, beats_of, is_broken_link
 
 
 def test_a_jump_of_the_clock_counts_as_one_look():
@@ -22,7 +21,7 @@ def test_a_jump_of_the_clock_counts_as_one_look():
 
 
 def test_a_process_alone_is_not_watched(tmp_path):
-    with Watch(tmp_path, 0, 1, 1e-9) as watch, watch.step(1):
+    with Watch(tmp_path / "run", "a", 0, 1, 1e-9) as watch, watch.together("step 1"):
         pass
     assert not list(tmp_path.iterdir())
 
@@ -30,30 +29,39 @@ def test_a_process_alone_is_not_watched(tmp_path):
 def test_slow_steps_one_after_the_other_are_not_one_slow_step(tmp_path, monkeypatch):
     left = []
     monkeypatch.setattr(Watch, "_leave", lambda self, text: left.append(text))
-    with Watch(tmp_path, 1, 2, 0.2) as watch:
+    with Watch(tmp_path / "run", "a", 1, 2, 0.2) as watch:
         for number in range(4):
-            with watch.step(number):
+            with watch.together(f"step {number}"):
                 watch._done.wait(0.1)
         assert left == []
-        with watch.step(9):
+        with watch.together("step 9"):
             watch._done.wait(0.6)
     assert left and left[0] == "step 9 has not ended for 0.2 s: another process is dead or hangs"
 
 
 @pytest.mark.parametrize(("rank", "peer"), [(1, 0), (0, 1)])
 def test_others_may_take_their_time_as_long_as_they_beat(tmp_path, monkeypatch, rank, peer):
-    left = []
+    left, run = [], tmp_path / "run"
     monkeypatch.setattr(Watch, "_leave", lambda self, text: left.append(text))
-    other = Watch(tmp_path, peer, 2, 0.2)
-    with Watch(tmp_path, rank, 2, 0.2) as watch:
+    other = Watch(run, "a", peer, 2, 0.2)
+    beats = beats_of(run)
+    beats.mkdir(parents=True)
+    (beats / str(peer)).write_text("b 7")  # of an earlier attempt
+    with Watch(run, "a", rank, 2, 0.2) as watch:
+        watch._done.wait(0.4)
         with other:
             watch._done.wait(0.6)
         watch._done.wait(0.6)  # it has ended as it should
         assert left == []
-        (tmp_path / module._BEATS / str(peer)).write_text("1 7")  # of one that was killed
+        beats.mkdir(parents=True, exist_ok=True)
+        (beats / str(peer)).write_text("a 7")  # of one that was killed
         watch._done.wait(0.6)
     assert left and left[0] == f"process {peer} gave no sign for 0.2 s: it is dead or hangs"
-    assert not list((tmp_path / module._BEATS).glob(str(rank)))
+    assert [file.name for file in beats.iterdir()] == [str(peer)]
+    (beats / str(peer)).unlink()
+    with Watch(run, "c", rank, 2, 9):
+        pass
+    assert not list(tmp_path.iterdir())  # the last one tidies up
 
 
 def test_what_is_a_broken_link_and_what_is_not():
