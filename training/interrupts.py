@@ -81,5 +81,6 @@ class Interrupts:
 def _say(number: int) -> None:
     rank = os.environ.get("RANK", "0")
     who = "" if rank == "0" else f"(process {rank}) "
-    text = f"{who}stopped by {signal.Signals(number).name} before the first step: nothing to save."
-    print(f"{text} The same command goes on from here.", file=sys.stderr, flush=True)
+    text = f"stopped by {signal.Signals(number).name} before the first step: nothing to save. "
+    text = "interrupted" if number == signal.SIGINT else f"{text}The same command goes on from here"
+    print(who + text, file=sys.stderr, flush=True)

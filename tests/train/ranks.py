@@ -17,7 +17,9 @@ from pathlib import Path
 
 import torch
 
+import data
 import train
+import training.start
 from training import loop
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,8 +33,8 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def start(folder: Path, words: list[str], rank: int, port: int, before=None) -> int:
-    """One rank of two in a fork, its output in `<folder>.<rank>.log`; the fork's number."""
+def start(folder: Path, words: list[str], rank: int, port: int, before=None, world: int = 2) -> int:
+    """One rank in a fork, its output in `<folder>.<rank>.log`; the fork's number."""
     child = os.fork()
     if child:
         return child
@@ -41,7 +43,8 @@ def start(folder: Path, words: list[str], rank: int, port: int, before=None) -> 
         log = os.open(f"{folder}.{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(log, 1)
         os.dup2(log, 2)
-        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        os.environ |= {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "ACCELERATE_USE_CPU": "true"}
         if before is not None:
             before(folder, rank)
@@ -77,21 +80,30 @@ def ended(child: int) -> int | None:
 
 
 class Pair:
-    """Two ranks of one run."""
+    """Two ranks of one run, or as many as `world` says."""
 
-    def __init__(self, folder: Path, words: list[str], before=None):
-        self.folder, port = folder, free_port()
-        self.children = [start(folder, words, rank, port, before) for rank in (0, 1)]
-        self.statuses: list[int | None] = [None, None]
+    def __init__(self, folder: Path, words: list[str], before=None, world: int = 2):
+        self.folder, port, self.ranks = folder, free_port(), range(world)
+        self.children = [start(folder, words, rank, port, before, world) for rank in self.ranks]
+        self.statuses: list[int | None] = [None] * world
 
     def poll(self, *ranks: int) -> bool:
-        for rank in ranks:
+        for rank in ranks or self.ranks:
             if self.statuses[rank] is None:
                 self.statuses[rank] = ended(self.children[rank])
-        return all(self.statuses[rank] is not None for rank in ranks)
+        return all(self.statuses[rank] is not None for rank in ranks or self.ranks)
+
+    def send(self, number: signal.Signals, *ranks: int) -> None:
+        for rank in ranks or self.ranks:
+            with suppress(ProcessLookupError):
+                os.kill(self.children[rank], number)
+
+    def log(self, rank: int) -> str:
+        file = Path(f"{self.folder}.{rank}.log")
+        return file.read_text(encoding="utf-8") if file.exists() else ""
 
     def told(self) -> dict:
-        logs = [Path(f"{self.folder}.{rank}.log").read_text(encoding="utf-8") for rank in (0, 1)]
+        logs = [self.log(rank) for rank in self.ranks]
         return {"statuses": self.statuses, "logs": logs, "steps": steps_of(self.folder)}
 
 
@@ -125,10 +137,9 @@ def lost(folder: Path, words: list[str], number: signal.Signals) -> dict:
     """A signal no process can catch hits rank 1; how long rank 0 takes to leave."""
     pair = Pair(folder, [*words, *ENDLESS])
     wait_for(lambda: steps_of(folder) >= 3 or pair.poll(0))
-    os.kill(pair.children[1], number)
+    pair.send(number, 1)
     took = wait_for(lambda: pair.poll(0))
-    with suppress(ProcessLookupError):
-        os.kill(pair.children[1], signal.SIGKILL)
+    pair.send(signal.SIGKILL, 1)
     wait_for(lambda: pair.poll(1))
     return pair.told() | {"seconds": took}
 
@@ -137,15 +148,78 @@ def signalled(folder: Path, words: list[str]) -> dict:
     """SIGUSR1 and then SIGTERM, to rank 1 alone; no checkpoint but that of the signal."""
     pair = Pair(folder, [*words, *ENDLESS, "training.checkpoint.every=null"])
     wait_for(lambda: steps_of(folder) >= 3 or pair.poll(0))
-    os.kill(pair.children[1], signal.SIGUSR1)
-    os.kill(pair.children[1], signal.SIGTERM)
-    wait_for(lambda: pair.poll(0, 1))
+    pair.send(signal.SIGUSR1, 1)
+    pair.send(signal.SIGTERM, 1)
+    wait_for(pair.poll)
     return pair.told()
+
+
+def slow_then_lost(number: signal.Signals):
+    """The main rank takes longer to prepare than is waited for in a step; then rank 1 is hit by `number`
+    when it makes its model."""
+
+    def before(folder: Path, rank: int) -> None:
+        prepare, make_model = data.prepare, training.start.make_model
+
+        def slow(*places):
+            time.sleep(1.5 * TIMEOUT)
+            return prepare(*places)
+
+        def hit(*places, **more):
+            if os.environ.get("PREPARED"):
+                Path(f"{folder}.hit").write_text(str(time.time()), encoding="ascii")
+                os.kill(os.getpid(), number)
+            return make_model(*places, **more)
+
+        def check_model(settings):
+            checked(settings)
+            os.environ["PREPARED"] = "1"  # models before this are for their limits alone
+
+        checked = training.start.check_model
+        if rank == 0:
+            data.prepare = slow
+        else:
+            training.start.check_model, training.start.make_model = check_model, hit
+
+    return before
+
+
+def lost_early(folder: Path, words: list[str], number: signal.Signals) -> dict:
+    """Rank 1 is lost before the first step; how long rank 0 takes to leave."""
+    pair = Pair(folder, words, slow_then_lost(number))
+    wait_for(lambda: pair.poll(0))
+    took = time.time() - float(Path(f"{folder}.hit").read_text(encoding="ascii"))
+    pair.send(signal.SIGKILL, 1)
+    wait_for(pair.poll)
+    return pair.told() | {"seconds": took}
+
+
+def hold_up(folder: Path, rank: int) -> None:
+    """The main rank prepares for a minute, and says so."""
+
+    def slow(*places):
+        Path(f"{folder}.preparing").touch()
+        time.sleep(60)
+
+    if rank == 0:
+        data.prepare = slow
+
+
+def signalled_early(folder: Path, words: list[str], number: signal.Signals) -> dict:
+    """A signal to both ranks, of which one prepares and the other waits for it in a library."""
+    pair = Pair(folder, words, hold_up)
+    wait_for(Path(f"{folder}.preparing").exists)
+    time.sleep(0.3)  # the other has come to its wait
+    pair.send(number, 1)
+    took = wait_for(lambda: pair.poll(1))
+    pair.send(number, 0)
+    took += wait_for(lambda: pair.poll(0))
+    return pair.told() | {"seconds": took, "left": folder.exists()}
 
 
 def poisoned(folder: Path, words: list[str]) -> dict:
     pair = Pair(folder, [*words, "training.on_nonfinite={name: skip, limit: 2}"], poison)
-    wait_for(lambda: pair.poll(0, 1))
+    wait_for(pair.poll)
     weights = [Path(f"{folder}.{rank}.weights").read_text(encoding="ascii").split() for rank in (0, 1)]
     return pair.told() | {"weights": weights}
 
@@ -158,6 +232,10 @@ def main() -> None:
         "signalled": signalled(folder / "signalled", words),
         "killed": lost(folder / "killed", words, signal.SIGKILL),
         "stopped": lost(folder / "stopped", words, signal.SIGSTOP),
+        "killed early": lost_early(folder / "killed-early", words, signal.SIGKILL),
+        "stopped early": lost_early(folder / "stopped-early", words, signal.SIGSTOP),
+        "told to end early": signalled_early(folder / "told-early", words, signal.SIGTERM),
+        "interrupted early": signalled_early(folder / "interrupted-early", words, signal.SIGINT),
     }
     (folder / "results.json").write_text(json.dumps(results), encoding="utf-8")
 

@@ -14,7 +14,7 @@ from tests.train.ranks import TIMEOUT
 from training.branch import read_run_settings
 from training.checkpoint import steps_of
 from training.console import Console
-from training.exits import RANK_LOST, REQUEUE
+from training.exits import INTERRUPTED, RANK_LOST, REQUEUE
 from training.log import read_metrics
 
 WORDS = [
@@ -73,3 +73,29 @@ def test_a_lost_rank_is_noticed_in_time_and_only_the_steps_since_the_checkpoint_
         assert "another process is gone" in text and found["seconds"] < TIMEOUT + 4
     # A checkpoint was due after every step: at most the one under way is lost.
     assert lines(folder / name)[-1]["step"] - steps_of(folder / name)[-1] <= 1
+
+
+@pytest.mark.parametrize(("name", "number"), [("killed", signal.SIGKILL), ("stopped", signal.SIGSTOP)])
+def test_a_rank_lost_before_the_first_step_is_noticed_and_a_slow_one_is_not_lost(told, name, number):
+    """The main rank prepared for longer than training.rank_timeout, then the other was lost."""
+    found = told[1][f"{name} early"]
+    assert found["statuses"] == [RANK_LOST, -signal.SIGKILL] and found["steps"] == 0, found["logs"]
+    text = found["logs"][0]
+    assert "error: (process 0) " in text and text.count("error: ") == 1 and found["logs"][1] == ""
+    if number == signal.SIGSTOP:
+        assert "process 1 gave no sign for 3 s" in text and TIMEOUT / 2 < found["seconds"] < TIMEOUT + 10
+    else:
+        assert "another process is gone" in text and found["seconds"] < TIMEOUT + 4
+    assert not (told[0] / f"{name}-early" / "checkpoints").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "said"),
+    [("told to end", REQUEUE, "stopped by SIGTERM before the first step: nothing to save"),
+     ("interrupted", INTERRUPTED, "interrupted")],
+)  # fmt: skip
+def test_a_signal_before_the_first_step_leaves_at_once_with_its_status(told, name, status, said):
+    found = told[1][f"{name} early"]
+    assert found["statuses"] == [status, status], found["logs"]
+    assert found["seconds"] < 4 and not found["left"]
+    assert all(said in log and "Traceback" not in log for log in found["logs"])

@@ -1,0 +1,61 @@
+"""Text in groups that come late to a run: one process, and two."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.train.conftest import ROOT, environment
+from tests.train.test_ranks import WORDS, lines
+from training.checkpoint import steps_of
+from training.exits import REQUEUE
+
+STEPS = 150  # past the last group, so that all come again
+
+
+@pytest.fixture(scope="module")
+def told(corpus, tmp_path_factory) -> tuple[Path, dict]:
+    folder = tmp_path_factory.mktemp("streams")
+    words = [*WORDS, f"data.source.path={corpus}", "data.group_bytes=8000"]
+    words += [f"training.tokens={STEPS * 8 * 24}", "training.checkpoint.every=5"]
+    line = [sys.executable, "-m", "tests.train.streams", str(folder), *words]
+    done = subprocess.run(line, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stderr
+    return folder, json.loads((folder / "results.json").read_text())
+
+
+@pytest.mark.parametrize(("name", "ranks"), [("waiting alone", 1), ("waiting", 2)])
+def test_a_signal_while_a_group_is_waited_for_saves_and_all_leave(told, name, ranks):
+    found = told[1][name]
+    assert found["early"] == [None] * ranks, found["logs"]  # waiting is not hanging
+    assert found["statuses"] == [REQUEUE] * ranks, found["logs"]
+    assert found["seconds"] < 3 and found["children"] == 1 and found["left"] == []
+    assert found["threads"] == [["MainThread"]] * ranks
+    assert "waiting for group 1 of the text" in found["logs"][0] and "goes on from here" in found["logs"][0]
+
+
+def test_two_processes_that_wait_are_killed_and_go_on_see_the_text_of_one(told):
+    folder, found = told[0], told[1]["killed"]
+    assert told[1]["one"]["statuses"] == [0], told[1]["one"]["logs"]
+    assert found["statuses"] == [0, 0], found["logs"]
+    assert found["killed"]["statuses"] == [-9, -9], found["killed"]["logs"]
+    one, two = ({line["step"]: line for line in lines(folder / name)} for name in ("one", "two"))
+    assert sorted(one) == sorted(two) == list(range(1, STEPS + 1))
+    assert [one[step]["data"] for step in one] == [two[step]["data"] for step in one]
+    assert [one[step]["targets"] for step in one] == [two[step]["targets"] for step in one]
+    assert all(abs(one[step]["loss"] - two[step]["loss"]) < 1e-4 for step in one)
+    assert {line["attempt"] for line in two.values()} == {1, 2, 3}
+    assert "waiting for group 1 of the text" in found["killed"]["logs"][0]  # until the other sees it, too
+    listed = json.loads(next((folder / "text-two").glob("*/groups-all.json")).read_text())
+    assert listed["complete"] and 2 < len(listed["folders"]) <= one[STEPS]["epoch"]
+
+
+def test_a_preparation_that_dies_ends_all_processes_in_words(told):
+    found = told[1]["dying"]
+    main, other = found["logs"]
+    assert found["statuses"] == [2, 2], found["logs"]
+    assert "the process that prepares it has died: it ended with status -9" in main
+    assert "error: (process 1) process 0 could not go on: group 1 of " in other
+    assert steps_of(told[0] / "dying")
