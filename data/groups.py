@@ -11,13 +11,13 @@ a step was asked for. A list of the groups, written when one is sealed, tells re
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from data.child import lines_of_starter
 from data.console import Silent
 from data.errors import DataError
 from data.files import read_json, write_json
@@ -173,18 +173,14 @@ def _spent(prepared: Prepared) -> int:
 
 
 def main() -> None:
-    settings = DataSettings.model_validate_json(sys.stdin.readline())
-
-    def leave() -> None:  # with whoever started it, however that ends
-        sys.stdin.read()
-        os._exit(1)
-
-    threading.Thread(target=leave, daemon=True).start()
     try:
+        settings = DataSettings.model_validate_json(lines_of_starter().get())
         Groups(settings, open_prepared(Path(sys.argv[1]))).prepare_rest(Silent())
     except DataError as error:
         print(f"preparing groups of text: {error}", file=sys.stderr)
         os._exit(2)
+    except KeyboardInterrupt:  # nobody waits for it any more
+        os._exit(1)
     os._exit(0)
 
 

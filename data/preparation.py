@@ -193,6 +193,9 @@ def _alone(folder: Path, console: Any) -> Iterator[None]:
             locked(lock, wait=True)
         elif ours is None:
             console.warn(f"{folder} lies on a disk without locks: let no other process prepare it now")
+        if ours is not None:  # of processes that were killed; nobody else writes here now
+            for draft in folder.rglob(".*.tmp"):
+                draft.unlink(missing_ok=True)
         yield
 
 

@@ -125,7 +125,8 @@ class Course:
 
     def lies_in(self, index: int, last: int) -> bool:
         """Whether window `index` is one of the lines of the epochs up to `last`; asks for no other."""
-        return self._upto(index, last)[-1] > index
+        firsts = self._upto(index, last)
+        return firsts[min(len(firsts) - 1, last - self.epoch + 1)] > index
 
     def _upto(self, index: int, last: int | None = None) -> list[int]:
         if self._firsts[-1] <= index:

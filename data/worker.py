@@ -7,25 +7,17 @@ is sealed as a whole.
 """
 
 import json
-import os
-import queue
 import sys
-import threading
+from contextlib import suppress
 from pathlib import Path
 
+from data.child import lines_of_starter
 from data.encoding import Job
 from data.errors import DataError
 
 
 def main() -> None:
-    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-
-    def listen() -> None:
-        for line in sys.stdin:
-            lines.put(line)
-        os._exit(0)
-
-    threading.Thread(target=listen, daemon=True).start()
+    lines = lines_of_starter()
     job = Job(Path(sys.argv[1]))
     while True:
         line = lines.get()
@@ -41,4 +33,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with suppress(KeyboardInterrupt):  # nobody asks any more
+        main()

@@ -25,7 +25,7 @@ export OMP_NUM_THREADS="${OMP_NUM_THREADS:-${SLURM_CPUS_PER_TASK:-1}}" GOMP_SPIN
 srun --kill-on-bad-exit=1 bash scripts/launch/task.sh "$@" "training.parallel.processes=$SLURM_NTASKS"
 status=$?
 case "$status" in
-    75 | 76 | 138 | 143) # saved and to come back; a task lost; or the signal came before the first step
+    75 | 76 | 138 | 143) # saved and to come back; a task lost; or the signal came while Python was starting
         echo "status $status: queued again" >&2
         scontrol requeue "$SLURM_JOB_ID"
         ;;
