@@ -1,0 +1,207 @@
+"""Where the best learning rate lies on each line of a study's grid: loss over rate, one line a width.
+
+    python study.py configs/studies/mup.yaml --jobs 2
+    python scripts/plot_sweep.py runs/studies/mup --out docs/results/mup
+
+Reads the results.json of a study whose grid has an axis of numbers (--over) and one more (--lines); schemes
+get a panel each, seeds are averaged over. Says which value is best on each line, in how many seeds, and how
+many steps of the grid the best ones of a scheme lie apart. Writes OUT.md, OUT.csv, OUT.png and OUT.svg.
+"""
+
+import argparse
+import csv
+import io
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from matplotlib import rc_context
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from evaluation.comparable import comparable
+from evaluation.figures import COLOURS, INK, MARKERS, STYLE, save
+from studies.errors import StudyError
+from studies.gather import RESULTS, read_results
+from studies.stored import SEED, Study, evaluations_of, read_losses, read_study
+from training.console import run_main
+from training.files import write_text
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """One line: NLL by value and seed, the values ascending."""
+
+    variant: str
+    label: str
+    nll: dict[float, dict[str, float]]
+
+    @property
+    def means(self) -> dict[float, float]:
+        return {value: sum(seeds.values()) / len(seeds) for value, seeds in self.nll.items()}
+
+    @property
+    def best(self) -> float:
+        """The value with the least mean."""
+        return min(self.means, key=self.means.__getitem__)
+
+    @property
+    def winners(self) -> list[float]:
+        """The best value of each seed by itself."""
+        seeds = next(iter(self.nll.values()))
+        return [min(self.nll, key=lambda value: self.nll[value][seed]) for seed in seeds]
+
+
+def read_sweeps(study: Study, evaluation: str, over: str, lines: str) -> list[Sweep]:
+    """Every line of the study's grid, at the trained length and as trained.
+
+    Raises StudyError where the grid has not these axes and no others, or cells have no result yet, and
+    EvaluationError where they were not measured on the same targets.
+    """
+    axes = [axis for axis, _ in study.groups[0]]
+    if sorted(axes) != sorted({over, lines}):
+        raise StudyError(
+            f"the study's axes beside the scheme and {SEED} are {', '.join(axes) or 'none'}, and one line is "
+            f"drawn for each of two: choose them with --over and --lines"
+        )
+    found: dict[tuple[str, str], dict[float, dict[str, float]]] = {}
+    measured: dict[str, dict] = {}
+    for group in study.groups:
+        at = dict(group)
+        try:
+            value = float(at[over])
+        except ValueError:
+            raise StudyError(f"axis {over} has a place {at[over]!r}, which is no number") from None
+        where = ", ".join(f"{axis}={place}" for axis, place in group)
+        losses = read_losses(study, evaluation, group)
+        if losses is not None:
+            measured[where] = {"scored_hash": losses.facts.get("targets_hash")} | losses.facts
+        for variant in study.variants:
+            units = losses.reference.get(variant.name, {}) if losses else {}
+            wanted = [cell.seed for cell in study.of(variant, group)]
+            if sorted(units) != sorted(wanted):
+                why = next(iter(losses.apart.values()), "") if losses else ""
+                why = why or "not every seed is measured; run the study again"
+                raise StudyError(f"{variant.name}, {where}: {why}")
+            line = found.setdefault((variant.name, at[lines]), {})
+            line[value] = {seed: float(nll.mean()) for seed, nll in units.items()}
+    comparable(measured)
+    return [
+        Sweep(variant, label, dict(sorted(nll.items())))
+        for (variant, label), nll in sorted(found.items(), key=lambda item: _order(study, item[0][0]))
+    ]
+
+
+def _order(study: Study, variant: str) -> int:
+    return [one.name for one in study.variants].index(variant)
+
+
+def spread(sweeps: Sequence[Sweep]) -> int:
+    """Steps of the grid between the lowest and the highest best value."""
+    values = list(sweeps[0].nll)
+    places = [values.index(sweep.best) for sweep in sweeps]
+    return max(places) - min(places)
+
+
+def page(sweeps: Sequence[Sweep], command: str, figure: str, over: str, lines: str) -> str:
+    """The sweeps as Markdown, the least of each line in bold."""
+    values = list(sweeps[0].nll)
+    seeds = len(next(iter(sweeps[0].nll.values())))
+    parts = [
+        f"# Best {over} by {lines}",
+        f"`{command}`",
+        f"NLL in nats a token at the trained length, mean over documents and {seeds} training "
+        f"seed{'s' if seeds > 1 else ''}; bold: the least of its line. The last column is the best {over} of "
+        "each seed by itself.",
+    ]
+    for variant in dict.fromkeys(sweep.variant for sweep in sweeps):
+        mine = [sweep for sweep in sweeps if sweep.variant == variant]
+        steps = spread(mine)
+        rows = [f"| {lines} | {' | '.join(f'{value:g}' for value in values)} | by seed |"]
+        rows.append("|---|" + "---:|" * len(values) + "---|")
+        for sweep in mine:
+            cells = [
+                f"**{nll:.3f}**" if value == sweep.best else f"{nll:.3f}"
+                for value, nll in sweep.means.items()
+            ]
+            winners = ", ".join(f"{value:g}" for value in sweep.winners)
+            rows.append(f"| {sweep.label} | {' | '.join(cells)} | {winners} |")
+        apart = "the same" if steps == 0 else f"{steps} step{'s' if steps > 1 else ''} of the grid apart"
+        ends = "" if steps == 0 else f", from {min(s.best for s in mine):g} to {max(s.best for s in mine):g}"
+        parts += [f"## {variant}", f"Best {over}: {apart}{ends}.", "\n".join(rows)]
+    parts.append(f"![NLL over {over}, a line for each {lines}]({figure})")
+    return "\n\n".join(parts) + "\n"
+
+
+def csv_text(sweeps: Sequence[Sweep], over: str, lines: str) -> str:
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["variant", lines, over, "seed", "nll"])
+    for sweep in sweeps:
+        for value, seeds in sweep.nll.items():
+            writer.writerows((sweep.variant, sweep.label, value, seed, nll) for seed, nll in seeds.items())
+    return text.getvalue()
+
+
+def draw(sweeps: Sequence[Sweep], over: str, lines: str) -> Figure:
+    """A panel for each scheme, seeds as small points, the best of each line ringed."""
+    variants = list(dict.fromkeys(sweep.variant for sweep in sweeps))
+    with rc_context(STYLE):
+        figure = Figure(figsize=(3.2 * len(variants), 3.1), layout="constrained")
+        FigureCanvasAgg(figure)
+        panels = figure.subplots(1, len(variants), sharey=True, squeeze=False)[0]
+        for panel, variant in zip(panels, variants, strict=True):
+            mine = [sweep for sweep in sweeps if sweep.variant == variant]
+            for n, sweep in enumerate(mine):
+                colour, marker = COLOURS[n % len(COLOURS)], MARKERS[n % len(MARKERS)]
+                means = sweep.means
+                panel.plot(
+                    list(means), list(means.values()), color=colour, marker=marker, ms=4, label=sweep.label
+                )
+                for value, seeds in sweep.nll.items():
+                    panel.plot([value] * len(seeds), list(seeds.values()), ".", color=colour, ms=2, alpha=0.6)
+                panel.plot(sweep.best, means[sweep.best], "o", mfc="none", mec=INK, ms=10)
+            panel.set_xscale("log")
+            panel.set_xticks(list(mine[0].nll), [f"{value:g}" for value in mine[0].nll])
+            panel.minorticks_off()
+            panel.set(xlabel=over, title=variant)
+            panel.grid(alpha=0.3)
+            panel.spines[["top", "right"]].set_visible(False)
+        panels[0].set_ylabel("NLL, nats a token")
+        panels[-1].legend(title=lines, frameon=False)
+    return figure
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("study", type=Path, metavar="STUDY", help="folder of a study")
+    parser.add_argument("--over", default="rate", metavar="AXIS", help="of numbers, along x (rate)")
+    parser.add_argument("--lines", default="width", metavar="AXIS", help="a line for each place (width)")
+    parser.add_argument("--evaluation", metavar="NAME", help="default: the study's first")
+    parser.add_argument("--out", type=Path, metavar="PATH", help="without a suffix; default: STUDY/sweep")
+    given = parser.parse_args()
+    study = read_study(read_results(given.study))
+    names = evaluations_of(study)
+    name = given.evaluation or next(iter(names), "")
+    if name not in names:
+        known = ", ".join(names) or "none yet: run the study first"
+        raise StudyError(f"{given.study / RESULTS} has no evaluation {name!r}; it has {known}")
+    sweeps = read_sweeps(study, name, given.over, given.lines)
+    out = given.out or given.study / "sweep"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    command = " ".join(["python", "scripts/plot_sweep.py", *sys.argv[1:]])
+    text = page(sweeps, command, f"{out.name}.png", given.over, given.lines)
+    print(text)
+    write_text(out.with_suffix(".md"), text)
+    write_text(out.with_suffix(".csv"), csv_text(sweeps, given.over, given.lines))
+    save(draw(sweeps, given.over, given.lines), out.parent, out.name)
+    return 0
+
+
+if __name__ == "__main__":
+    run_main(main)
