@@ -180,7 +180,7 @@ def train(
             if done in looks:
                 measured[done] = validate(monitor, model, parallel, autocast, recorder, done)
             if writes:
-                write_samples(model, prepared.tokenizer, t.samples, recorder, done, console)
+                write_samples(model, prepared.tokenizer, t.samples, device, autocast, recorder, done, console)
         parallel.settle(model)
         parallel.wait()
         recorder.resume_clock()

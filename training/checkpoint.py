@@ -31,6 +31,7 @@ from training.optimizer import clean_name, named_weights
 from training.sharded import (
     ALONE,
     Group,
+    any_sharded,
     is_sharded,
     whole_name,
     write_part,
@@ -215,7 +216,7 @@ def _write(building: Path, step: int, image: Image, state: dict, group: Group) -
     """This process's files of one checkpoint into its folder; hash and size of each."""
 
     def put(kind: str, tensors: dict[str, Tensor]) -> Path:
-        if group.world > 1:
+        if group.world > 1 or any_sharded(tensors.values()):  # one process alone may hold a sharded model too
             return write_part(building, kind, tensors, group.rank, group.world)
         save_file(tensors, building / f"{kind}.safetensors")
         return building / f"{kind}.safetensors"

@@ -84,11 +84,14 @@ def write_samples(
     model: Transformer,
     tokenizer: Tokenizer,
     settings: SampleSettings,
+    device: torch.device,
+    autocast: torch.dtype | None,
     recorder: Recorder,
     done: int,
     console: Console,
 ) -> None:
-    """Continue each prompt greedily and write the text down."""
+    """Continue each prompt greedily and write the text down; under the autocast of the training passes, as
+    sharded blocks are gathered in its dtype."""
     model.eval()
     samples = []
     for prompt in settings.prompts:
@@ -98,7 +101,8 @@ def write_samples(
         if not ids or room < 1:
             continue
         generation = Generation(model, [ids], room, Sampling(temperature=0), eos_id=tokenizer.eos_id)
-        new = [row[0] for row in generation]
+        with torch.autocast(device.type, autocast, enabled=autocast is not None):
+            new = [row[0] for row in generation]
         text = tokenizer.decode(ids[len(begin) :] + [token for token in new if token is not None])
         samples.append({"prompt": prompt, "text": text})
         console.say(f"step {done} sample: {text!r}")

@@ -105,6 +105,20 @@ def test_a_sharded_run_is_a_run_like_any_other(exact, tmp_path, monkeypatch, cap
     assert ended.value.code == 2 and "exists already" in capsys.readouterr().err
 
 
+def test_one_process_may_shard_and_gather_in_bfloat16(words, tmp_path, monkeypatch):
+    """As on a single GPU: looks, text and checkpoints of blocks that are gathered in bfloat16."""
+    whole, folder = tmp_path / "whole", tmp_path / "sharded"
+    words = [*words, "training.precision=bfloat16"]
+    assert here(monkeypatch, *words, "--folder", str(whole)) == 0
+    words += ["training.parallel={sharding: full, processes: 1}", "--folder", str(folder)]
+    assert shared(1, lambda: here(monkeypatch, *words)) == [0]
+    assert differ(lines(whole), lines(folder), kinds=("train", "validation")) < 0.02
+    assert [line["samples"] for line in lines(folder) if line["kind"] == "samples"]
+    want, found = weights_of(load(whole).model), weights_of(load(folder).model)
+    for name, tensor in want.items():
+        torch.testing.assert_close(found[name], tensor, rtol=0, atol=0.02, msg=name)
+
+
 def refused(monkeypatch, *words) -> list[str]:
     """What each of two processes says that may not train under these words."""
 
