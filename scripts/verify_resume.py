@@ -39,7 +39,7 @@ from training.console import Console, run_main
 from training.errors import TrainingError
 from training.files import read_json
 from training.log import read_metrics
-from training.run import SETTINGS
+from training.run import SETTINGS, not_a_run
 
 ROOT = Path(__file__).resolve().parent.parent
 TOLERANCE = 1e-10  # of losses and gradient norms in float64, between numbers of processes
@@ -74,6 +74,9 @@ def main() -> int:
     options, console = parse(), Console()
     if options.kills < 2:
         raise TrainingError("--kills must be at least 2: a second resume finds what the first one hides")
+    for name, least in (("steps", options.steps), ("ranks", min(options.ranks or (1,)))):
+        if least is not None and least < 1:
+            raise TrainingError(f"--{name} must be at least 1, not {least}")
     words, steps = words_of(options)
     ranks = options.ranks or (1, 1)
     out = Path(options.out or tempfile.mkdtemp(prefix="verify-resume-"))
@@ -98,7 +101,7 @@ def main() -> int:
 
 def words_of(options: argparse.Namespace) -> tuple[list[str], int]:
     """The words of both runs, and how many steps they take."""
-    words = [str(Path(w) / SETTINGS) if (Path(w) / SETTINGS).is_file() else w for w in options.words]
+    words = [settings_of(word) for word in options.words]
     if options.ranks and options.ranks[0] != options.ranks[1]:
         words.append("training.precision=float64")
     settings, _ = read_run_settings(words)
@@ -107,13 +110,25 @@ def words_of(options: argparse.Namespace) -> tuple[list[str], int]:
         settings, _ = read_run_settings(words)
     steps = settings.steps
     if steps < 3 * options.kills:
+        fewer = f", or --kills {steps // 3}" if steps // 3 >= 2 else ""
         raise TrainingError(
-            f"{steps} steps are too few for {options.kills} kills: give --steps, or fewer kills"
+            f"{steps} steps are too few for {options.kills} kills, which take 3 each: give "
+            f"--steps {3 * options.kills}{fewer}"
         )
     every = settings.training.checkpoint.every
     if every is None or every > steps // 4:
         words.append(f"training.checkpoint.every={max(1, steps // 8)}")
     return [*words, "training.log_every=1000000", "training.wandb.mode=disabled"], steps
+
+
+def settings_of(word: str) -> str:
+    """The settings of a run where a word names one; any other word as it is."""
+    folder = Path(word)
+    if (folder / SETTINGS).is_file():
+        return str(folder / SETTINGS)
+    if "=" not in word and folder.suffix not in (".yaml", ".yml"):
+        raise TrainingError(f"{not_a_run(folder)}; give a run, YAML files or settings (key=value)")
+    return word
 
 
 def every_of(words: list[str]) -> int:

@@ -124,10 +124,10 @@ class Recorder:
         """Note the NLL (nats) of held-out targets by length; say it with the change since the look before."""
         self.write(done, "validation", nll=nll, targets=targets, documents=documents, **values)
         before = self._view.nll
+        self._view.look(done, nll, targets, documents)  # first: a line that is said draws the view anew
         if not before:
             self.console.say(f"held-out NLL by length: the same {targets:,} targets of {documents} documents")
         self.console.say(f"step {done} held-out NLL  {'  '.join(looks_in_words(nll, before))}")
-        self._view.look(done, nll, targets, documents)
 
     def sync(self) -> None:
         """Force the metrics to the disk, before a checkpoint that counts on them."""

@@ -113,7 +113,11 @@ def test_a_kill_falls_between_an_edge_and_the_checkpoint_after_it():
 def test_what_proves_nothing_is_refused(words, tmp_path, monkeypatch):
     for options, said in (
         (["--kills", "1"], "must be at least 2"),
-        (["--steps", "4"], "4 steps are too few for 3 kills"),
+        (["--steps", "4"], "4 steps are too few for 3 kills, which take 3 each: give --steps 9$"),
+        (["--steps", "7"], "7 steps are too few .* give --steps 9, or --kills 2$"),
+        (["--steps", "0"], "--steps must be at least 1, not 0"),
+        (["--ranks", "0", "1"], "--ranks must be at least 1, not 0"),
+        (["runs/none"], "runs/none: no such run folder; give a run, YAML files or settings"),
     ):
         with pytest.raises(TrainingError, match=said):
             called(monkeypatch, verify_resume, *words, *options, "--out", tmp_path / "out")

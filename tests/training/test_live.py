@@ -11,6 +11,8 @@ from rich.console import Console as RichConsole
 from training import console as module
 from training.console import Console
 from training.live import LiveView, mean, short_name, sparkline
+from training.record import Recorder
+from training.settings import RunSettings
 
 
 def view(**more) -> LiveView:
@@ -114,3 +116,15 @@ def test_there_is_no_view_without_a_terminal(monkeypatch, capsys):
     monkeypatch.setenv("TERM", "xterm")
     with Console(quiet=True).live(view()) as draw:
         assert draw is None
+
+
+def test_a_look_is_on_the_screen_as_soon_as_it_is_done(monkeypatch, tmp_path):
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("TERM", "xterm")
+    told = {"flops_per_token": 1.0, "peak": 1e12, "memory": lambda: 0}
+    with Recorder(tmp_path, RunSettings(), 0, main=True, console=Console(), **told) as recorder:
+        for done, nll in ((4, 3.0), (8, 2.5)):
+            recorder.look(done, {16: nll}, 8, 1)
+            text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.getvalue())
+            assert f"held out: step {done}, 8 targets" in text and re.search(rf"NLL +{nll:.4f}", text), done
