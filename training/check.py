@@ -20,6 +20,7 @@ from training.schema import Kind, kind_of_annotation, leaves, limits, type_words
 from training.yamltext import kind_of
 
 _SUFFIXED = re.compile(r"^([-+]?[0-9][0-9_]*(?:\.[0-9]+)?|[-+]?\.[0-9]+)\s?([kKMBGT])$")
+FEW = 12  # settings of a group that are listed
 _POWERS = {"k": 3, "K": 3, "M": 6, "B": 9, "G": 9, "T": 12}
 
 
@@ -63,11 +64,12 @@ class _Walk:
         kind = kind_of_annotation(annotation)
         if isinstance(value, dict):
             return self.mapping(kind, value, path)
-        if isinstance(value, list):
-            if kind.items is None:
-                return value
+        if isinstance(value, list) and kind.items is not None:
             return [self.value(kind.items, item, (*path, i)) for i, item in enumerate(value)]
-        return self.scalar(kind, annotation, value, path)
+        if _wants_mapping(kind) and not (value is None and kind.null):
+            self.refuse(path, _no_choice(kind, value, path) if kind.choices else _no_group(kind, value, path))
+            return value
+        return value if isinstance(value, list) else self.scalar(kind, annotation, value, path)
 
     def mapping(self, kind: Kind, value: dict, path: tuple) -> object:
         if kind.choices:
@@ -94,13 +96,7 @@ class _Walk:
         elif isinstance(value, bool) and numeric and bool not in kind.scalars and value not in kind.literals:
             self.refuse(path, f"{_dotted(path)} = {_show(value)}: must be {_a(type_words(annotation))}")
         elif isinstance(value, str) and value not in kind.literals and str not in kind.scalars:
-            if kind.choices and value in dict(kind.choices):
-                mend = f"{_dotted(path)}.name={value}"
-                self.refuse(
-                    path,
-                    f"{_dotted(path)} = {value}: a choice is written {mend} (in YAML: {{name: {value}}})",
-                )
-            elif numeric and (match := _SUFFIXED.match(value)):
+            if numeric and (match := _SUFFIXED.match(value)):
                 number = Decimal(match[1].replace("_", "")) * 10 ** _POWERS[match[2]]
                 return int(number) if number == int(number) else float(number)
             elif numeric:  # pydantic would read '010' and '1_0'
@@ -125,11 +121,13 @@ class _Walk:
 
     def nearest(self, cls: type[BaseModel], path: tuple, key: str) -> str:
         """The end of the sentence about an unknown key: the closest valid one, or all there are."""
-        beside = list(cls.model_fields)
+        beside = [one for one in cls.model_fields if one != "name"]
         prefix = _dotted(path) + "." if path else ""
+        is_small = bool(path) and len(beside) <= FEW  # all of it is said before settings of elsewhere are
         if close := difflib.get_close_matches(key, beside, n=1, cutoff=0.75):
             return f"did you mean {prefix}{close[0]}?"
-        everywhere = list(leaves(self.root))
+        reach = prefix if is_small else ""
+        everywhere = [name for name in dict.fromkeys(leaves(self.root)) if name.startswith(reach)]
         if same := [name for name in everywhere if name.rsplit(".", 1)[-1] == key]:
             return f"did you mean {same[0]}?" + (f" (or {', '.join(same[1:3])})" if len(same) > 1 else "")
         if close := difflib.get_close_matches(key, beside, n=1, cutoff=0.5):
@@ -139,6 +137,54 @@ class _Walk:
             return f"did you mean {words[close[0]]}?"
         here = f"of {_dotted(path)}" if path else "at the top level"
         return f"the settings {here} are {', '.join(beside)}"
+
+
+def _wants_mapping(kind: Kind) -> bool:
+    """Whether nothing but a mapping of settings may stand here."""
+    return bool(kind.group or kind.choices) and not (kind.scalars or kind.literals or kind.items)
+
+
+def _no_choice(kind: Kind, value: object, path: tuple) -> str:
+    """The sentence about something else where a choice by name is wanted."""
+    names, dotted = [str(known) for known, _ in kind.choices], _dotted(path)
+    if value in names:
+        return f"{dotted} = {value}: a choice is written {dotted}.name={value} (in YAML: {{name: {value}}})"
+    close = difflib.get_close_matches(str(value), names, n=1, cutoff=0.6)
+    guess = f"did you mean {dotted}.name={close[0]}? " if close else f"write {dotted}.name=NAME; "
+    null = " or null" if kind.null else ""
+    return f"{dotted} = {_show(value)}: must be a choice by name{null}; {guess}known: {', '.join(names)}"
+
+
+def _no_group(kind: Kind, value: object, path: tuple) -> str:
+    """The sentence about something else where a group of settings is wanted: where it would fit in the group,
+    the first such setting, as classes name what matters most first."""
+    cls = kind.group
+    assert cls is not None
+    keys, dotted = list(cls.model_fields), _dotted(path)
+    listed = f" ({', '.join(keys)})" if len(keys) <= FEW else ""
+    start = f"{dotted} = {_show(value)}: must be a group of settings{listed}{' or null' if kind.null else ''}"
+    fitting = [key for key in keys if _fits(cls, key, value)] if listed else []
+    if any(isinstance(part, int) for part in path):  # an item of a list, which no dotted word can reach
+        inside = f"{fitting[0]}: {_show(value)}" if fitting else f"{keys[0]}: VALUE"
+        return f"{start}; write {{{inside}}}"
+    if fitting:
+        return f"{start}; write {dotted}.{fitting[0]}={_show(value)}"
+    if any(field.is_required() for field in cls.model_fields.values()) or not listed:
+        return f"{start}; write {dotted}.{keys[0]}=VALUE and so on"
+    return f"{start}; write {dotted}.{keys[0]}=VALUE and so on, or {dotted}={{}} for its defaults"
+
+
+def _fits(cls: type[BaseModel], key: str, value: object) -> bool:
+    """Whether a setting of this class could be `value`."""
+    annotation, walk = cls.model_fields[key].annotation, _Walk(cls)
+    if _wants_mapping(kind_of_annotation(annotation)):
+        return False
+    read = walk.value(annotation, value, (key,))
+    try:
+        cls.model_validate({key: read})
+    except ValidationError as error:
+        return not walk.problems and all(item["loc"][:1] != (key,) for item in error.errors())
+    return not walk.problems
 
 
 def _unknown_choice(path: tuple, value: dict, names: list[str]) -> str:
