@@ -16,6 +16,7 @@ from model.position.rotary import Rope
 from training.config import describe
 from training.console import Console
 from training.errors import TrainingError
+from training.fork import first_step
 from training.mirrors import check_mirrors
 from training.monitor import due_looks
 from training.optimizer import learnt_by_positions, who_learns_at
@@ -69,7 +70,8 @@ def reach_of(settings: RunSettings) -> int | None:
 
 
 def check_model(settings: RunSettings) -> None:
-    """Refuse a shape, a scheme, a change of it or a look at it that cannot work, before any data are read."""
+    """Refuse a shape, a scheme, a change of it or a look at it that cannot work, and steps that never come,
+    before any data are read."""
     limit = reach_of(settings)
     length, shortest = settings.train_length, min(settings.training.validation.multiples)
     if limit is not None and limit < length:
@@ -83,8 +85,27 @@ def check_model(settings: RunSettings) -> None:
             f"{limit}: add 1 to it"
         )
     _check_sampler(settings, limit)
+    _check_steps(settings)
     due_looks(settings.training.validation, settings.steps)
     check_mirrors(settings.training)
+
+
+def _check_steps(settings: RunSettings) -> None:
+    """Refuse to keep checkpoints, or trace steps, that the run will not have."""
+    c, trace = settings.training.checkpoint, settings.training.profile
+    if c.keep_every is not None and c.every is None:
+        raise TrainingError("training.checkpoint.keep_every needs checkpoints on the way: give every too")
+    if c.keep_every is not None and c.every is not None and c.keep_every % c.every:
+        raise TrainingError(
+            f"training.checkpoint.keep_every = {c.keep_every}: checkpoints are written every {c.every} steps; "
+            f"make it a multiple of that, such as {-(-c.keep_every // c.every) * c.every}"
+        )
+    first, last = first_step(settings), settings.steps
+    if trace is not None and not first - trace.steps < trace.start < last:
+        raise TrainingError(
+            f"training.profile.start = {trace.start} traces none of the steps this run takes: give {first} "
+            f"to {last - 1}"
+        )
 
 
 def _check_sampler(settings: RunSettings, limit: int | None) -> None:

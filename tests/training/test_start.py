@@ -1,6 +1,7 @@
 """What is refused, and forecast, before anything is computed."""
 
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -28,6 +29,34 @@ LEARNED = ["model.position.name=learned", "train_length=64"]
 def test_positions_that_end_too_early_are_refused_before_any_data(words, said):
     with pytest.raises(TrainingError, match=said):
         check_model(load_settings(RunSettings, LEARNED + words))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("checkpoint={every: 100, keep_every: 250}", "keep_every = 250: .* every 100 steps; .* such as 300"),
+        ("checkpoint={every: 100, keep_every: 50}", "every 100 steps; make it a multiple of that, such as 100"),
+        ("checkpoint={every: null, keep_every: 50}", "checkpoints on the way: give every too"),
+        ("profile.start=244", "profile.start = 244 traces none of .*: give 0 to 243"),
+        ("checkpoint={every: 50, keep_every: 250}", None),
+        ("profile={start: 243, steps: 3}", None),
+    ],
+)
+def test_steps_that_never_come_are_refused(words, said):
+    settings = load_settings(RunSettings, [f"training.{words}"])
+    if said is None:
+        check_model(settings)
+    else:
+        with pytest.raises(TrainingError, match=said):
+            check_model(settings)
+
+
+def test_a_fork_is_traced_on_its_own_steps_or_not_at_all():
+    fork = ["parent={run: runs/x, fork: true, checkpoint: 100}"]
+    for start, steps, is_late in ((97, 3, False), (98, 3, True), (100, 1, True)):
+        words = [*fork, f"training.profile={{start: {start}, steps: {steps}}}"]
+        with nullcontext() if is_late else pytest.raises(TrainingError, match="give 100 to 243"):
+            check_model(load_settings(RunSettings, words))
 
 
 @pytest.mark.parametrize(
