@@ -113,7 +113,7 @@ def run(options: Namespace, interrupts: Interrupts) -> int:
         more = {"lineage": parent.lineage(settings), "inherited": parent.inherited} if parent else {}
         together = processes_of(parallel)
         opened = opened_run(folder, settings, prepared, model, options.fresh, console, more, together)
-        with parallel.leading():
+        with parallel.as_one("begin"):
             if parallel.main:
                 stack.enter_context(opened)
             stack.enter_context(batches.preparing(parallel.main))
@@ -179,23 +179,23 @@ def train(
         with average.applied() if average and (done in looks or writes) else nullcontext():
             if done in looks:
                 measured[done] = validate(monitor, model, parallel, autocast, recorder, done)
-            if writes:
+            if writes and parallel.takes_part:
                 write_samples(model, prepared.tokenizer, t.samples, device, autocast, recorder, done, console)
         parallel.settle(model)
         parallel.wait()
         recorder.resume_clock()
 
     def save(done: int, last: bool) -> None:
-        if main_process:
-            recorder.sync()
-        if parallel.takes_part:
-            state = {"step": done, "tokens": settings.tokens_after(done), "gate": gate.state()}
-            state |= {"groups": batches.groups_used(done)}
-            state[HELD_OUT] = held_out_state(measured.get(done, {}))
-            saver.save(done, model, optimizer, state, average, wait=last)
-        if main_process:
-            write_exposure(folder, with_parents(folder, ledger.upto(done)))
-        parallel.wait()
+        with parallel.as_one("save"):
+            if main_process:
+                recorder.sync()
+            if parallel.takes_part:
+                state = {"step": done, "tokens": settings.tokens_after(done), "gate": gate.state()}
+                state |= {"groups": batches.groups_used(done)}
+                state[HELD_OUT] = held_out_state(measured.get(done, {}))
+                saver.save(done, model, optimizer, state, average, wait=last)
+            if main_process:
+                write_exposure(folder, with_parents(folder, ledger.upto(done)))
         recorder.resume_clock()
 
     # On a GPU, outcomes are read one step late, so that the host never waits inside a step.
@@ -221,9 +221,8 @@ def train(
             about = {"tokens": settings.tokens_after(done), "targets": batch.n_targets}
             about |= {"passes": batch.passes} if batch.passes else {}
             is_due = done in looks or any(e and done % e == 0 for e in (t.samples.every, t.checkpoint.every))
-            saver.check()
             with watch.together(f"step {done}"):
-                outcome = train_step(parts, batch.n_targets, leave=interrupts.status)
+                outcome = train_step(parts, batch.n_targets, leave=interrupts.status or saver.status)
                 recorder.step(done, outcome, rates, **about, epoch=batch.epoch, data=batch.hash)
                 stop = recorder.read(leave=0 if is_due else leave)
             if is_due:

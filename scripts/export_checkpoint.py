@@ -17,10 +17,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # started as a scr
 
 from safetensors.torch import save_file
 
-from training.checkpoint import weights_of
 from training.console import Console, run_main
 from training.errors import TrainingError
 from training.files import sync
+from training.image import weights_of
 from training.run import load
 
 

@@ -5,17 +5,17 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
-from training.errors import TrainingError
 from training.optimizer import named_weights
 from training.optimizer_settings import EmaSettings
 from training.schedule import steps_of
+from training.sharded import at_rest, own_part
 
 
 class Average:
     """mean ← decay · mean + (1 − decay) · weights after every update, on the weights' device, in float32 or
-    float64. Up to step `start` the mean is the weights themselves.
+    float64. Up to step `start` the mean is the weights themselves. Of sharded weights each process keeps the
+    mean of its part, and updates it alone.
 
     Args:
         steps: updates of the whole run.
@@ -23,11 +23,6 @@ class Average:
 
     def __init__(self, model: nn.Module, settings: EmaSettings, steps: int):
         self._weights = dict(named_weights(model))
-        if any(isinstance(weight, DTensor) for weight in self._weights.values()):
-            raise TrainingError(
-                "training.ema keeps a mean of whole weights, and these are sharded: leave it out, or train "
-                "without sharding"
-            )
         self._decay, self._start, self._step = settings.decay, steps_of(settings.start, steps), 0
         self._means = {
             name: weight.detach().to(torch.promote_types(weight.dtype, torch.float32), copy=True)
@@ -42,7 +37,7 @@ class Average:
         if self._step <= self._start:
             self._follow()
             return
-        means = list(self._means.values())
+        means = self._own_means()
         share = (1 - self._decay) * (~held).to(means[0].dtype)
         difference = torch._foreach_sub(self._present(), means)  # pyright: ignore[reportPrivateImportUsage]
         torch._foreach_mul_(difference, share)  # pyright: ignore[reportPrivateImportUsage]
@@ -55,18 +50,18 @@ class Average:
             self._follow()
             return
         for name, mean in self._means.items():
-            mean.copy_(stored[name])
+            own_part(mean).copy_(own_part(stored[name]))
 
     def tensors(self) -> dict[str, Tensor]:
-        """The means by weight name, on the CPU."""
-        return {name: mean.cpu().contiguous() for name, mean in self._means.items()}
+        """The means by weight name, on the CPU; sharded ones where they are."""
+        return {name: at_rest(mean) for name, mean in self._means.items()}
 
     @contextmanager
     def applied(self) -> Iterator[None]:
         """The model with the means for weights, which come back at the end."""
         with torch.no_grad():
-            kept = [weight.detach().clone() for weight in self._weights.values()]
-            self._into_weights(list(self._means.values()))
+            kept = [weight.clone() for weight in self._own_weights()]
+            self._into_weights(self._own_means())
         try:
             yield
         finally:
@@ -74,13 +69,21 @@ class Average:
 
     @torch.no_grad()
     def _into_weights(self, tensors: list[Tensor]) -> None:
-        for weight, tensor in zip(self._weights.values(), tensors, strict=True):
+        for weight, tensor in zip(self._own_weights(), tensors, strict=True):
             weight.copy_(tensor)
 
     @torch.no_grad()
     def _follow(self) -> None:
-        torch._foreach_copy_(list(self._means.values()), self._present())  # pyright: ignore[reportPrivateImportUsage]
+        torch._foreach_copy_(self._own_means(), self._present())  # pyright: ignore[reportPrivateImportUsage]
 
     def _present(self) -> list[Tensor]:
         """The weights in the means' dtype."""
-        return [self._weights[name].detach().to(mean.dtype) for name, mean in self._means.items()]
+        pairs = zip(self._own_weights(), self._means.values(), strict=True)
+        return [weight.to(mean.dtype) for weight, mean in pairs]
+
+    def _own_weights(self) -> list[Tensor]:
+        """This process's parts of the weights, in their own memory."""
+        return [own_part(weight.detach()) for weight in self._weights.values()]
+
+    def _own_means(self) -> list[Tensor]:
+        return [own_part(mean) for mean in self._means.values()]

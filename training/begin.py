@@ -14,13 +14,13 @@ from training.checkpoint import (
     copy_checkpoint,
     find_checkpoint,
     save_checkpoint,
-    weights_of,
 )
 from training.console import Console
 from training.errors import TrainingError
 from training.exposure import INHERITED, exposure_of
 from training.files import read_json, write_json
 from training.fork import first_other_rate
+from training.image import weights_of
 from training.optimizer import make_optimizer
 from training.restore import load_weights
 from training.run import MANIFEST, load

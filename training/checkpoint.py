@@ -7,42 +7,29 @@ only when all of it is there. No pickle is written or read. Where the model is s
 file of its own (model-00001-of-00002.safetensors), and rank 0 puts manifest and name to them all.
 """
 
-import errno
 import hashlib
 import json
 import os
 import re
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from training.average import Average
 from training.errors import TrainingError
 from training.files import is_disk_full, read_json, sha256_of, sync, write_json
-from training.optimizer import clean_name, named_weights
-from training.sharded import (
-    ALONE,
-    Group,
-    any_sharded,
-    is_sharded,
-    whole_name,
-    write_part,
-)
+from training.group import ALONE, Group, on_all
+from training.image import Image, capture
+from training.sharded import Part, is_sharded, whole_name, wholes, write_part
 
 WEIGHTS, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
 AVERAGE = "average.safetensors"
 STATE, MANIFEST = "state.json", "manifest.json"
-T = TypeVar("T")
 _NAME = re.compile(r"step-(\d+)")
-_MACHINE_FLAGS = ("foreach", "fused", "capturable", "differentiable")  # chosen anew on every machine
 
 
 @dataclass(frozen=True)
@@ -73,7 +60,7 @@ class Checkpoint:
 
     @property
     def has_average(self) -> bool:
-        return (self.folder / AVERAGE).exists()
+        return any(whole_name(name) == AVERAGE for name in self.names)
 
 
 def folder_of(run: Path, step: int) -> Path:
@@ -85,31 +72,6 @@ def steps_of(run: Path) -> list[int]:
     folder = run / "checkpoints"
     names = [path.name for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
     return sorted(int(match[1]) for name in names if (match := _NAME.fullmatch(name)))
-
-
-@dataclass(frozen=True)
-class Image:
-    """Everything of a model and its optimizer that a checkpoint holds, as of one moment."""
-
-    weights: dict[str, Tensor]
-    optimizer: dict[str, Tensor] | None  # moments and the state of the random generators; None: weights only
-    options: dict  # the optimizer's numbers and options by group
-    average: dict[str, Tensor] | None = None  # the mean of the weights, where there is one
-
-
-def capture(model: nn.Module, optimizer, average: Average | None = None, copied: bool = False) -> Image:
-    """What a checkpoint holds, on the host; if `copied`, what comes after does not change it."""
-
-    def still(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        return {name: tensor.clone() for name, tensor in tensors.items()} if copied else tensors
-
-    moments, options = (None, {}) if optimizer is None else optimizer_state(model, optimizer)
-    return Image(
-        still(weights_of(model)),
-        None if moments is None else still(moments | _generators()),
-        options,
-        None if average is None else still(average.tensors()),
-    )
 
 
 def save_checkpoint(
@@ -155,10 +117,10 @@ def save_image(
         return digest
 
     try:
-        _on_all(group, begin)
-        parts = _on_all(group, lambda: _write(building, step, image, state, group))
-        digest = _on_all(group, finish)[0]
-    except (OSError, SafetensorError, TrainingError) as error:
+        on_all(group, begin)
+        parts = on_all(group, lambda: _write(building, step, image, state, group))
+        digest = on_all(group, finish)[0]
+    except Exception as error:
         if main:
             shutil.rmtree(building, ignore_errors=True)
         if is_disk_full(error):
@@ -171,24 +133,6 @@ def save_image(
         for old in later_or_old:
             remove_checkpoint(folder_of(run, old))
     return Checkpoint(folder, step, digest)
-
-
-def _on_all(group: Group, work: Callable[[], T]) -> list[T]:
-    """What `work` gives each process of the group; where it fails on one, it does on all."""
-    found, error = None, None
-    try:
-        found = work()
-    except (OSError, SafetensorError, TrainingError) as own:
-        error = own
-    everyone = group.gather((found, None if error is None else (is_disk_full(error), str(error))))
-    if error is not None:
-        raise error
-    for rank, (_, failed) in enumerate(everyone):
-        if failed is not None and failed[0]:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        if failed is not None:
-            raise TrainingError(f"process {rank} could not save its part: {failed[1]}")
-    return [one for one, _ in everyone]
 
 
 def save_weights_only(run: Path, model: nn.Module, step: int = 0, state: dict | None = None) -> Checkpoint:
@@ -215,16 +159,16 @@ def copy_checkpoint(checkpoint: Checkpoint, run: Path) -> None:
 def _write(building: Path, step: int, image: Image, state: dict, group: Group) -> tuple[dict[str, dict]]:
     """This process's files of one checkpoint into its folder; hash and size of each."""
 
-    def put(kind: str, tensors: dict[str, Tensor]) -> Path:
-        if group.world > 1 or any_sharded(tensors.values()):  # one process alone may hold a sharded model too
-            return write_part(building, kind, tensors, group.rank, group.world)
-        save_file(tensors, building / f"{kind}.safetensors")
+    def put(kind: str, held: dict[str, Tensor | Part]) -> Path:
+        if group.world > 1:
+            return write_part(building, kind, held, group.rank, group.world)
+        save_file(wholes(held), building / f"{kind}.safetensors")
         return building / f"{kind}.safetensors"
 
     written = [put("model", image.weights)]
     if image.optimizer is not None:
         written.append(put("optimizer", image.optimizer))
-    if image.average is not None:  # of whole weights alone
+    if image.average is not None:
         written.append(put("average", image.average))
     if group.rank == 0:
         write_json(building / STATE, {"step": step, "state": state, "optimizer": image.options})
@@ -347,51 +291,3 @@ def find_checkpoint(
         mend = "restore one, or train anew with --fresh"
         raise TrainingError(f"no good checkpoint is left: {'; '.join(wrong)}; {mend}")
     return None
-
-
-# Tensors
-
-
-def weights_of(model: nn.Module) -> dict[str, Tensor]:
-    """All weights and kept buffers by clean name, on the CPU; tied ones once, under their first name."""
-    found: dict[str, Tensor] = {}
-    seen = set()
-    for name, tensor in model.state_dict().items():
-        own = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-        place = (own.untyped_storage().data_ptr(), own.storage_offset(), own.shape, own.stride())
-        if own.numel() and place in seen:
-            continue
-        seen.add(place)
-        found[clean_name(name)] = _at_rest(tensor)
-    return found
-
-
-def _at_rest(tensor: Tensor) -> Tensor:
-    """On the CPU; a part of a sharded tensor goes there when it is written."""
-    return tensor.detach() if isinstance(tensor, DTensor) else tensor.detach().cpu().contiguous()
-
-
-def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict]:
-    """The optimizer's tensors as `key/weight name`, and as JSON its numbers and options by group."""
-    names = {id(weight): name for name, weight in named_weights(model)}
-    tensors, numbers = {}, {}
-    for weight, entries in optimizer.state.items():
-        for key, value in entries.items():
-            if isinstance(value, Tensor):
-                tensors[f"{key}/{names[id(weight)]}"] = _at_rest(value)
-            else:
-                numbers.setdefault(names[id(weight)], {})[key] = value
-    groups = []
-    for group in optimizer.param_groups:
-        options = {k: v for k, v in group.items() if k != "params" and k not in _MACHINE_FLAGS}
-        options = {k: v.item() if isinstance(v, Tensor) else v for k, v in options.items()}
-        groups.append({"weights": [names[id(weight)] for weight in group["params"]], "options": options})
-    return tensors, {"groups": groups, "numbers": numbers}
-
-
-def _generators() -> dict[str, Tensor]:
-    """States of torch's generators; the order of the data needs none, but dropout and sampling would."""
-    found = {"generator/cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        found |= {f"generator/cuda{i}": state for i, state in enumerate(torch.cuda.get_rng_state_all())}
-    return found

@@ -18,6 +18,5 @@ class CheckpointSettings(Settings):
     )
     asynchronous: bool = _free(
         False,
-        "written beside the steps from a copy on the host, one at a time; needs room for that copy; not with "
-        "parallel.sharding",
+        "written beside the steps from a copy on the host, one at a time; needs room for that copy",
     )

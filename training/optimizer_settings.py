@@ -142,7 +142,7 @@ ShareOrSteps = Annotated[float, AfterValidator(_share_or_steps)]
 
 
 class EmaSettings(Settings):
-    """An exponential mean of the weights, for evaluation; not with parallel.sharding."""
+    """An exponential mean of the weights, for evaluation."""
 
     decay: float = Field(
         default=0.999,

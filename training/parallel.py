@@ -8,7 +8,6 @@ run on every machine is worth more than two of which one cannot be run on most.
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
@@ -21,6 +20,7 @@ from torch.distributed.tensor import DTensor
 
 from model import Transformer
 from training.errors import TrainingError
+from training.group import ALONE, PATIENCE, Apart, Group
 from training.launch import (
     MEND,
     asked_of_accelerate,
@@ -31,7 +31,6 @@ from training.launch import (
     parent_words,
 )
 from training.settings import TrainingSettings
-from training.sharded import ALONE, Group
 
 T = TypeVar("T")
 
@@ -48,7 +47,7 @@ class Parallel:
         check_launch(t, os.environ, asked)
         check_devices(os.environ, torch.cuda.device_count())
         # The main process prepares and validates while the others wait, by default for ten minutes only.
-        patience = InitProcessGroupKwargs(timeout=timedelta(hours=24))
+        patience = InitProcessGroupKwargs(timeout=PATIENCE)
         self._accelerator = Accelerator(
             cpu=not torch.cuda.is_available(), mixed_precision="no", kwargs_handlers=[patience]
         )
@@ -64,6 +63,8 @@ class Parallel:
                 "training.parallel.sharding is full, and there is no other process to share the weights "
                 f"with: start {MEND.format(n='N')}, or leave it out"
             )
+        # The processes that hold the model's parts, as they hear of each other when they save it.
+        self.holders: Group = Apart(self.rank, self.world) if self.sharded else ALONE
 
     @property
     def main(self) -> bool:
@@ -75,38 +76,35 @@ class Parallel:
         """Whether the model cannot be evaluated or saved without this process."""
         return self.main or self.sharded
 
-    @property
-    def holders(self) -> Group:
-        """The processes that hold the model's parts: all of them where it is sharded, else this one alone."""
-        return self if self.sharded else ALONE
-
     def main_first(self, work: Callable[[], T]) -> T:
         """What `work()` gives each process; the others begin once the main one has it.
 
         Raises TrainingError on the others where it failed on the main one.
         """
         found: list[T] = []
-        with self.leading():
+        with self.as_one("begin"):
             if self.main:
                 found.append(work())
         return found[0] if self.main else work()
 
     @contextmanager
-    def leading(self) -> Iterator[None]:
-        """The main process acts in the block, the others wait for it, and none goes on where it failed.
+    def as_one(self, what: str) -> Iterator[None]:
+        """Some or all processes do their part in the block; none goes on before the others, or where one
+        failed to `what`.
 
-        Raises TrainingError on the other processes; on the main one its own error.
+        Raises on a process that failed its own error, on the others TrainingError with its words.
         """
         failed: Exception | None = None
         try:
             yield
         except Exception as error:
             failed = error
-        first = self.gather(None if failed is None else str(failed))[0]
+        said = self.gather(None if failed is None else str(failed))
         if failed is not None:
             raise failed
-        if first is not None:
-            raise TrainingError(f"process 0 could not begin: {first}")
+        for rank, words in enumerate(said):
+            if words is not None:
+                raise TrainingError(f"process {rank} could not {what}: {words}")
 
     def wait(self) -> None:
         """Go on once every process has come here."""

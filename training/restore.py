@@ -1,15 +1,18 @@
 """What a checkpoint holds, back into a model, an optimizer and the random generators."""
 
+from collections.abc import Mapping
+
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from training.average import Average
-from training.checkpoint import AVERAGE, OPTIMIZER, STATE, WEIGHTS, Checkpoint, weights_of
+from training.checkpoint import AVERAGE, OPTIMIZER, STATE, WEIGHTS, Checkpoint
 from training.errors import TrainingError
 from training.files import read_json
+from training.image import weights_of
 from training.optimizer import clean_name, named_weights
-from training.sharded import any_sharded, is_weight, read_into, read_like, shapes_in
+from training.sharded import any_sharded, is_weight, own_part, read_into, read_like, shapes_in
 
 
 def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
@@ -52,10 +55,17 @@ def _promised(checkpoint: Checkpoint) -> dict[str, Tensor]:
 
 def load_average(model: nn.Module, checkpoint: Checkpoint) -> None:
     """Copy a checkpoint's mean of the weights over a model's weights."""
-    stored = load_file(checkpoint.folder / AVERAGE)
+    stored = stored_average(checkpoint, dict(named_weights(model)))
     with torch.no_grad():
         for name, weight in named_weights(model):
-            weight.copy_(stored[name])
+            own_part(weight).copy_(own_part(stored[name]))
+
+
+def stored_average(checkpoint: Checkpoint, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A checkpoint's mean of the weights by name, sharded as the tensors of `like` are."""
+    if checkpoint.is_sharded or any_sharded(like.values()):
+        return read_like(checkpoint.folder, like, like, kinds=(AVERAGE,))
+    return load_file(checkpoint.folder / AVERAGE)
 
 
 def restore(
@@ -106,7 +116,7 @@ def restore(
     )
     _restore_generators(stored)
     if average is not None:
-        means = load_file(checkpoint.folder / AVERAGE) if checkpoint.has_average else None
+        means = stored_average(checkpoint, average.tensors()) if checkpoint.has_average else None
         average.load(means, checkpoint.step)
     return checkpoint.state
 

@@ -8,26 +8,23 @@ import torch
 from torch import nn
 
 from training.average import Average
-from training.checkpoint import Image, capture, save_image
+from training.checkpoint import save_image
 from training.checkpoint_settings import CheckpointSettings
-from training.errors import TrainingError
+from training.exits import INTERRUPTED
+from training.group import ALONE, Group, on_all
+from training.image import Image, capture
 from training.retention import prune
-from training.sharded import ALONE, Group
 
 
 class Saver:
     """Checkpoints of one run by its policy.
 
     An asynchronous save copies tensors to the host and returns; files are written by a thread, one save at a
-    time. What goes wrong there is raised by the next call of a method. Leaving the block waits for the last.
+    time. What goes wrong there is raised by the next call of `save` or `wait`: on every process of the group
+    alike, so these are to be called by all of them after the same step. Leaving the block waits for the last.
     """
 
     def __init__(self, folder: Path, settings: CheckpointSettings, train_length: int, group: Group = ALONE):
-        if settings.asynchronous and group.world > 1:
-            raise TrainingError(
-                "training.checkpoint.asynchronous: the processes of a sharded model save it together, at "
-                "once; leave it out"
-            )
         self.folder, self.settings, self.train_length, self.group = folder, settings, train_length, group
         self._thread = ThreadPoolExecutor(1)
         self._writing: Future[None] | None = None
@@ -62,10 +59,13 @@ class Saver:
         else:
             self._write(step, image, state)
 
-    def check(self) -> None:
-        """Raise what went wrong in a save that has ended."""
-        if self._writing is not None and self._writing.done():
-            self.wait()
+    @property
+    def status(self) -> int:
+        """The exit status to ask all processes for where a save has failed, so that they stop after the same
+        step and hear of it there; else 0."""
+        writing = self._writing
+        failed = writing is not None and writing.done() and writing.exception() is not None
+        return INTERRUPTED if failed else 0
 
     def wait(self) -> None:
         """Until nothing is being written."""
@@ -75,5 +75,5 @@ class Saver:
 
     def _write(self, step: int, image: Image, state: dict) -> None:
         save_image(self.folder, step, image, state, group=self.group)
-        if self.group.rank == 0:
-            prune(self.folder, self.settings, self.train_length)
+        main, policy = self.group.rank == 0, (self.settings, self.train_length)
+        on_all(self.group, lambda: prune(self.folder, *policy) if main else None)

@@ -8,9 +8,9 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import NamedTuple
 
 import torch
 from safetensors.torch import save_file
@@ -22,31 +22,33 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+_OF_TRAINING = ("model.safetensors", "optimizer.safetensors")  # no name is in both
 _PART = re.compile(r"-\d{5}-of-\d{5}(?=\.safetensors$)")
 
 
-class Group(Protocol):
-    """The processes that hold the parts."""
+class Part(NamedTuple):
+    """What this process holds of a sharded tensor, on the host, and where that begins in the whole."""
 
-    @property
-    def rank(self) -> int: ...
-
-    @property
-    def world(self) -> int: ...
-
-    def gather(self, value: Any) -> list[Any]: ...
+    tensor: Tensor
+    offset: tuple[int, ...]
 
 
-class Alone:
-    """One process that holds everything."""
-
-    rank, world = 0, 1
-
-    def gather(self, value: Any) -> list[Any]:
-        return [value]
+def at_rest(tensor: Tensor) -> Tensor:
+    """A tensor on the CPU; a sharded one where it is."""
+    return tensor.detach() if isinstance(tensor, DTensor) else tensor.detach().cpu().contiguous()
 
 
-ALONE = Alone()
+def own_part(tensor: Tensor) -> Tensor:
+    """What this process holds of a tensor, all of one that is not sharded: the same memory, no copy."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def part_of(tensor: DTensor, copied: bool) -> Part:
+    """This process's part; if `copied`, what becomes of the tensor does not change it."""
+    _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    own = tensor.detach().to_local()
+    own = own.clone() if copied and own.device.type == "cpu" else own.cpu()
+    return Part(own.contiguous(), tuple(offset))
 
 
 def whole_name(name: str) -> str:
@@ -63,43 +65,49 @@ def any_sharded(tensors: Iterable[Tensor]) -> bool:
     return any(isinstance(tensor, DTensor) for tensor in tensors)
 
 
-def write_part(folder: Path, kind: str, tensors: Mapping[str, Tensor], rank: int, world: int) -> Path:
+def wholes(held: Mapping[str, Tensor | Part]) -> dict[str, Tensor]:
+    """The tensors of a process that shares them with no other."""
+    return {name: own if isinstance(own, Tensor) else own.tensor for name, own in held.items()}
+
+
+def write_part(folder: Path, kind: str, held: Mapping[str, Tensor | Part], rank: int, world: int) -> Path:
     """This process's file of the `kind`: its part of every sharded tensor, on rank 0 also all others."""
     parts, offsets = {}, {}
-    for name, tensor in tensors.items():
-        if isinstance(tensor, DTensor):
-            _, offset = compute_local_shape_and_global_offset(
-                tensor.shape, tensor.device_mesh, tensor.placements
-            )
-            part = tensor.to_local()
-        elif rank == 0:
-            part, offset = tensor, (0,) * tensor.ndim
-        else:
-            continue
-        if part.numel():
-            parts[name], offsets[name] = part.detach().cpu().contiguous(), {"saved_offsets": list(offset)}
+    for name, own in held.items():
+        if isinstance(own, Tensor):
+            if rank > 0:
+                continue
+            own = Part(own, (0,) * own.ndim)
+        if own.tensor.numel():
+            parts[name], offsets[name] = own.tensor, {"saved_offsets": list(own.offset)}
     file = folder / f"{kind}-{rank + 1:05d}-of-{world:05d}.safetensors"
-    save_file(parts, file, {"format": "pt", "DCP_VERSION": "1.0", "DCP_SHARDING_INFO": json.dumps(offsets)})
+    # One key alone: safetensors writes several in an order of chance, and equal trainings give equal bytes.
+    save_file(parts, file, {"DCP_SHARDING_INFO": json.dumps(offsets)})
     return file
 
 
 class _Files(FileSystem):
-    """Files of weights and moments; means of weights, which have their names, are read by themselves."""
+    """Those of some kinds: weights and their means have the same names inside."""
+
+    def __init__(self, kinds: Collection[str]):
+        super().__init__()
+        self._kinds = kinds
 
     def ls(self, path: str | os.PathLike) -> list[str]:
-        kinds = ("model.safetensors", "optimizer.safetensors")
-        return [file for file in super().ls(path) if whole_name(Path(file).name) in kinds]
+        return [file for file in super().ls(path) if whole_name(Path(file).name) in self._kinds]
 
 
-def _reader(folder: Path) -> HuggingFaceStorageReader:
+def _reader(folder: Path, kinds: Collection[str]) -> HuggingFaceStorageReader:
     reader = HuggingFaceStorageReader(str(folder))
-    reader.fs = _Files()
+    reader.fs = _Files(kinds)
     return reader
 
 
-def shapes_in(folder: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
-    """Whole shape and dtype of every tensor in a folder's safetensors files."""
-    found = _reader(folder).read_metadata().state_dict_metadata
+def shapes_in(
+    folder: Path, kinds: Collection[str] = _OF_TRAINING
+) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    """Whole shape and dtype of every tensor in a folder's files of these kinds."""
+    found = _reader(folder, kinds).read_metadata().state_dict_metadata
     return {
         name: (about.size, about.properties.dtype)
         for name, about in found.items()
@@ -112,19 +120,24 @@ def is_weight(name: str) -> bool:
     return "/" not in name
 
 
-def read_into(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Fill each tensor, whole or sharded, with what a folder's files hold under its name.
+def read_into(folder: Path, tensors: Mapping[str, Tensor], kinds: Collection[str] = _OF_TRAINING) -> None:
+    """Fill each tensor, whole or sharded, with what a folder's files of these kinds hold under its name.
 
     Every process reads by itself, and only what it needs.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
-        load(dict(tensors), storage_reader=_reader(folder), no_dist=True)
+        load(dict(tensors), storage_reader=_reader(folder, kinds), no_dist=True)
 
 
-def read_like(folder: Path, names: Iterable[str], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def read_like(
+    folder: Path,
+    names: Iterable[str],
+    like: Mapping[str, Tensor],
+    kinds: Collection[str] = _OF_TRAINING,
+) -> dict[str, Tensor]:
     """The named tensors of a folder: sharded as `like[name]` where that is, and of its shape; else whole."""
-    shapes = shapes_in(folder)
+    shapes = shapes_in(folder, kinds)
     found: dict[str, Tensor] = {}
     for name in names:
         shape, dtype = shapes[name]
@@ -133,5 +146,5 @@ def read_like(folder: Path, names: Iterable[str], like: Mapping[str, Tensor]) ->
             found[name] = torch.zeros_like(model, dtype=dtype, requires_grad=False)
         else:
             found[name] = torch.zeros(shape, dtype=dtype)
-    read_into(folder, found)
+    read_into(folder, found, kinds)
     return found

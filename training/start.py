@@ -158,15 +158,8 @@ def check_processes(settings: RunSettings, processes: int) -> None:
 
 
 def check_sharding(settings: RunSettings, model: Transformer, sharded: bool) -> None:
-    """Refuse what cannot be had of a sharded model: a mean of its weights, saving beside the steps, and an
-    exchange of schemes whose positions learn, as their shards stay behind."""
-    t = settings.training
-    for key, asked in (("ema", t.ema is not None), ("checkpoint.asynchronous", t.checkpoint.asynchronous)):
-        if sharded and asked:
-            raise TrainingError(
-                f"training.{key} needs whole weights, and these are sharded: leave it out, or set "
-                "training.parallel.sharding to none"
-            )
+    """Refuse what cannot be had of a sharded model: an exchange of schemes whose positions learn, as their
+    shards stay behind."""
     if sharded and learnt_by_positions(model) and any(stage.words for stage in stages_of(settings)):
         raise TrainingError(
             "training.changes exchanges positions that learn, whose weights cannot be split then: set "

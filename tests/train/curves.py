@@ -10,6 +10,7 @@ from accelerate.state import AcceleratorState, GradientState
 from data import Prepared
 from model import Transformer
 from tests import processes
+from training.average import Average
 from training.config import load_settings
 from training.exposure import make_batches
 from training.gate import Gate
@@ -37,9 +38,9 @@ class Training:
         wrapped = self.parallel.wrap(self.model, autocast=autocast)
         self.optimizer = make_optimizer(self.model, t.optimizer)
         gate = Gate(t.on_nonfinite, t.on_spike, self.parallel.device)
-        self._step = Stepper(
-            self.parallel, wrapped, self.optimizer, clip=t.clip, autocast=autocast, gate=gate
-        )
+        self.average = Average(self.model, t.ema, self.settings.steps) if t.ema else None
+        more = {"gate": gate, "average": self.average}
+        self._step = Stepper(self.parallel, wrapped, self.optimizer, clip=t.clip, autocast=autocast, **more)
         self._batches = make_batches(self.settings, prepared)
 
     def steps(self, start: int, stop: int) -> list[tuple[float, float]]:

@@ -7,6 +7,7 @@ import json
 import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch.distributed.tensor import DTensor
@@ -17,14 +18,17 @@ from model import Places
 from model.sampling import Generation, Sampling
 from tests.train.curves import CLIP, Training, shared
 from training import checkpoint as module
-from training.checkpoint import find_checkpoint, save_checkpoint, weights_of
+from training.checkpoint import damage, find_checkpoint, save_checkpoint, steps_of
+from training.checkpoint_settings import CheckpointSettings
 from training.config import load_settings
 from training.console import Console
 from training.errors import TrainingError
 from training.exposure import make_batches
+from training.image import weights_of
 from training.loop import places_of
 from training.parallel import Parallel
 from training.restore import load_weights, restore
+from training.saving import Saver
 from training.settings import RunSettings, TrainingSettings
 from training.start import make_model
 
@@ -47,7 +51,7 @@ SCHEMES = {
     "kerple": ["model.position.name=kerple", "model.tied=false"],
     "fox": ["model.position.name=fox"],
     "ssmax": ["model.position={name: rope, temperature: {name: ssmax}, sink_logit: learned}"],
-    "fire": ["model.position.name=fire"],
+    "fire": ["model.position.name=fire", "training.ema={decay: 0.7, start: 1}"],
 }
 
 
@@ -170,18 +174,46 @@ def course(words, prepared, folder=None, prepare=None) -> dict:
     looked = nll(training, prepared)
     middle = training.steps(2, 4)
     if folder is not None and training.parallel.takes_part:
-        state = {"step": 4}
-        save_checkpoint(folder, 4, training.model, training.optimizer, state, group=training.parallel.holders)
+        save(folder, training)
     parts = [w for w in training.model.parameters() if isinstance(w, DTensor)]
     held = sum(w.to_local().numel() for w in parts), sum(w.numel() for w in training.model.parameters())
-    return {"curve": [*before, *middle, *training.steps(4, 6)], "nll": looked, "held": held}
+    curve = [*before, *middle, *training.steps(4, 6)]
+    return {"curve": curve, "nll": looked, "held": held, "mean": mean_of(training)}
 
 
-def resumed(words, prepared, folder) -> list:
-    """The two updates after a checkpoint."""
+def save(folder, training: Training) -> None:
+    more = {"average": training.average, "group": training.parallel.holders}
+    save_checkpoint(folder, 4, training.model, training.optimizer, {"step": 4}, **more)
+
+
+def mean_of(training: Training) -> dict[str, np.ndarray]:
+    """The mean of the weights, whole; {} where none is kept."""
+    means = training.average.tensors() if training.average else {}
+    wholes = {name: x.full_tensor() if isinstance(x, DTensor) else x for name, x in means.items()}
+    return {name: mean.numpy().copy() for name, mean in wholes.items()}
+
+
+def resumed(words, prepared, folder) -> tuple[list, dict]:
+    """The two updates after a checkpoint, and the mean of the weights after them."""
     training = Training([*SMALL, "training.precision=float64", *words], prepared)
-    assert restore(training.model, training.optimizer, find_checkpoint(folder)) == {"step": 4}
-    return training.steps(4, 6)
+    found = restore(training.model, training.optimizer, find_checkpoint(folder), training.average)
+    assert found == {"step": 4}
+    return training.steps(4, 6), mean_of(training)
+
+
+def saved_beside(words, prepared, folder) -> None:
+    """Saved at once under the name `once`, and in a thread, many times, while three more updates are made."""
+    training = Training([*SMALL, "training.precision=float64", *words], prepared)
+    training.steps(0, 4)
+    save(folder / "once", training)
+    settings, held = CheckpointSettings(asynchronous=True, keep=99), training.parallel.holders
+    with Saver(folder / "beside", settings, 24, held) as saver:
+        more = {"state": {"step": 4}, "average": training.average}
+        saver.save(4, training.model, training.optimizer, **more)
+        for number in range(4, 10):  # sums of the steps and words of the thread at the same time
+            training.step(number)
+            if number < 7:
+                saver.save(number + 1, training.model, training.optimizer, **more)
 
 
 def in_bfloat16(words, prepared) -> dict:
@@ -252,6 +284,7 @@ def halves(prepared, tmp_path_factory, whole):
         found["recomputed"] = course([SHARDED, RECOMPUTED, *SCHEMES["rope"]], prepared)
         found["compiled"] = course([SHARDED, RECOMPUTED, *SCHEMES["rope"]], prepared, prepare=by_block)
         found["bfloat16"] = in_bfloat16([SHARDED, RECOMPUTED], prepared)
+        saved_beside([SHARDED, *SCHEMES["fire"]], prepared, root / "threads")
         found["full"] = disk_full_on_one([SHARDED, *SCHEMES["fox"]], prepared, root / "fox")
         found["resumed"] = {
             "same": resumed([SHARDED, *SCHEMES["fire"]], prepared, root / "fire"),
@@ -285,15 +318,24 @@ def test_sharded_blocks_are_gathered_in_bfloat16_and_all_else_stays_float32(halv
 
 def test_a_sharded_checkpoint_is_read_whole_and_goes_on_at_other_sizes(whole, halves, prepared):
     root, found = halves
-    after = whole[1]["fire"]["curve"][4:]
+    after, mean = whole[1]["fire"]["curve"][4:], whole[1]["fire"]["mean"]
+
+    def as_in_one_go(found):
+        curve, own = found
+        assert differ(curve, after) < 1e-10 and own.keys() == mean.keys() != set()
+        for name in mean:
+            np.testing.assert_allclose(own[name], mean[name], rtol=0, atol=1e-10, err_msg=name)
+
     for rank in found:
-        for name, curve in rank["resumed"].items():
-            assert differ(curve, after) < 1e-10, name
+        as_in_one_go((rank["fire"]["curve"][4:], rank["fire"]["mean"]))
+        for again in rank["resumed"].values():
+            as_in_one_go(again)
     files = {file.name for file in (root / "fire" / "checkpoints" / "step-00000004").iterdir()}
-    assert {"model-00001-of-00002.safetensors", "optimizer-00002-of-00002.safetensors"} <= files
-    assert differ(resumed(SCHEMES["fire"], prepared, root / "fire"), after) < 1e-10
-    four = shared(4, lambda: resumed([SHARDED, *SCHEMES["fire"]], prepared, root / "fire"))
-    assert all(differ(curve, after) < 1e-10 for curve in four)
+    kinds = ("model-00001", "optimizer-00002", "average-00001", "average-00002")
+    assert {f"{kind}-of-00002.safetensors" for kind in kinds} <= files
+    as_in_one_go(resumed(SCHEMES["fire"], prepared, root / "fire"))
+    for again in shared(4, lambda: resumed([SHARDED, *SCHEMES["fire"]], prepared, root / "fire")):
+        as_in_one_go(again)
     for name, words in SCHEMES.items():
         settings = load_settings(RunSettings, [*SMALL, *words])
         model = make_model(settings, prepared.tokenizer.vocab_size).double()
@@ -302,6 +344,16 @@ def test_a_sharded_checkpoint_is_read_whole_and_goes_on_at_other_sizes(whole, ha
         load_weights(model, find_checkpoint(whole[0] / name))
         for key, tensor in weights_of(model).items():
             torch.testing.assert_close(read[key], tensor, rtol=0, atol=1e-10, msg=f"{name} {key}")
+
+
+def test_shards_saved_beside_the_steps_are_the_bytes_of_a_save_at_once(halves):
+    once, beside = (
+        {file.name: file.read_bytes() for file in (halves[0] / "threads" / name).glob("checkpoints/*4/*")}
+        for name in ("once", "beside")
+    )
+    assert len(once) == 8 and once == beside
+    assert steps_of(halves[0] / "threads" / "beside") == [4, 5, 6, 7]
+    assert all(damage(path) is None for path in (halves[0] / "threads").glob("beside/checkpoints/*"))
 
 
 def test_a_disk_that_is_full_for_one_process_saves_for_none_and_all_say_so(halves):

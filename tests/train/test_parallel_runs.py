@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import runpy
 import shutil
 import subprocess
@@ -17,8 +19,10 @@ from tests.processes import free_port
 from tests.train.conftest import ROOT, environment
 from tests.train.curves import shared
 from tests.train.test_train import here, lines
-from training.checkpoint import weights_of
+from training import checkpoint as saved
+from training import monitor
 from training.errors import TrainingError
+from training.image import weights_of
 from training.run import load
 
 
@@ -65,7 +69,8 @@ def test_two_machines_have_the_losses_of_one_process(exact, tmp_path, monkeypatc
 def test_a_sharded_run_is_a_run_like_any_other(exact, tmp_path, monkeypatch, capsys):
     """Two processes shard it, one goes on with it whole, two again with their parts; one file in the end."""
     whole, folder, out = tmp_path / "whole", tmp_path / "sharded", tmp_path / "weights.safetensors"
-    exact = [*exact, "training.checkpoint.keep=9"]
+    exact = [*exact, "training.checkpoint={every: 3, keep: 9, asynchronous: true}"]
+    exact += ["training.ema={decay: 0.7, start: 2}"]
     assert here(monkeypatch, *exact, "--folder", str(whole)) == 0
 
     def by_two(*more):
@@ -83,6 +88,8 @@ def test_a_sharded_run_is_a_run_like_any_other(exact, tmp_path, monkeypatch, cap
     assert (newest / "model-00002-of-00002.safetensors").is_file() and not (
         newest / "model.safetensors"
     ).exists()
+    means, last = (same_weights(folder, whole, which) for which in (None, "last"))
+    assert max((means[name] - last[name]).abs().max() for name in means) > 1e-3
 
     cut(3)
     assert here(monkeypatch, *exact, "--folder", str(folder)) == 0
@@ -119,6 +126,15 @@ def test_one_process_may_shard_and_gather_in_bfloat16(words, tmp_path, monkeypat
         torch.testing.assert_close(found[name], tensor, rtol=0, atol=0.02, msg=name)
 
 
+def same_weights(run, other, which) -> dict[str, torch.Tensor]:
+    """The weights that both runs give to whom asks for these, compared."""
+    found, want = (weights_of(load(folder, weights=which).model) for folder in (run, other))
+    assert found.keys() == want.keys()
+    for name, tensor in want.items():
+        torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-10, msg=name)
+    return found
+
+
 def refused(monkeypatch, *words) -> list[str]:
     """What each of two processes says that may not train under these words."""
 
@@ -138,13 +154,33 @@ def test_a_refusal_of_the_main_process_ends_all_in_words(exact, tmp_path, monkey
     assert "training.clip" in main and other == f"process 0 could not begin: {main}"
 
 
-@pytest.mark.parametrize("word", ["training.ema.decay=0.9", "training.checkpoint.asynchronous=true"])
-def test_what_needs_whole_weights_is_refused_before_there_is_a_folder(exact, tmp_path, monkeypatch, word):
-    more = [word, "training.parallel.sharding=full", "--folder", str(tmp_path / "run")]
-    key = word.split("=")[0].removesuffix(".decay")
-    for said in refused(monkeypatch, *exact, *more):
-        assert said.startswith(f"{key} needs whole weights")
-    assert not (tmp_path / "run").exists()
+@pytest.mark.parametrize(("sharding", "culprit"), [("full", 1), ("none", 0)])
+def test_a_save_that_fails_beside_the_steps_ends_all(words, tmp_path, monkeypatch, sharding, culprit):
+    """At the first steps after it, not at the next save. Text is written by those who hold weights alone."""
+    folder = tmp_path / "run"
+    words += ["training.tokens=15360", "training.checkpoint={every: 40, asynchronous: true}"]
+    words += ["training.samples={every: 20, tokens: 8}", "training.validation.every=null"]
+    words, written = [*words, f"training.parallel.sharding={sharding}"], []
+
+    def tell() -> tuple[str, int]:
+        write, generation = saved._write, monitor.Generation
+
+        def full(*args):
+            if os.environ["RANK"] == str(culprit):
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return write(*args)
+
+        monkeypatch.setattr(saved, "_write", full)
+        monkeypatch.setattr(monitor, "Generation", lambda *a, **m: written.append(1) or generation(*a, **m))
+        with pytest.raises(TrainingError) as caught:
+            here(monkeypatch, *words, "--folder", str(folder))
+        return re.sub(r"\d+ MB free", "no room", str(caught.value)), len(written)
+
+    (main, texts), (other, of_other) = shared(2, tell)
+    assert "disk full (no room) while saving step 40; there is no earlier one" in main
+    assert other == (main if sharding == "full" else f"process 0 could not save: {main}")
+    assert 40 < lines(folder)[-1]["step"] < 80 and not any((folder / "checkpoints").iterdir())
+    assert texts == 4 and of_other == (4 if sharding == "full" else 0)  # two prompts, twice
 
 
 def test_learned_positions_that_change_on_the_way_cannot_be_sharded(words, tmp_path, monkeypatch):

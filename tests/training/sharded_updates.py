@@ -9,10 +9,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from model import ModelSettings, Places, Transformer
-from training.average import Average
-from training.errors import TrainingError
 from training.optimizer import gated_step, make_optimizer, set_learning_rates
-from training.optimizer_settings import AdamWSettings, EmaSettings, MuonSettings
+from training.optimizer_settings import AdamWSettings, MuonSettings
 
 
 def build():
@@ -46,11 +44,6 @@ def main():
         )
         if dist.get_rank() == 0:
             print(settings.name, worst, moved, flush=True)
-    try:
-        Average(shared, EmaSettings(), 10)
-    except TrainingError as error:
-        if dist.get_rank() == 0:
-            print("refused", error, flush=True)
     dist.destroy_process_group()
 
 

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
@@ -23,9 +24,9 @@ from training.checkpoint import (
     save_checkpoint,
     save_weights_only,
     steps_of,
-    weights_of,
 )
 from training.errors import TrainingError
+from training.image import weights_of
 from training.optimizer_settings import AdamWSettings, MuonSettings
 from training.restore import load_weights, restore
 
@@ -232,7 +233,7 @@ def test_disk_full_leaves_the_previous_one_intact(tmp_path, monkeypatch, call, a
         if len(calls) == call:
             file.write_bytes(b"half")
             if as_safetensors:
-                raise module.SafetensorError("I/O error: No space left on device (os error 28)")
+                raise SafetensorError("I/O error: No space left on device (os error 28)")
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(file))
         real(tensors, file, *rest)
 

@@ -3,6 +3,7 @@
 import errno
 import os
 import threading
+import time
 
 import pytest
 
@@ -11,6 +12,9 @@ from training import checkpoint as module
 from training.checkpoint import find_checkpoint, folder_of, save_checkpoint, steps_of
 from training.checkpoint_settings import CheckpointSettings
 from training.errors import TrainingError
+from training.exits import INTERRUPTED
+from training.files import is_disk_full
+from training.group import on_all
 from training.retention import best_of, held_out_state, kept, prune
 from training.saving import Saver
 
@@ -55,7 +59,7 @@ def test_beside_the_steps_the_bytes_are_those_of_a_save_at_once(tmp_path, monkey
     with Saver(tmp_path / "beside", CheckpointSettings(asynchronous=True), 24) as saver:
         saver.save(2, *pair, {"tokens": 5})
         update(*pair)
-        saver.check()
+        assert saver.status == 0
         assert steps_of(tmp_path / "beside") == []
         gate.set()
         saver.save(3, *pair, {"tokens": 6})  # one at a time: the first is there now
@@ -69,7 +73,7 @@ def full(*_: object) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-@pytest.mark.parametrize("told_by", ["check", "wait", "save", "leaving"])
+@pytest.mark.parametrize("told_by", ["status", "wait", "save", "leaving"])
 def test_what_goes_wrong_beside_the_steps_is_told(tmp_path, monkeypatch, told_by):
     pair = trained(1)
     save_checkpoint(tmp_path, 1, *pair)
@@ -78,14 +82,37 @@ def test_what_goes_wrong_beside_the_steps_is_told(tmp_path, monkeypatch, told_by
     saver = Saver(tmp_path, CheckpointSettings(asynchronous=True), 24)
     with pytest.raises(TrainingError, match=r"disk full .* while saving step 2; step 1 is intact"), saver:
         saver.save(2, *pair, {})
-        if told_by == "check":
-            while True:
-                saver.check()
-        if told_by == "wait":
+        if told_by == "status":
+            while saver.status == 0:
+                time.sleep(0.001)
+            assert saver.status == INTERRUPTED
+        if told_by in ("status", "wait"):
             saver.wait()
         if told_by == "save":
             saver.save(3, *pair, {})
     assert steps_of(tmp_path) == [1] and content(tmp_path, 1) == good
+
+
+class Other:
+    """A group of two, whose other process failed at what this one did."""
+
+    rank, world = 0, 2
+
+    def __init__(self, is_full: bool):
+        self._failed = (None, (is_full, "no such luck"))
+
+    def gather(self, value):
+        return [value, self._failed]
+
+
+def test_what_fails_on_one_process_fails_on_all():
+    with pytest.raises(TrainingError, match=r"process 1 could not save: no such luck"):
+        on_all(Other(False), lambda: 3)
+    with pytest.raises(OSError) as caught:
+        on_all(Other(True), lambda: 3)
+    assert is_disk_full(caught.value)
+    with pytest.raises(ZeroDivisionError):  # not before the other has heard of it
+        on_all(Other(True), lambda: 1 // 0)
 
 
 def test_the_error_of_the_loop_is_told_and_the_save_under_way_is_finished(tmp_path):
@@ -93,15 +120,3 @@ def test_the_error_of_the_loop_is_told_and_the_save_under_way_is_finished(tmp_pa
         saver.save(4, *trained(1), {})
         raise KeyError
     assert find_checkpoint(tmp_path).step == 4
-
-
-class Two:
-    rank, world = 0, 2
-
-    def gather(self, value):
-        return [value, value]
-
-
-def test_a_sharded_model_is_saved_at_once(tmp_path):
-    with pytest.raises(TrainingError, match=r"training.checkpoint.asynchronous: .* leave it out"):
-        Saver(tmp_path, CheckpointSettings(asynchronous=True), 24, Two())

@@ -1,0 +1,86 @@
+"""What a checkpoint holds, taken from a run in training as of one moment."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from training.average import Average
+from training.optimizer import clean_name, named_weights
+from training.sharded import Part, at_rest, part_of
+
+_MACHINE_FLAGS = ("foreach", "fused", "capturable", "differentiable")  # chosen anew on every machine
+
+
+@dataclass(frozen=True)
+class Image:
+    """Everything of a model and its optimizer that a checkpoint holds, as of one moment."""
+
+    weights: dict[str, Tensor | Part]
+    optimizer: dict[str, Tensor | Part] | None  # moments, states of random generators; None: weights only
+    options: dict  # the optimizer's numbers and options by group
+    average: dict[str, Tensor | Part] | None = None  # the mean of the weights, where there is one
+
+
+def capture(model: nn.Module, optimizer, average: Average | None = None, copied: bool = False) -> Image:
+    """What a checkpoint holds, on the host; if `copied`, what comes after does not change it."""
+
+    def still(tensors: dict[str, Tensor]) -> dict[str, Tensor | Part]:
+        return {
+            name: part_of(tensor, copied)
+            if isinstance(tensor, DTensor)
+            else tensor.clone()
+            if copied
+            else tensor
+            for name, tensor in tensors.items()
+        }
+
+    moments, options = (None, {}) if optimizer is None else optimizer_state(model, optimizer)
+    return Image(
+        still(weights_of(model)),
+        None if moments is None else still(moments | _generators()),
+        options,
+        None if average is None else still(average.tensors()),
+    )
+
+
+def weights_of(model: nn.Module) -> dict[str, Tensor]:
+    """All weights and kept buffers by clean name; tied ones once, under their first name. On the CPU, but for
+    sharded ones, which stay where they are."""
+    found: dict[str, Tensor] = {}
+    seen = set()
+    for name, tensor in model.state_dict().items():
+        own = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        place = (own.untyped_storage().data_ptr(), own.storage_offset(), own.shape, own.stride())
+        if own.numel() and place in seen:
+            continue
+        seen.add(place)
+        found[clean_name(name)] = at_rest(tensor)
+    return found
+
+
+def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict]:
+    """The optimizer's tensors as `key/weight name`, and as JSON its numbers and options by group."""
+    names = {id(weight): name for name, weight in named_weights(model)}
+    tensors, numbers = {}, {}
+    for weight, entries in optimizer.state.items():
+        for key, value in entries.items():
+            if isinstance(value, Tensor):
+                tensors[f"{key}/{names[id(weight)]}"] = at_rest(value)
+            else:
+                numbers.setdefault(names[id(weight)], {})[key] = value
+    groups = []
+    for group in optimizer.param_groups:
+        options = {k: v for k, v in group.items() if k != "params" and k not in _MACHINE_FLAGS}
+        options = {k: v.item() if isinstance(v, Tensor) else v for k, v in options.items()}
+        groups.append({"weights": [names[id(weight)] for weight in group["params"]], "options": options})
+    return tensors, {"groups": groups, "numbers": numbers}
+
+
+def _generators() -> dict[str, Tensor]:
+    """States of torch's generators; the order of the data needs none, but dropout and sampling would."""
+    found = {"generator/cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        found |= {f"generator/cuda{i}": state for i, state in enumerate(torch.cuda.get_rng_state_all())}
+    return found
