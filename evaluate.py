@@ -77,8 +77,9 @@ from evaluation.tasks_measure import answer_tasks
 from evaluation.tasks_report import task_table, task_words, write_tasks
 from evaluation.tasks_settings import TaskEvaluationSettings
 from model import ModelError, Transformer, legal_overrides
-from training.config import asked_for, describe, dump, load_settings
+from training.config import asked_for, dump, load_settings
 from training.console import Console, run_main
+from training.describe import asked, describe, foot
 from training.errors import TrainingError
 from training.exposure import exposure_of
 from training.files import read_json
@@ -94,11 +95,7 @@ FLAGS = {"--matrix", "--verbose"}
 def main() -> int:
     arguments = [word for word in sys.argv[1:] if word not in FLAGS]
     if not arguments or "--help" in arguments or "-h" in arguments:
-        print(__doc__)
-        for kind in KINDS:
-            print(f"{kind.title} (protocol = {', '.join(kind.protocols)})\n")
-            print(describe(kind.settings) + "\n")
-        print(f"rules: {', '.join(read_rules(RULES))} (configs/evaluation/rules.yaml), or your own")
+        show_help([word for word in arguments if not word.startswith("-")])
         return 0
     prepare_cpu(None)
     # A batch system's notice is as good as Ctrl-C: what was measured is kept.
@@ -113,6 +110,21 @@ def main() -> int:
                 f"{ranks.world} were started: run it without torchrun"
             )
         return kind.measure(settings, Path(arguments[0]), Console(quiet=not ranks.main))
+
+
+def show_help(words: list[str]) -> None:
+    """Every setting of every kind, or the settings that words name."""
+    branches = asked(words, *(kind.settings for kind in KINDS))
+    if not branches:
+        print(__doc__)
+    for kind in KINDS:
+        told = [describe(kind.settings, branch=branch) for branch in branches or [""]]
+        if any(told):
+            print(f"{kind.title} (protocol = {', '.join(kind.protocols)})\n")
+            print("\n\n".join(filter(None, told)) + "\n")
+    if not branches:
+        print(f"rules: {', '.join(read_rules(RULES))} (configs/evaluation/rules.yaml), or your own")
+        print(foot("contamination"))
 
 
 def kind_of(words: list[str]) -> "Kind":

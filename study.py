@@ -63,8 +63,9 @@ from studies.runner import How, Runner, gpus
 from studies.settings import StudySettings
 from studies.slurm import write_array
 from studies.texts import Texts
-from training.config import describe, dump, load_settings, split_words
+from training.config import dump, load_settings, split_words
 from training.console import Console, run_main
+from training.describe import help_text
 
 
 def main() -> int:
@@ -145,12 +146,11 @@ def parse() -> argparse.Namespace:
         metavar="OPTION",
         help="another of its options: --sbatch=--time=2:00:00",
     )
-    parser.add_argument("-h", "--help", action="store_true", help="this text, with every setting")
+    more = "this text, with every setting; --help SETTING: that setting and those inside it alone"
+    parser.add_argument("-h", "--help", action="store_true", help=more)
     options = parser.parse_intermixed_args()
     if options.help:
-        print(parser.format_help())
-        print("settings, with defaults:\n")
-        print(describe(StudySettings))
+        print(help_text(StudySettings, options.words, parser.format_help(), "grid"))
         sys.exit(0)
     if options.jobs < 1:
         raise StudyError(f"--jobs must be at least 1, got {options.jobs}")

@@ -13,8 +13,8 @@ from data.exposure import EXPOSURE
 from data.groups import Groups
 from model import SCHEMES, LinearMixer, Transformer
 from model.position.rotary import Rope
-from training.config import describe
 from training.console import Console
+from training.describe import help_text
 from training.errors import TrainingError
 from training.fork import first_step
 from training.mirrors import check_mirrors
@@ -42,12 +42,11 @@ def parse(usage: str) -> argparse.Namespace:
     )
     parser.add_argument("--fresh", action="store_true", help="start anew; the old run folder is kept aside")
     parser.add_argument("--dry-run", action="store_true", help="print size, memory and time; train nothing")
-    parser.add_argument("-h", "--help", action="store_true", help="this text, with every setting")
+    more = "this text, with every setting; --help SETTING: that setting and those inside it alone"
+    parser.add_argument("-h", "--help", action="store_true", help=more)
     options = parser.parse_intermixed_args()  # words may stand on both sides of an option
     if options.help:
-        print(parser.format_help())
-        print("settings, with defaults (in YAML files as nested mappings):\n")
-        print(describe(RunSettings))
+        print(help_text(RunSettings, options.words, parser.format_help(), "training.checkpoint"))
         sys.exit(0)
     if options.fork:
         options.words += [f"parent.run={options.fork}", "parent.fork=true"]
@@ -97,8 +96,8 @@ def _check_steps(settings: RunSettings) -> None:
         raise TrainingError("training.checkpoint.keep_every needs checkpoints on the way: give every too")
     if c.keep_every is not None and c.every is not None and c.keep_every % c.every:
         raise TrainingError(
-            f"training.checkpoint.keep_every = {c.keep_every}: checkpoints are written every {c.every} steps; "
-            f"make it a multiple of that, such as {-(-c.keep_every // c.every) * c.every}"
+            f"training.checkpoint.keep_every = {c.keep_every}: checkpoints are written every {c.every} "
+            f"steps; make it a multiple of that, such as {-(-c.keep_every // c.every) * c.every}"
         )
     first, last = first_step(settings), settings.steps
     if trace is not None and not first - trace.steps < trace.start < last:

@@ -4,7 +4,8 @@ import pytest
 from pydantic import BaseModel, Field
 
 from tests.training.toy import Root
-from training.describe import describe
+from training.describe import asked, describe, help_text
+from training.errors import ConfigError
 from training.schema import leaves
 from training.settings import RunSettings
 
@@ -45,3 +46,36 @@ def test_marks_are_explained_where_there_are_any():
 
     assert "when a run is resumed" in describe(RunSettings)
     assert "when a run is resumed" not in describe(Plain)
+
+
+def test_one_branch_is_what_the_whole_says_of_it_and_nothing_else():
+    whole = " ".join(describe(RunSettings, 100).split())
+    alone = describe(RunSettings, 100, "training.checkpoint")
+    names = [line.split()[0] for line in alone.splitlines() if line.strip().startswith("training.")]
+    assert [name.rstrip("*") for name in names] == [
+        name for name in leaves(RunSettings) if f"{name}.".startswith("training.checkpoint.")
+    ]
+    assert "steps between checkpoints" in alone and "when a run is resumed" in alone
+    assert " ".join(describe(RunSettings, 100, "training.ema.decay").split()) in whole
+    # Shared by many schemes, said once.
+    assert describe(RunSettings, 100, "model.position.window").count("model.position.window") == 1
+    alibi = describe(RunSettings, 100, "model.position.name=alibi")
+    assert alibi.startswith("model.position.name=alibi  A penalty linear") and "position.slopes" in alibi
+    assert "theta" not in alibi and describe(RunSettings, 100, "model.nothing") == ""
+
+
+def test_the_branches_of_a_command_line():
+    words = ["configs/tiny.yaml", "training.checkpoint", "seed=3", "runs/x", "model.position.name=rope"]
+    assert asked(words, RunSettings) == ["training.checkpoint", "model.position.name=rope"]
+    assert asked(["model", "training.optimizer.name"], RunSettings) == ["model", "training.optimizer"]
+    for word, said in (
+        ("training.chekpoint", "no such setting; did you mean training.checkpoint?"),
+        ("model.position.name=alib", "no such choice; known: none,.* alibi,"),
+    ):
+        with pytest.raises(ConfigError, match=f"--help {word}: {said}"):
+            asked([word], RunSettings)
+    told = help_text(RunSettings, ["seed"], "USAGE", "seed")
+    assert told.startswith("seed ") and "USAGE" not in told
+    told = help_text(RunSettings, [], "USAGE", "seed")
+    assert told.startswith("USAGE") and "training.checkpoint.every" in told
+    assert told.endswith("--help seed prints that setting and those inside it alone.")

@@ -35,7 +35,7 @@ def test_positions_that_end_too_early_are_refused_before_any_data(words, said):
     ("words", "said"),
     [
         ("checkpoint={every: 100, keep_every: 250}", "keep_every = 250: .* every 100 steps; .* such as 300"),
-        ("checkpoint={every: 100, keep_every: 50}", "every 100 steps; make it a multiple of that, such as 100"),
+        ("checkpoint={every: 100, keep_every: 50}", "every 100 steps; make it a multiple .* such as 100"),
         ("checkpoint={every: null, keep_every: 50}", "checkpoints on the way: give every too"),
         ("profile.start=244", "profile.start = 244 traces none of .*: give 0 to 243"),
         ("checkpoint={every: 50, keep_every: 250}", None),
