@@ -19,7 +19,7 @@ from training.console import Console
 from training.errors import TrainingError
 from training.exposure import INHERITED, exposure_of
 from training.files import read_json, write_json
-from training.fork import first_other_rate
+from training.fork import first_other_rate, rates_in_words
 from training.image import weights_of
 from training.optimizer import make_optimizer
 from training.restore import load_weights
@@ -145,11 +145,12 @@ def in_words(found: dict) -> str:
 
 
 def fork_in_words(settings: RunSettings, parent: Parent) -> list[str]:
-    """What a fork carries, every setting it changes, and whether the steps behind it were as it would have
-    made them."""
+    """What a fork carries, every setting it changes, how its learning rates go on, and whether the steps
+    behind it were as it would have made them."""
     step = parent.checkpoint.step
     lines = [f"fork of {parent.folder}: goes on after its step {step}, with optimizer and order of the data"]
     lines += [f"changed in the fork: {text}" for text in parent.changed(settings)]
+    lines += rates_in_words(parent.folder, parent.settings, settings, step)
     other = first_other_rate(parent.settings, settings, step)
     if other is not None:
         lines.append(

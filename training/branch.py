@@ -21,7 +21,7 @@ from training.checkpoint import WEIGHTS, Checkpoint, find_checkpoint
 from training.config import asked_for, identity, load_settings
 from training.errors import TrainingError
 from training.files import read_json
-from training.fork import check_fork, tree_of
+from training.fork import check_fork, check_groups, tree_of
 from training.overrides import override, why
 from training.run import MANIFEST, changed, is_run, not_a_run, read_settings, stem_of
 from training.settings import RunSettings
@@ -90,6 +90,7 @@ def read_run_settings(
     settings = _completed(load_settings(RunSettings, words, parent.inherited), parent)
     if settings.parent is not None and settings.parent.fork:
         check_fork(parent.folder, parent.checkpoint.step, parent.settings, settings)
+        check_groups(parent.folder, parent.checkpoint, settings)
     else:
         check_branch(parent, settings)
     return settings, parent

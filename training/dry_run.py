@@ -9,7 +9,7 @@ from data import check_texts
 from data.windows import Portion
 from training.branch import Parent
 from training.console import Console, duration
-from training.fork import first_step
+from training.fork import first_step, rates_in_words
 from training.hardware import forecast, free_memory, peak_flops
 from training.optimizer import who_learns_at
 from training.settings import RunSettings
@@ -76,6 +76,9 @@ def show_forecast(
     if parent is not None:
         rows += [("branch of", one) for one in lineage_words(parent.lineage(settings))]
         rows += [("changed", text) for text in parent.changed(settings)]
+        if settings.parent is not None and settings.parent.fork:
+            told = rates_in_words(parent.folder, parent.settings, settings, parent.checkpoint.step)
+            rows += [("after the fork", text) for text in told]
     console.table("forecast", ["", ""], rows)
     if f.memory > free:
         smaller = f"lower training.micro_batch (now {sequences}), " if sequences > 1 else ""

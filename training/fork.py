@@ -7,9 +7,15 @@ the schedule differ, it is bit for bit the run that was trained under its settin
 
 from pathlib import Path
 
+import torch
+
 from data.windows import Portion
+from model import Transformer
+from training.checkpoint import STATE, Checkpoint
 from training.config import differences
 from training.errors import TrainingError
+from training.files import read_json
+from training.optimizer import make_optimizer
 from training.settings import RunSettings
 from training.stages import learning_rates, stage_of, stages_of
 
@@ -69,6 +75,28 @@ def check_fork(folder: Path, step: int, old: RunSettings, new: RunSettings) -> N
         )
 
 
+def check_groups(folder: Path, checkpoint: Checkpoint, settings: RunSettings) -> None:
+    """Refuse settings whose optimizer has other groups of weights than the one a checkpoint of the run
+    `folder` was saved with, before anything is made."""
+    if not checkpoint.has_optimizer:
+        raise TrainingError(
+            f"{checkpoint.folder} holds weights only and cannot be forked: start a branch from them "
+            f"(parent.run={folder} without --fork)"
+        )
+    with torch.device("meta"):  # names of weights do not depend on the vocabulary
+        model = Transformer(settings.model, 1, settings.train_length, settings.original_length)
+    own = make_optimizer(model, settings.training.optimizer).param_groups
+    saved = read_json(checkpoint.folder / STATE)["optimizer"]["groups"]
+    if [group["names"] for group in own] != [group["weights"] for group in saved]:
+        theirs = ", ".join(group["options"]["name"] for group in saved)
+        raise TrainingError(
+            f"training.optimizer: the groups of weights in {folder} are {theirs}, and here they would be "
+            f"{', '.join(group['name'] for group in own)}: a fork goes on with the groups it finds; leave "
+            "training.optimizer.groups as it was, or start a branch from the weights alone "
+            f"(parent.run={folder} without --fork)"
+        )
+
+
 def _order_behind(settings: RunSettings, step: int) -> list[Portion]:
     """All of the plan that the order of the first `step` updates is drawn from; the last stage of a run has
     no end in it."""
@@ -100,3 +128,20 @@ def first_other_rate(old: RunSettings, new: RunSettings, step: int) -> int | Non
         if rates[0] != rates[1]:
             return i + 1
     return None
+
+
+def rates_in_words(folder: Path, old: RunSettings, new: RunSettings, step: int) -> list[str]:
+    """The learning rates of the first update after a fork of the run `folder`, where they are not within a
+    hundredth of what that run has there, or had at its end."""
+    last = min(step, old.steps - 1)
+    before, here = (
+        learning_rates(settings.training, stage_of(stages_of(settings), i), i, settings.steps)
+        for settings, i in ((old, last), (new, step))
+    )
+    there = str(folder) if last == step else f"{folder} at its end"
+    return [
+        f"{'learning rate' if name == 'lr' else name} at step {step + 1}: {before[name]:.3g} in {there}, "
+        f"{rate:.3g} here"
+        for name, rate in here.items()
+        if name in before and abs(rate - before[name]) > 0.01 * before[name]
+    ]

@@ -46,7 +46,7 @@ def own_part(tensor: Tensor) -> Tensor:
 def part_of(tensor: DTensor, copied: bool) -> Part:
     """This process's part; if `copied`, what becomes of the tensor does not change it."""
     _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    own = tensor.detach().to_local()
+    own = tensor.to_local().detach()
     own = own.clone() if copied and own.device.type == "cpu" else own.cpu()
     return Part(own.contiguous(), tuple(offset))
 

@@ -1,6 +1,7 @@
 """Forks as a user makes them: a run goes on in another folder, under changed settings."""
 
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -11,9 +12,9 @@ import train
 from data.exposure import read_exposure
 from tests.train.test_train import lines
 from training import TrainingError
-from training.checkpoint import find_checkpoint, folder_of
+from training.checkpoint import find_checkpoint, folder_of, save_weights_only
 from training.exposure import exposure_of
-from training.run import stem_of
+from training.run import load, stem_of
 
 WSD = Path(__file__).resolve().parents[2] / "configs" / "wsd"
 SHORT = ["training.schedule.warmup=3", "training.schedule.decay=4"]
@@ -147,6 +148,10 @@ def test_a_resume_with_other_settings_lists_each_and_names_the_fork(base, stem):
             "training.changes before step 16 cannot differ",
         ),
         (["parent.checkpoint=5"], "no checkpoint of step 5; it has 4, 8, 12, 16"),
+        (
+            ["training.optimizer.groups={head: {lr: 1e-3}}", "training.tokens=4000"],
+            "are matrices, embeddings, vectors, and here they would be matrices, head, embeddings, vectors: ",
+        ),
     ],
 )
 def test_what_cannot_go_on_is_refused_and_leaves_nothing(stem, tmp_path, words, message):
@@ -160,6 +165,40 @@ def test_a_dry_run_of_a_fork_says_what_is_left(stem, capsys):
     said = " ".join(capsys.readouterr().out.split())
     assert "12 of 8 × 24 tokens; 4 are left after step 8" in said and "2,304; 768 are left" in said
     assert "for what is left (" in said and "lr │ 0.002, for the " in said
+
+
+def rates(capsys, stem, *words: str) -> list[str]:
+    """What a fork's dry run says of its learning rate."""
+    assert trained(*words, "--fork", stem, "--dry-run") == 0
+    said = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    return re.findall(r"after the fork (\w+(?: \w+)? at step .*? here)", said)
+
+
+def test_a_fork_says_where_its_learning_rate_leaps(stem, tmp_path, capsys):
+    """2e-3 from step 3 to the last four; the last of them has a quarter of it."""
+    at_8 = "parent.checkpoint=8"
+    assert rates(capsys, stem, *DECAY, at_8) == []  # it begins to fall as the stem does later
+    lower = [at_8, "training.optimizer.lr=4e-4"]
+    said = f"learning rate at step 9: 0.002 in {stem}, 0.0004 here"
+    assert rates(capsys, stem, *lower) == [said]
+    assert rates(capsys, stem, at_8, "training.optimizer.lr=2.01e-3") == []
+    longer = ["training.tokens=6144", "training.schedule={name: constant, warmup: 3}"]
+    assert rates(capsys, stem, *longer) == [
+        f"learning rate at step 17: 0.0005 in {stem} at its end, 0.002 here"
+    ]
+    assert trained(*lower, "--fork", stem, "--folder", tmp_path / "lower") == 0
+    assert f"\n{said}\n" in capsys.readouterr().err
+
+
+def test_weights_without_an_optimizer_are_no_fork(stem, tmp_path):
+    bare = tmp_path / "bare"
+    shutil.copytree(stem, bare)
+    shutil.rmtree(bare / "checkpoints")
+    loaded = load(stem, checkpoint=16)
+    save_weights_only(bare, loaded.model, 16)
+    with pytest.raises(TrainingError, match=r"holds weights only and cannot be forked: start a branch"):
+        trained("training.tokens=4000", "--fork", bare, "--folder", tmp_path / "x")
+    assert not (tmp_path / "x").exists()
 
 
 def test_a_fork_of_nothing_and_of_itself(stem, tmp_path):
