@@ -78,7 +78,7 @@ def read_run_settings(
     if asked is None:
         return load_settings(RunSettings, words), None
     if not isinstance(asked, dict) or not isinstance(asked.get("run"), str):
-        raise TrainingError("parent.run must be given: the folder of the run to go on from")
+        raise TrainingError("parent.run must be given: write parent.run=FOLDER, the run to go on from")
     if folder is not None and folder.resolve() == Path(asked["run"]).resolve():
         raise TrainingError(f"{folder} cannot be a branch of itself: give another --folder")
     try:

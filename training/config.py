@@ -137,6 +137,13 @@ def _finish(cls: type[S], layers: "_Layers", dotted: list[str], problems: list[s
         except ConfigError as error:
             problems.append(str(error))
     tree, found = tidy(cls, layers.tree)
+    for file, keys in layers.files.items():
+        if len(keys) > 1 and not set(keys) & set(cls.model_fields):  # said once, not key by key
+            found = [one for one in found if not layers.where(one.path).startswith(f"{file}:")]
+            problems.append(
+                f"{file}: none of its settings ({_listed(keys)}) is known here, where they are "
+                f"{_listed(list(cls.model_fields))}: is it a file for another script?"
+            )
     settings = None
     try:
         settings = cls.model_validate(tree)
@@ -147,6 +154,10 @@ def _finish(cls: type[S], layers: "_Layers", dotted: list[str], problems: list[s
         raise ConfigError("\n       ".join(problems))
     assert settings is not None
     return settings
+
+
+def _listed(keys: list[str], most: int = 8) -> str:
+    return ", ".join(keys[:most]) + (", ..." if len(keys) > most else "")
 
 
 def merge(base: dict, over: dict) -> dict:
@@ -174,6 +185,7 @@ class _Layers:
         self.tree = tree
         self.origins: dict[tuple, str] = {}
         self.dropped: list[tuple[tuple, object, str]] = []  # settings, values and lines of choices replaced
+        self.files: dict[str, list[str]] = {}  # keys at the top of each file
         self._word_paths: list[tuple[tuple, str]] = []
 
     def where(self, path: tuple) -> str:
@@ -193,6 +205,7 @@ class _Layers:
             raise ConfigError(f"{file}: extends itself ({chain}); remove one `extends`")
         tree, lines = read_yaml(file)
         parents = tree.pop("extends", [])
+        self.files[str(file)] = list(tree)
         parents = [parents] if isinstance(parents, str) else parents
         if not isinstance(parents, list) or not all(isinstance(parent, str) for parent in parents):
             raise ConfigError(

@@ -98,7 +98,7 @@ class Console:
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
         """A table on standard output; a column of numbers is right-aligned."""
-        table = Table(title=title or None, title_justify="left")
+        table = Table(title=title or None, title_justify="left", show_header=any(columns))
         for i, column in enumerate(columns):
             cells = [str(row[i]) for row in rows]
             table.add_column(column, justify="right" if cells and all(map(_numeric, cells)) else "left")
@@ -195,7 +195,7 @@ def _count(number: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """12.3 -> `12 s`, 100 -> `1 min 40 s`, 7300 -> `2 h 1 min`."""
+    """12.3 -> `12 s`, 100 -> `1 min 40 s`, 7300 -> `2 h 1 min`, 1e6 -> `12 days`, 1e9 -> `32 years`."""
     if seconds < 9.95:
         return f"{seconds:.1f} s"
     whole = round(seconds)
@@ -203,7 +203,10 @@ def duration(seconds: float) -> str:
         return f"{whole} s"
     if whole < 3600:
         return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
+    if whole < 100 * 3600:
+        return f"{whole // 3600} h {whole % 3600 // 60} min"
+    days = whole / 86_400
+    return f"{days:.0f} days" if days < 730 else f"{days / 365.25:,.0f} years"
 
 
 def is_user_error(error: BaseException) -> bool:

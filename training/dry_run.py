@@ -66,7 +66,7 @@ def show_forecast(
         ("tokens", tokens),
         ("positions of training text", sampled(settings)),
         *((f"after step {stage.start:,}", ", ".join(stage.words)) for stage in changes),
-        ("memory on each device", f"about {f.memory / 2**30:.1f} GiB of {free / 2**30:.1f} GiB free"),
+        ("memory on each device", f"about {_size(f.memory)}; {_size(free)} are free"),
         ("time", f"{time} on {devices} × {device.type}, at 45% of its peak rate"),
     ]
     rows += [
@@ -88,6 +88,10 @@ def show_forecast(
         )
         return 1
     return 0
+
+
+def _size(n: int) -> str:
+    return f"{n / 2**30:.1f} GiB" if n >= 2**30 else f"{n / 2**20:.0f} MiB"
 
 
 def after(plan: Sequence[Portion], done: int) -> list[Portion]:

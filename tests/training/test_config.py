@@ -157,6 +157,17 @@ def test_all_complaints_come_together_with_their_lines(tmp_path):
     assert "zzz is not" in text and "training.every = 0" in text and "none.yaml: no such file" in text
 
 
+def test_a_file_of_another_script_is_named_once(tmp_path):
+    study, mixed = write(
+        tmp_path, study="base: [x]\ngrid: {a: {}}\nreport: 3\n", mixed="grid: 3\ntrain_length: 32\n"
+    )
+    text = complaint(study, "model.dmi=3")
+    assert f"{study}: none of its settings (base, grid, report) is known here, where they are train_" in text
+    assert text.count("\n") == 1 and "model.dim?" in text and "another script?" in text
+    text = complaint(mixed)
+    assert text.startswith(f"{mixed}:1: grid is not a setting") and "another script" not in text
+
+
 def test_a_replaced_file_is_not_blamed(tmp_path):
     (a,) = write(tmp_path, a="model: {position: {name: rope, window: 0}}\n")
     assert "a.yaml:1" in complaint(a)

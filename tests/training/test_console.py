@@ -103,6 +103,10 @@ def test_bar_on_a_terminal_lets_lines_through(monkeypatch):
         (59.6, "1 min 0 s"),
         (100, "1 min 40 s"),
         (7300, "2 h 1 min"),
+        (359_000, "99 h 43 min"),
+        (1e6, "12 days"),
+        (1e9, "32 years"),
+        (1.3e11, "4,119 years"),
     ],
 )
 def test_duration(seconds, words):
