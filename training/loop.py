@@ -159,30 +159,35 @@ class Stepper:
 
 
 class Meter:
-    """Tokens per second and time left, over the steps since the last look; time spent elsewhere left out.
+    """Speed and time left, over the steps since the last look; time spent elsewhere left out.
 
     tokens_after: of a run's first so many steps, as steps may differ in size.
     """
 
     def __init__(self, tokens_after: Callable[[int], int], steps: int, done: int):
         self._tokens_after, self._whole, self._done = tokens_after, tokens_after(steps), done
-        self._seen, self._seconds, self._rate = done, 0.0, 0.0
+        self._seen, self._seconds, self._flops, self._rates = done, 0.0, 0.0, (0.0, 0.0)
         self._last = time.perf_counter()
 
     def restart(self) -> None:
         """Leave out what passed since the last step: a validation, a checkpoint."""
         self._last = time.perf_counter()
 
-    def step(self) -> None:
+    def step(self, flops_per_token: float) -> None:
+        """One more step, each of whose tokens took so many operations."""
         now = time.perf_counter()
         self._seconds += now - self._last
         self._last = now
         self._done += 1
+        tokens = self._tokens_after(self._done) - self._tokens_after(self._done - 1)
+        self._flops += tokens * flops_per_token
 
-    def look(self) -> tuple[float, float]:
-        """(tokens per second since the last look, seconds left at that rate)."""
+    def look(self) -> tuple[float, float, float]:
+        """(tokens and FLOP per second since the last look, seconds left at that rate)."""
         here = self._tokens_after(self._done)
         if self._done > self._seen:
-            self._rate = (here - self._tokens_after(self._seen)) / max(self._seconds, 1e-9)
-            self._seen, self._seconds = self._done, 0.0
-        return self._rate, (self._whole - here) / self._rate if self._rate else float("nan")
+            seconds = max(self._seconds, 1e-9)
+            self._rates = (here - self._tokens_after(self._seen)) / seconds, self._flops / seconds
+            self._seen, self._seconds, self._flops = self._done, 0.0, 0.0
+        speed = self._rates[0]
+        return *self._rates, (self._whole - here) / speed if speed else float("nan")

@@ -39,7 +39,8 @@ class Recorder:
         self._mirrors = make_mirrors(settings, folder, step, console) if main else []
         self._meter = Meter(settings.tokens_after, settings.steps, step)
         self._flops_per_token, self._peak, self._memory = flops_per_token, peak, memory
-        self._unread: list[tuple[int, dict, dict, Outcome]] = []
+        self._unread: list[tuple[int, dict, dict, Outcome, float]] = []
+        self._begun: dict[int, Stage] = {}  # stages to tell of, by the unread step they follow
         self._view = LiveView(short_name(folder), settings.steps, step, peak)
         self._open = ExitStack()
         self._draw: Callable[[], None] | None = None
@@ -60,7 +61,7 @@ class Recorder:
 
     def step(self, done: int, outcome: Outcome, rates: dict[str, float], **values: object) -> None:
         """Note a step whose outcome may still be on its way; `rates` by name, `lr` among them."""
-        self._unread.append((done, rates, values, outcome))
+        self._unread.append((done, rates, values, outcome, self._flops_per_token))
 
     def read(self, leave: int = 0) -> int:
         """Read all outcomes but the latest `leave`; returns the exit status that a signal asked for, or 0.
@@ -70,15 +71,15 @@ class Recorder:
         """
         status = 0
         while len(self._unread) > leave:
-            done, rates, values, outcome = self._unread.pop(0)
+            done, rates, values, outcome, flops_per_token = self._unread.pop(0)
             found = outcome.read()
             status = found.status or status
-            self._meter.step()
+            self._meter.step(flops_per_token)
             timing, left = {}, 0.0
             shown = done % self.settings.training.log_every == 0 or done == self.settings.steps
             if shown:
-                speed, left = self._meter.look()
-                timing = {"tokens_per_second": speed, "mfu": speed * self._flops_per_token / self._peak}
+                speed, flops, left = self._meter.look()
+                timing = {"tokens_per_second": speed, "mfu": flops / self._peak}
                 timing["peak_memory_bytes"] = self._memory()
             self._show(done, found, rates["lr"], timing, left)
             skipped = {"skipped": REASONS[found.reason]} if found.reason else {}
@@ -94,6 +95,8 @@ class Recorder:
             )
             if found.reason:
                 self._skip(done, found)
+            if (stage := self._begun.pop(done, None)) is not None:
+                self._begin(stage)
         return status
 
     def _skip(self, done: int, found: Reading) -> None:
@@ -114,8 +117,15 @@ class Recorder:
                 mirror.write(line)
 
     def change(self, stage: Stage, flops_per_token: float) -> None:
-        """Note that a stage begins, and what a token costs in it."""
+        """Note that a stage begins, and what a token costs in it; steps before it that are still to be read
+        keep theirs, and are told first."""
         self._flops_per_token = flops_per_token
+        if self._unread:
+            self._begun[stage.start] = stage
+        else:
+            self._begin(stage)
+
+    def _begin(self, stage: Stage) -> None:
         size = {"length": stage.length, "batch_size": stage.batch_size} if stage.is_resized else {}
         self.write(stage.start, "change", words=list(stage.words), **size)
         self.console.say(stage.describe())
