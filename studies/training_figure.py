@@ -117,7 +117,7 @@ def _loss(
                 axes.plot(run.tokens[known[:1]], smooth[known[:1]], zorder=6, **begin)
     _frame(axes, most, 6)
     axes.set_ylim(*_limits(late, early))
-    _say_what_left(axes, [(run.tokens, run.smoothed(share)[0]) for run in runs])
+    _say_what_left(axes, [(run.tokens.tolist(), run.smoothed(share)[0].tolist()) for run in runs])
     axes.tick_params(labelbottom=False)
     axes.set_ylabel("training loss, nats", color=INK)
     bottom, top = axes.get_ylim()
