@@ -131,7 +131,9 @@ def page(sweeps: Sequence[Sweep], command: str, figure: str, over: str, lines: s
             rows.append(f"| {sweep.label} | {' | '.join(cells)} | {winners} |")
         apart = "the same" if steps == 0 else f"{steps} step{'s' if steps > 1 else ''} of the grid apart"
         ends = "" if steps == 0 else f", from {min(s.best for s in mine):g} to {max(s.best for s in mine):g}"
-        parts += [f"## {variant}", f"Best {over}: {apart}{ends}.", "\n".join(rows)]
+        edge = [sweep.label for sweep in mine if sweep.best in (values[0], values[-1])]
+        beyond = f" At {lines} {', '.join(edge)} it is at the grid's end, and may lie beyond." if edge else ""
+        parts += [f"## {variant}", f"Best {over}: {apart}{ends}.{beyond}", "\n".join(rows)]
     parts.append(f"![NLL over {over}, a line for each {lines}]({figure})")
     return "\n\n".join(parts) + "\n"
 

@@ -45,8 +45,11 @@ def test_the_least_of_each_line_is_found_and_how_far_they_lie_apart(tmp_path, mo
     text = (tmp_path / "sweep.md").read_text(encoding="utf-8")
     assert capsys.readouterr().out.strip() == text.strip()
     of_a, of_b = text.split("## a")[1].split("## b")
-    assert "Best rate: the same." in of_a
-    assert "Best rate: 2 steps of the grid apart, from 0.005 to 0.02." in of_b
+    assert "Best rate: the same.\n" in of_a
+    assert (
+        "Best rate: 2 steps of the grid apart, from 0.005 to 0.02. At width 64 it is at the grid's end"
+        in of_b
+    )
     # By hand: log2 of 0.005, 0.01, 0.04 over 0.02 is −2, −1, 1; 0.002 is the seeds' mean.
     assert "| 32 | 2.402 | 2.102 | **2.002** | 2.102 | 0.02, 0.02 |" in of_a
     rows = list(csv.DictReader((tmp_path / "sweep.csv").read_text(encoding="utf-8").splitlines()))
