@@ -204,6 +204,7 @@ def train(
     supply = Supply(batches, state.get("groups", []), parallel, interrupts, watch, console)
     done, saved, stop = start, start, 0
     with recorder, saver, tracer:
+        parallel.wait()  # the main process may have taken long to reach its mirrors
         interrupts.begin_steps()
         model.train()
         recorder.resume_clock()

@@ -204,9 +204,9 @@ class Batches:
         (share,) = self.plan.shares(step, step + 1)
         return self._courses[0][share.group].lies_in(share.stop - 1, line)
 
-    def has_line(self, line: int) -> bool:
-        """Whether a line of text in groups is prepared. DataError where this process's preparation died."""
-        return (groups := self.texts[0].groups) is None or groups.is_ready(line)
+    def has_line(self, line: int, verify: bool = False) -> bool:
+        """Whether a line of text in groups is prepared: `Groups.is_ready`."""
+        return (groups := self.texts[0].groups) is None or groups.is_ready(line, verify)
 
     def groups_used(self, done: int) -> list[str]:
         """Hashes of the groups that the first `done` steps came from; none where text is not in groups."""

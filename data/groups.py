@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ class Groups:
         self.list = first.folder / f"groups-{settings.max_bytes or 'all'}.json"
         self._process: subprocess.Popen | None = None
         self._opened: dict[int, Store] = {0: first.train}
+        self._verified = {0}  # whoever opened the first did that
 
     def store(self, line: int) -> Store:
         """The text of a line of training: group `line`, or, past the last, all again; waits for it.
@@ -54,14 +56,20 @@ class Groups:
             self._opened[group] = open_prepared(self._listed()["folders"][group]).train
         return self._opened[group]
 
-    def is_ready(self, line: int) -> bool:
-        """Whether `store(line)` need not wait.
+    def is_ready(self, line: int, verify: bool = False) -> bool:
+        """Whether `store(line)` need not wait; `verify` compares its files with their hashes, once.
 
-        Raises DataError where this process started one that prepares, and that has died.
+        Raises DataError where this process started one that prepares, and that has died, or for damage.
         """
         if self._group(line) is None and self._process is not None:
             self._check_alive(line, 0.0)
-        return self._group(line) is not None
+        if (group := self._group(line)) is None:
+            return False
+        store = self.store(line)
+        if verify and group not in self._verified:
+            store.verify()
+            self._verified.add(group)
+        return True
 
     def used(self, lines: int) -> list[str]:
         """Hashes of the groups of the first `lines` lines: what their order was drawn from."""
@@ -140,7 +148,10 @@ class Groups:
     def _listed(self) -> dict[str, Any]:
         if not self.list.is_file():
             return {"folders": [str(self.first.folder)], "complete": False, "failed": None}
-        return read_json(self.list)
+        listed = read_json(self.list)
+        # A damaged group is mended by deleting its folder: it is then prepared again, and listed as before.
+        there = list(takewhile(lambda one: (Path(one) / "prepared.json").is_file(), listed["folders"]))
+        return listed if there == listed["folders"] else listed | {"folders": there, "complete": False}
 
     def _group(self, line: int) -> int | None:
         listed = self._listed()
@@ -176,7 +187,7 @@ def main() -> None:
     try:
         settings = DataSettings.model_validate_json(lines_of_starter().get())
         Groups(settings, open_prepared(Path(sys.argv[1]))).prepare_rest(Silent())
-    except DataError as error:
+    except (DataError, OSError) as error:
         print(f"preparing groups of text: {error}", file=sys.stderr)
         os._exit(2)
     except KeyboardInterrupt:  # nobody waits for it any more

@@ -11,6 +11,7 @@ from training.errors import TrainingError
 from training.settings import RunSettings, TrainingSettings
 from training.telling_settings import WandbSettings
 
+FINISH = 20.0  # seconds
 INSTALL = "pip install -c constraints.txt tensorboard"
 
 
@@ -80,6 +81,9 @@ class Wandb:
             name=folder.name,
             resume="allow" if settings.mode == "online" else None,
             config=config,
+            # Without a network the end of a run would wait for as long as that is away, and whoever sent a
+            # signal does not. What was not sent is kept in the run folder, for `wandb sync`.
+            settings={"finish_timeout": FINISH, "finish_timeout_raises": True},
         )
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")

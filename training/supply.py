@@ -93,9 +93,10 @@ class Supply:
             time.sleep(LOOK_EVERY)
 
     def _look(self, line: int) -> tuple[bool, int, str | None]:
-        """Whether a line is there, the status asked for here, and why it will never come."""
+        """Whether a line is there, the status asked for here, and why it will never come or is no use."""
         try:
-            return self._batches.has_line(line), self._interrupts.status, None
+            ready = self._batches.has_line(line, verify=self._parallel.main)
+            return ready, self._interrupts.status, None
         except (DataError, OSError) as error:
             return False, self._interrupts.status, str(error)
 

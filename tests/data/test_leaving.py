@@ -2,7 +2,9 @@
 
 import errno
 import fcntl
+import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -117,3 +119,25 @@ def test_which_lines_a_step_needs_is_known_without_them(settings, monkeypatch):
     for step in (0, 7, 19, 39):
         assert [batches.lies_in(step, line) for line in range(9)] == [line >= last[step] for line in range(9)]
     assert last[-1] > 1
+
+
+def test_a_group_that_was_altered_is_found_and_mended_by_deleting_it(settings):
+    settings = settings.model_copy(update={"group_bytes": 20_000})
+    first = prepare(settings, workers=1)
+    Groups(settings, first).prepare_rest(Listener())
+    hashes = Groups(settings, first).used(3)
+    group = Path(json.loads(Groups(settings, first).list.read_text())["folders"][1])
+    shard = next((group / "train").glob("*.tokens"))
+    raw = bytearray(shard.read_bytes())
+    raw[100] ^= 1
+    shard.write_bytes(raw)
+    assert Groups(settings, first).is_ready(1)
+    with pytest.raises(DataError, match=rf"{shard} was altered .*delete {group} and prepare"):
+        Groups(settings, first).is_ready(1, verify=True)
+    shard.write_bytes(raw[:-1])
+    with pytest.raises(DataError, match=rf"{shard.name} has .*delete {group} and prepare"):
+        Groups(settings, first).is_ready(1)
+    shutil.rmtree(group)
+    mended = Groups(settings, first)
+    with mended.preparing():
+        assert mended.used(3) == hashes and mended.is_ready(1, verify=True) and mended.is_ready(99)

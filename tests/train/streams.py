@@ -51,9 +51,9 @@ def one_sees_it_late(folder: Path, rank: int) -> None:
     """Rank 1 sees the next group later than steps are waited for. Threads that are left are told."""
     real, first = Groups.is_ready, []
 
-    def is_ready(self, line):
+    def is_ready(self, line, verify):
         first.append(time.monotonic())
-        return real(self, line) and time.monotonic() - first[0] > 1.5 * TIMEOUT
+        return real(self, line, verify) and time.monotonic() - first[0] > 1.5 * TIMEOUT
 
     if rank == 1:
         Groups.is_ready = is_ready

@@ -203,7 +203,7 @@ def test_kept_by_policy_and_written_beside_the_steps_it_is_the_same_run(words, t
         files = [folder_of(run, step) for run in (plain, folder)]
         assert all((files[0] / name).read_bytes() == (files[1] / name).read_bytes() for name in CHECKPOINT)
     rates = [line["tokens_per_second"] for line in read_metrics(folder / "metrics.jsonl") if "mfu" in line]
-    assert rates and all(0 < rate < 1e7 for rate in rates)
+    assert rates and all(50 < rate < 1e7 for rate in rates)  # an hour more would leave less than one
 
 
 CHECKPOINT = ["model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"]
@@ -218,6 +218,7 @@ def unreachable() -> SimpleNamespace:
 
 def test_a_wandb_folder_that_cannot_be_written_stops_nothing(words, tmp_path, monkeypatch, capsys):
     """The real library, offline, where a file stands in the way of its folder."""
+    pytest.importorskip("wandb")
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "wandb").write_text("in the way")
@@ -226,6 +227,8 @@ def test_a_wandb_folder_that_cannot_be_written_stops_nothing(words, tmp_path, mo
     assert here(monkeypatch, *short, "--folder", str(folder)) == 0
     assert [line["step"] for line in lines(folder) if line["kind"] == "train"] == [1, 2, 3]
     assert (folder / "wandb").read_text() == "in the way"
+    said = capsys.readouterr().err
+    assert "wandb stops here, training goes on" in said and "Not a directory" in said
 
 
 def test_text_too_short_for_the_lengths_leaves_no_run_behind(words, tmp_path, monkeypatch):

@@ -69,6 +69,7 @@ def test_wandb_is_sent_steps_as_a_metric_and_given_up_once(tmp_path, monkeypatch
     ]
     assert metrics == [(("step",), {}), (("*",), {"step_metric": "step"})]
     assert (calls["project"], calls["mode"], calls["name"]) == ("p", "offline", "run-1")
+    assert 0 < calls["settings"]["finish_timeout"] < 30  # schedulers kill what has not ended by then
     assert said.lines == ["wandb stops here, training goes on (metrics.jsonl has everything): no route"]
 
 
