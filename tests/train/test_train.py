@@ -189,8 +189,8 @@ def test_kept_by_policy_and_written_beside_the_steps_it_is_the_same_run(words, t
     plain, folder = tmp_path / "plain", tmp_path / "policy"
     assert here(monkeypatch, *words, "training.checkpoint.keep=9", "--folder", str(plain)) == 0
     real, looks = time.time, iter(range(10**9))
-    jumps = (0.0, 7200.0, -7200.0, 86_400.0)
-    monkeypatch.setattr(time, "time", lambda: real() + jumps[next(looks) % 4])
+    jumps = (0.0, 7200.0, -7200.0, 86_400.0, 3600.0)  # as many as no number of steps divides
+    monkeypatch.setattr(time, "time", lambda: real() + jumps[next(looks) % len(jumps)])
     monkeypatch.setitem(sys.modules, "wandb", unreachable())
     policy = ["training.checkpoint={every: 4, keep: 1, keep_every: 8, best: 1, asynchronous: true}"]
     policy += ["training.wandb.mode=online", "training.rank_timeout=5"]
