@@ -74,9 +74,11 @@ def show_forecast(
         for name, rate in t.optimizer.rates.items()
     ]
     if parent is not None:
-        rows += [("branch of", one) for one in lineage_words(parent.lineage(settings))]
+        is_fork = settings.parent is not None and settings.parent.fork
+        first, *earlier = lineage_words(parent.lineage(settings))
+        rows += [("fork of" if is_fork else "branch of", first), *(("behind it", one) for one in earlier)]
         rows += [("changed", text) for text in parent.changed(settings)]
-        if settings.parent is not None and settings.parent.fork:
+        if is_fork:
             told = rates_in_words(parent.folder, parent.settings, settings, parent.checkpoint.step)
             rows += [("after the fork", text) for text in told]
     console.table("forecast", ["", ""], rows)

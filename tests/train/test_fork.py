@@ -165,6 +165,7 @@ def test_a_dry_run_of_a_fork_says_what_is_left(stem, capsys):
     said = " ".join(capsys.readouterr().out.split())
     assert "12 of 8 × 24 tokens; 4 are left after step 8" in said and "2,304; 768 are left" in said
     assert "for what is left (" in said and "lr │ 0.002, for the " in said
+    assert f"fork of │ {stem}, step 8 " in said
 
 
 def rates(capsys, stem, *words: str) -> list[str]:
