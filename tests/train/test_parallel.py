@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import threading
 import warnings
 from pathlib import Path
 
@@ -202,18 +203,23 @@ def resumed(words, prepared, folder) -> tuple[list, dict]:
 
 
 def saved_beside(words, prepared, folder) -> None:
-    """Saved at once under the name `once`, and in a thread, many times, while three more updates are made."""
+    """Saved at once under the name `once`, and in a thread that is held back until the weights have moved on;
+    then again and again, sums of the steps and words of the thread at the same time."""
     training = Training([*SMALL, "training.precision=float64", *words], prepared)
     training.steps(0, 4)
     save(folder / "once", training)
     settings, held = CheckpointSettings(asynchronous=True, keep=99), training.parallel.holders
+    go_on, write = threading.Event(), module.write_part
+    module.write_part = lambda *args: go_on.wait(60) and write(*args)
     with Saver(folder / "beside", settings, 24, held) as saver:
         more = {"state": {"step": 4}, "average": training.average}
         saver.save(4, training.model, training.optimizer, **more)
-        for number in range(4, 10):  # sums of the steps and words of the thread at the same time
+        for number in range(4, 10):
             training.step(number)
+            go_on.set()
             if number < 7:
                 saver.save(number + 1, training.model, training.optimizer, **more)
+    module.write_part = write
 
 
 def in_bfloat16(words, prepared) -> dict:
