@@ -125,7 +125,7 @@ def test_a_group_that_was_altered_is_found_and_mended_by_deleting_it(settings):
     settings = settings.model_copy(update={"group_bytes": 20_000})
     first = prepare(settings, workers=1)
     Groups(settings, first).prepare_rest(Listener())
-    hashes = Groups(settings, first).used(3)
+    hashes = Groups(settings, first).used(99)
     group = Path(json.loads(Groups(settings, first).list.read_text())["folders"][1])
     shard = next((group / "train").glob("*.tokens"))
     raw = bytearray(shard.read_bytes())
@@ -140,5 +140,5 @@ def test_a_group_that_was_altered_is_found_and_mended_by_deleting_it(settings):
     shutil.rmtree(group)
     mended = Groups(settings, first)
     with mended.preparing():
-        assert mended.used(3) == hashes and mended.is_ready(1, verify=True)
+        assert mended.used(3) == hashes[:3] and mended.is_ready(1, verify=True)
         assert mended.store(99).hash in hashes  # once all are listed again
