@@ -8,6 +8,7 @@ line is left out: at most as many tokens as a window has, whatever the plan.
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from itertools import groupby
 from threading import Lock
 from typing import NamedTuple
@@ -69,14 +70,17 @@ class Plan:
 
 
 class Course:
-    """The windows of one length that a run takes of one text: from a place on one of its lines on.
+    """The windows of one length that a run takes of one text: from where the course before it ends.
+
+    Lines are asked for as late as can be, since those of text in groups may not be prepared yet: those of
+    the courses before, and of its own as far as its windows go.
 
     Args:
-        tokens: of the line of each epoch; asked for no earlier than its windows are.
+        tokens: of the line of each epoch.
         length: of a window.
         total: windows; None: without end.
         seed: of their order.
-        epoch, offset: the first line, and the first token of it that is free.
+        before: None: it begins with the first line.
         source: number of the text in a mixture.
     """
 
@@ -86,56 +90,73 @@ class Course:
         length: int,
         total: int | None,
         seed: int,
-        epoch: int = 0,
-        offset: int = 0,
+        before: "Course | None" = None,
         source: int = 0,
     ):
         self.tokens, self.length, self.total, self.seed = tokens, length, total, seed
-        self.epoch, self.offset, self.source = epoch, offset, source
+        self.before, self.source = before, source
         self._firsts = [0]  # number of the first window of each line, and of what follows
         self._growing = Lock()  # a step is read ahead while the ledger counts those before it
+
+    @cached_property
+    def begin(self) -> tuple[int, int]:
+        """(epoch, offset): the first line, and the first token of it that is free."""
+        return (0, 0) if self.before is None else self.before.end
+
+    @cached_property
+    def end(self) -> tuple[int, int]:
+        """(epoch, offset) of what is free after the last window."""
+        assert self.total is not None
+        epoch, offset = self.begin
+        if not self.total:
+            return epoch, offset
+        firsts = self._upto(self.total - 1)
+        line = bisect_right(firsts, self.total - 1) - 1
+        return epoch + line, (0 if line else offset) + (self.total - firsts[line]) * self.length
 
     def locate(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Of windows number 0, 1, ... of this course: (epoch, first token on its line), int64 each.
 
         The windows of one line are seen in an order drawn from the seed.
         """
+        epoch, free = self.begin
         firsts = np.array(self._upto(int(index.max(initial=0))))
         line = np.searchsorted(firsts, index, side="right") - 1
         starts = np.empty(len(index), dtype=np.int64)
         for k in np.unique(line).tolist():
-            here, begin, offset = line == k, int(firsts[k]), 0 if k else self.offset
-            count = int(firsts[k + 1]) - begin
-            count = count if self.total is None else min(count, self.total - begin)
-            key = [self.seed, self.epoch + k, "windows"]
+            here, first, offset = line == k, int(firsts[k]), 0 if k else free
+            count = int(firsts[k + 1]) - first
+            count = count if self.total is None else min(count, self.total - first)
+            key = [self.seed, epoch + k, "windows"]
             key += [f"source {self.source}"] if self.source else []
             key += [f"from {offset}"] if offset else []
-            starts[here] = offset + self.length * permuted(index[here] - begin, count, *key)
-        return self.epoch + line, starts
-
-    def end(self) -> tuple[int, int]:
-        """(epoch, offset) of what is free after the last window."""
-        assert self.total is not None
-        if not self.total:
-            return self.epoch, self.offset
-        firsts = self._upto(self.total - 1)
-        line = bisect_right(firsts, self.total - 1) - 1
-        offset = 0 if line else self.offset
-        return self.epoch + line, offset + (self.total - firsts[line]) * self.length
+            starts[here] = offset + self.length * permuted(index[here] - first, count, *key)
+        return epoch + line, starts
 
     def lies_in(self, index: int, last: int) -> bool:
         """Whether window `index` is one of the lines of the epochs up to `last`; asks for no other."""
+        if self.before is not None and not self.before.ends_in(last):
+            return False
+        epoch, _ = self.begin
         firsts = self._upto(index, last)
-        return firsts[min(len(firsts) - 1, last - self.epoch + 1)] > index
+        return firsts[max(0, min(len(firsts) - 1, last - epoch + 1))] > index
+
+    def ends_in(self, last: int) -> bool:
+        """Whether all its windows are of the lines of the epochs up to `last`; asks for no other."""
+        assert self.total is not None
+        if self.total:
+            return self.lies_in(self.total - 1, last)
+        return self.before is None or self.before.ends_in(last)
 
     def _upto(self, index: int, last: int | None = None) -> list[int]:
         if self._firsts[-1] <= index:
+            epoch, offset = self.begin
             with self._growing:
                 while self._firsts[-1] <= index:
                     k = len(self._firsts) - 1
-                    if last is not None and self.epoch + k > last:
+                    if last is not None and epoch + k > last:
                         break
-                    free = self.tokens(self.epoch + k) - 1 - (0 if k else self.offset)
+                    free = self.tokens(epoch + k) - 1 - (0 if k else offset)
                     self._firsts.append(self._firsts[-1] + max(free, 0) // self.length)
         return self._firsts
 
@@ -144,8 +165,7 @@ def courses(
     tokens: Callable[[int], int], lengths: Sequence[int], totals: Sequence[int], seed: int, source: int = 0
 ) -> list[Course]:
     """One Course a group of a plan, each from where the one before it ends; the last has no end."""
-    found, epoch, offset = [], 0, 0
-    for length, total in zip(lengths[:-1], totals, strict=False):
-        found.append(Course(tokens, length, total, seed, epoch, offset, source))
-        epoch, offset = found[-1].end()
-    return [*found, Course(tokens, lengths[-1], None, seed, epoch, offset, source)]
+    found: list[Course] = []
+    for length, total in zip(lengths, [*totals[: len(lengths) - 1], None], strict=True):
+        found.append(Course(tokens, length, total, seed, found[-1] if found else None, source))
+    return found

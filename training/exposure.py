@@ -37,17 +37,13 @@ def make_batches(settings: RunSettings, prepared: Prepared) -> Batches:
     """The order in which a run sees its text. Raises TrainingError where no text would show a curriculum its
     longest windows, DataError where there is not enough for one."""
     longest, shares = prepared.longest, settings.data.mixed_shares
-    if settings.training.stages and longest < settings.train_length:
+    in_groups = settings.data.group_bytes is not None  # a later one may hold longer documents
+    if settings.training.stages and longest < settings.train_length and not in_groups:
         raise TrainingError(
             f"training.stages go up to {settings.train_length} tokens, and the longest document of "
             f"{prepared.train.folder} has {longest:,}: no text would show that length; shorten the stages"
         )
-    if settings.training.stages and settings.data.group_bytes is not None:
-        raise TrainingError(
-            "data.group_bytes and training.stages are not served together: where stages end depends on all "
-            "of the text; leave out one of them"
-        )
-    groups = None if settings.data.group_bytes is None else Groups(settings.data, prepared)
+    groups = Groups(settings.data, prepared) if in_groups else None
     texts = zip(prepared.texts, [1 - sum(shares), *shares], strict=True)
     return Batches(
         [Text(text.train, Fraction(share), text.folder.name, groups) for text, share in texts],

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -153,6 +154,20 @@ def test_training_begins_on_the_first_group_and_resumes_across_groups(words, tmp
     assert not state.exists()
 
 
-def test_stages_and_groups_are_refused_together(words, tmp_path, monkeypatch):
-    with pytest.raises(TrainingError, match=r"data.group_bytes and training.stages are not served together"):
-        here(monkeypatch, *words, *STAGES, "data.group_bytes=4000", "--folder", str(tmp_path / "never"))
+def test_stages_go_through_groups_and_resume_across_the_edges_of_both(words, tmp_path, monkeypatch):
+    stages = "training.stages=[{length: 12, lasts: 0.5, batch_size: 32}, {length: 24, batch_size: 16}]"
+    words = [*words, stages, "training.tokens=15360", "training.batch_size=16", "data.group_bytes=4000"]
+    words += ["training.checkpoint.every=1", "training.checkpoint.keep=40", "data.max_bytes=10000"]
+    words += ["training.validation.every=null", f"data.root={tmp_path / 'a'}"]
+    whole, folder = tmp_path / "whole", tmp_path / "cut"
+    assert here(monkeypatch, *words, "--folder", str(whole)) == 0
+    told = lines(whole)
+    steps = [line for line in told if line["kind"] == "train"]
+    edge = next(line["step"] for line in told if line["kind"] == "change")
+    turns = [a["step"] for a, b in pairwise(steps) if a["epoch"] != b["epoch"]]  # groups end here
+    assert min(turns) < edge < max(turns)
+    shutil.copytree(whole, folder)
+    for step in (edge + 1, min(turns)):
+        forget(folder, step)
+        assert here(monkeypatch, *words, "--folder", str(folder)) == 0
+        assert lines(folder) == told
