@@ -1,0 +1,116 @@
+"""Waiting for text, with another process that says what it is told. Real ones: tests/train/test_streams.py."""
+
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+
+from data import DataError
+from training import supply as module
+from training.errors import TrainingError
+from training.exits import INTERRUPTED, REQUEUE
+from training.supply import Supply
+
+THERE, NOT_YET = (True, 0, None), (False, 0, None)
+
+
+class World:
+    """Two processes; three steps draw on each group. `others`: what the other one says at each look."""
+
+    def __init__(self, others, ready=lambda line: True):
+        self.others, self.ready = list(others), ready
+        self.looks, self.said, self.fetched, self.checked, self.watched = [], [], [], [], 0
+        self.interrupts = SimpleNamespace(status=0)
+        self.rank, self.main = 0, True
+
+    def supply(self, used=()):
+        batches = SimpleNamespace(
+            lies_in=lambda step, line: step // 3 <= line,
+            has_line=self.has_line,
+            check_groups=lambda used: self.checked.append(used) if used else None,
+            batch=lambda step, rank, world: self.fetched.append(step) or f"batch {step}",
+        )
+        parallel = SimpleNamespace(rank=0, world=2, main=True, gather=self.gather)
+        console = SimpleNamespace(say=self.say)
+        watch = SimpleNamespace(together=self.together)
+        return Supply(batches, list(used), parallel, self.interrupts, watch, console)  # pyright: ignore
+
+    def say(self, text):
+        assert self.watched == 0  # nor is what comes between looks
+        self.said.append(text)
+
+    def has_line(self, line, verify):
+        assert verify
+        self.looks.append(line)
+        return self.ready(line)
+
+    def gather(self, mine):
+        assert self.watched == 1
+        return [mine, self.others.pop(0) if self.others else THERE]
+
+    @contextmanager
+    def together(self, what):
+        self.watched += 1
+        yield
+        self.watched -= 1
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch):
+    monkeypatch.setattr(module, "LOOK_EVERY", 0.001)
+    monkeypatch.setattr(module, "PATIENCE", 0.0055)
+
+
+def test_processes_look_together_once_a_group_and_read_ahead_within_one():
+    world = World([])
+    supply = world.supply(["a", "b"])
+    ahead = []
+    for step, batch in supply.batches(4, 11):
+        assert batch == f"batch {step}"
+        world.looks.append(f"step {step}")
+        ahead.append(step)
+    assert world.looks == [1, "step 4", "step 5", 2, "step 6", "step 7", "step 8", 3, "step 9", "step 10"]
+    assert world.fetched == ahead == list(range(4, 11)) and supply.status == 0
+    assert world.checked == [["a", "b"]] and world.said == []
+
+
+def test_whoever_has_the_text_waits_for_who_has_not_outside_of_what_is_timed():
+    world = World([NOT_YET] * 3)
+    assert [step for step, _ in world.supply().batches(3, 4)] == [3]
+    assert world.looks == [1] * 4 and world.said == ["waiting for group 1 of the text to be prepared"]
+    late = World([], ready=lambda line: len(late.looks) > 30)  # nobody has it for long
+    late.others = [NOT_YET] * 30
+    assert [step for step, _ in late.supply().batches(3, 4)] == [3]
+
+
+@pytest.mark.parametrize(
+    ("mine", "other", "status"),
+    [
+        (0, REQUEUE, REQUEUE),
+        (INTERRUPTED, 0, INTERRUPTED),
+        (INTERRUPTED, REQUEUE, REQUEUE),
+        (REQUEUE, INTERRUPTED, REQUEUE),
+    ],
+)
+def test_a_signal_to_any_ends_all_with_one_status(mine, other, status):
+    world = World([(True, other, None)])
+    world.interrupts.status = mine
+    supply = world.supply()
+    assert [step for step, _ in supply.batches(0, 9)] == [0, 1, 2]
+    assert supply.status == status and world.fetched == [0, 1, 2]
+
+
+def test_what_fails_on_one_is_raised_on_all():
+    with pytest.raises(DataError, match="process 1 could not go on: the disk is gone"):
+        list(World([(False, 0, "the disk is gone")]).supply().batches(3, 9))
+
+    def damaged(line):
+        raise DataError("group 1 is damaged")
+
+    with pytest.raises(DataError, match=r"^group 1 is damaged$"):
+        list(World([], damaged).supply().batches(3, 9))
+
+
+def test_text_that_one_process_never_sees_is_not_waited_for_for_ever():
+    with pytest.raises(TrainingError, match=r"process 1 does not see it: data.root must lie on a disk"):
+        list(World([NOT_YET] * 99).supply().batches(3, 9))
