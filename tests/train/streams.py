@@ -51,7 +51,7 @@ def one_sees_it_late(folder: Path, rank: int) -> None:
     """Rank 1 sees the next group later than steps are waited for. Threads that are left are told."""
     real, first = Groups.is_ready, []
 
-    def is_ready(self, line, verify):
+    def is_ready(self, line, verify=False):
         first.append(time.monotonic())
         return real(self, line, verify) and time.monotonic() - first[0] > 1.5 * TIMEOUT
 
