@@ -1,11 +1,14 @@
 """Which windows of a text a run sees, and in which order: pure functions of a plan and a seed.
 
 A run is a row of portions, each of so many steps of windows of one length. An epoch's documents stand end to
-end on a line; portions of other lengths take stretches of it one after another, each cut in windows of its
-own length, so that no token is an input twice in an epoch. What is too short for a window at the end of a
-line is left out: at most as many tokens as a window has, whatever the plan.
+end on a line, which is cut in slots; portions take slots one after another, in an order drawn from the seed,
+and cut each in windows of their own length. So no token is an input twice in an epoch, and every portion sees
+documents from all over the text, not only those of one stretch. Where all windows are of one length, slots
+are windows. Left out are what is too short for a slot at the end of a line, what is too short for a window
+at the end of a slot, and what the last window of a portion leaves of its slot.
 """
 
+import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from functools import cached_property
@@ -16,6 +19,8 @@ from typing import NamedTuple
 import numpy as np
 
 from data.draws import permuted
+
+FEW = 64  # slots of a line, below which they are made as short as can be
 
 
 class Portion(NamedTuple):
@@ -69,6 +74,22 @@ class Plan:
         return int(np.searchsorted(self._begins, step, side="right")) - 1
 
 
+class Slots(NamedTuple):
+    """How a line is cut."""
+
+    size: int  # tokens
+    count: int
+
+    @classmethod
+    def of(cls, tokens: int, lengths: Sequence[int]) -> "Slots":
+        """Of a line of `tokens`: slots that windows of every length fill, or leave less than a sixteenth of;
+        as long as the longest windows where such slots would be few."""
+        size = min(math.lcm(*lengths), 16 * max(lengths))
+        if (tokens - 1) // size < FEW:
+            size = max(lengths)
+        return cls(size, max(tokens - 1, 0) // size)
+
+
 class Course:
     """The windows of one length that a run takes of one text: from where the course before it ends.
 
@@ -76,7 +97,7 @@ class Course:
     the courses before, and of its own as far as its windows go.
 
     Args:
-        tokens: of the line of each epoch.
+        slots: of the line of each epoch.
         length: of a window.
         total: windows; None: without end.
         seed: of their order.
@@ -86,51 +107,56 @@ class Course:
 
     def __init__(
         self,
-        tokens: Callable[[int], int],
+        slots: Callable[[int], Slots],
         length: int,
         total: int | None,
         seed: int,
         before: "Course | None" = None,
         source: int = 0,
     ):
-        self.tokens, self.length, self.total, self.seed = tokens, length, total, seed
-        self.before, self.source = before, source
+        self.slots, self.length, self.total, self.before = slots, length, total, before
+        self._key = lambda epoch, what: [seed, epoch, what] + ([f"source {source}"] if source else [])
         self._firsts = [0]  # number of the first window of each line, and of what follows
         self._growing = Lock()  # a step is read ahead while the ledger counts those before it
 
     @cached_property
     def begin(self) -> tuple[int, int]:
-        """(epoch, offset): the first line, and the first token of it that is free."""
+        """(epoch, slot): the first line, and the number of its first slot that is free."""
         return (0, 0) if self.before is None else self.before.end
 
     @cached_property
     def end(self) -> tuple[int, int]:
-        """(epoch, offset) of what is free after the last window."""
+        """(epoch, slot): the first that is free after the last window."""
         assert self.total is not None
-        epoch, offset = self.begin
+        epoch, free = self.begin
         if not self.total:
-            return epoch, offset
+            return epoch, free
         firsts = self._upto(self.total - 1)
         line = bisect_right(firsts, self.total - 1) - 1
-        return epoch + line, (0 if line else offset) + (self.total - firsts[line]) * self.length
+        each = self.slots(epoch + line).size // self.length
+        return epoch + line, (0 if line else free) - (firsts[line] - self.total) // each
 
     def locate(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Of windows number 0, 1, ... of this course: (epoch, first token on its line), int64 each.
-
-        The windows of one line are seen in an order drawn from the seed.
-        """
+        """Of windows number 0, 1, ... of this course: (epoch, first token on its line), int64 each."""
         epoch, free = self.begin
         firsts = np.array(self._upto(int(index.max(initial=0))))
         line = np.searchsorted(firsts, index, side="right") - 1
         starts = np.empty(len(index), dtype=np.int64)
         for k in np.unique(line).tolist():
-            here, first, offset = line == k, int(firsts[k]), 0 if k else free
-            count = int(firsts[k + 1]) - first
-            count = count if self.total is None else min(count, self.total - first)
-            key = [self.seed, epoch + k, "windows"]
-            key += [f"source {self.source}"] if self.source else []
-            key += [f"from {offset}"] if offset else []
-            starts[here] = offset + self.length * permuted(index[here] - first, count, *key)
+            here, first = line == k, int(firsts[k])
+            slots, number, of_line = (
+                self.slots(epoch + k),
+                index[here] - first,
+                self._key(epoch + k, "windows"),
+            )
+            each = slots.size // self.length
+            if each > 1:  # windows of one slot are not seen in a row
+                count = int(firsts[k + 1]) - first
+                count = count if self.total is None else min(count, self.total - first)
+                number = permuted(number, count, *of_line, f"from {free if k == 0 else 0}")
+            slot, part = np.divmod(number, each)
+            slot = permuted(slot + (free if k == 0 else 0), slots.count, *of_line)
+            starts[here] = slot * slots.size + part * self.length
         return epoch + line, starts
 
     def lies_in(self, index: int, last: int) -> bool:
@@ -150,22 +176,32 @@ class Course:
 
     def _upto(self, index: int, last: int | None = None) -> list[int]:
         if self._firsts[-1] <= index:
-            epoch, offset = self.begin
+            epoch, free = self.begin
             with self._growing:
                 while self._firsts[-1] <= index:
                     k = len(self._firsts) - 1
                     if last is not None and epoch + k > last:
                         break
-                    free = self.tokens(epoch + k) - 1 - (0 if k else offset)
-                    self._firsts.append(self._firsts[-1] + max(free, 0) // self.length)
+                    slots = self.slots(epoch + k)
+                    more = (slots.count - (0 if k else free)) * (slots.size // self.length)
+                    self._firsts.append(self._firsts[-1] + more)
         return self._firsts
 
 
 def courses(
     tokens: Callable[[int], int], lengths: Sequence[int], totals: Sequence[int], seed: int, source: int = 0
 ) -> list[Course]:
-    """One Course a group of a plan, each from where the one before it ends; the last has no end."""
+    """One Course a group of a plan, each from where the one before it ends; the last has no end.
+
+    Args:
+        tokens: of the line of each epoch; asked for no earlier than its windows are.
+        lengths, totals: of windows and their number, of each group.
+    """
     found: list[Course] = []
+
+    def slots(epoch: int) -> Slots:
+        return Slots.of(tokens(epoch), lengths)
+
     for length, total in zip(lengths, [*totals[: len(lengths) - 1], None], strict=True):
-        found.append(Course(tokens, length, total, seed, found[-1] if found else None, source))
+        found.append(Course(slots, length, total, seed, found[-1] if found else None, source))
     return found

@@ -200,22 +200,30 @@ def test_no_token_comes_twice_in_an_epoch_whatever_the_lengths(lengths, plan, se
     assert epochs == list(range(len(epochs)))
     for epoch in epochs:
         assert len(set(seen[epoch])) == len(seen[epoch])
-    for epoch in epochs[:-2]:  # whole ones: no more is left out than does not make a window
-        assert sum(lengths) - len(seen[epoch]) <= max(p[0] for p in plan)
+    slot = max(p[0] for p in plan)  # of so short a line
+    rest, n_slots = max(slot % p[0] for p in plan), (sum(lengths) - 1) // slot
+    for epoch in epochs[:-2]:  # whole ones: ends of the line, of slots, and of what edges of portions cut
+        assert sum(lengths) - len(seen[epoch]) <= slot + n_slots * rest + (len(plan) - 1) * slot
     whole = sum(len(rows) for rows in seen.values())
     assert batches.passes(steps + 3) == [whole / (sum(lengths) - 1)]
 
 
 def test_stages_keep_the_order_up_to_the_first_edge_and_any_step_can_be_asked_alone():
-    """Stage by stage by hand: 6 windows of 4, then 3 of 10, then windows of 4 again from token 54 on."""
+    """Stage by stage by hand, in slots of 10: 6 windows of 4 in three slots, 3 of 10, windows of 4 again."""
     store = make_store([9, 8, 7, 6, 5, 4, 3, 2] * 2)
     plan = [Portion(4, 2, 3), Portion(10, 1, 3), Portion(4, 3, 2)]
     staged = Batches(store, plan, packing="documents", seed=5)
-    starts = [(w.epoch.tolist(), sorted(w.start.tolist())) for w in staged.windows(0, 8)]
-    assert starts[0] == ([0] * 6, [0, 4, 8, 12, 16, 20])
-    assert starts[1] == ([0] * 3, [24, 34, 44])
+    starts = [(w.epoch.tolist(), w.start.tolist()) for w in staged.windows(0, 8)]
+    slots = (10 * permuted(np.arange(8), 8, 5, 0, "windows")).tolist()
+    assert sorted(slots) == list(range(0, 80, 10)) != slots
+    assert starts[0][0] == [0] * 6 and sorted(starts[0][1]) == sorted(
+        s + part for s in slots[:3] for part in (0, 4)
+    )
+    assert starts[1] == ([0] * 3, slots[3:6])
     epochs, first = starts[2]
-    assert epochs == [0] * 6 and set(first) <= set(range(54, 84, 4))
+    assert epochs == [0] * 4 + [1] * 2 and sorted(first[:4]) == sorted(
+        s + part for s in slots[6:] for part in (0, 4)
+    )
     hashes = [staged.batch(step).hash for step in range(10)]
     for step in (9, 3, 2, 6, 0):
         fresh = Batches(store, plan, packing="documents", seed=5)
@@ -227,13 +235,14 @@ def test_stages_keep_the_order_up_to_the_first_edge_and_any_step_can_be_asked_al
 
 
 def test_a_third_stage_begins_where_the_second_ended():
-    """20 tokens in windows of 5, 14 in windows of 7, then windows of 3 from token 34 on, all of one line."""
+    """In slots of 7: four windows of 5, two of 7, then windows of 3, two of a slot, all of one line."""
     batches = Batches(
         make_store([50, 31]), [Portion(5, 4, 1), Portion(7, 2, 1), Portion(3, 5)], packing="running", seed=1
     )
-    starts = [sorted(windows.start.tolist()) for windows in batches.windows(0, 4)]
-    assert starts == [[0, 5, 10, 15], [20, 27], starts[2]]
-    assert min(starts[2]) >= 34 and len(set(starts[2])) == 10 and {(s - 34) % 3 for s in starts[2]} == {0}
+    starts = [windows.start.tolist() for windows in batches.windows(0, 4)]
+    slots = (7 * permuted(np.arange(11), 11, 1, 0, "windows")).tolist()
+    assert starts[:2] == [slots[:4], slots[4:6]]
+    assert sorted(starts[2]) == sorted(s + part for s in slots[6:] for part in (0, 3)) != starts[2]
 
 
 def test_a_stage_longer_than_the_text_is_refused():

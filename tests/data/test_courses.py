@@ -1,31 +1,32 @@
-"""Windows of several lengths on lines that may not be there yet, against a walk over them one by one."""
+"""Windows of several lengths on lines that may not be there yet, against a walk over their slots by hand."""
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.windows import courses
+from data.windows import FEW, Slots, courses
 
-PLANS = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 12)), min_size=1, max_size=4)
-LINES = st.lists(st.integers(10, 60), min_size=1, max_size=5)
+LENGTHS = st.sampled_from([1, 2, 3, 4, 6, 7, 12])
+PLANS = st.lists(st.tuples(LENGTHS, st.integers(0, 40)), min_size=1, max_size=4)
+LINES = st.lists(st.integers(13, 90), min_size=1, max_size=5)  # too short for slots of several windows of 12
 
 
 def walk(sizes, plan, windows):
-    """(epoch, first token) of every window in the order of the lines, course by course: by hand."""
-    found, epoch, free = [], 0, 0
+    """The epoch of every window, course by course: slot after slot, each filled before the next."""
+    slot = max(length for length, _ in plan)
+    found, epoch, used = [], 0, 0
     for i, (length, total) in enumerate(plan):
-        own = []
-        while len(own) < (windows if i + 1 == len(plan) else total):
-            if free + length <= sizes[epoch % len(sizes)] - 1:
-                own.append((epoch, free))
-                free += length
-            else:
-                epoch, free = epoch + 1, 0
-        found.append(own)
+        wanted, own = windows if i + 1 == len(plan) else total, []
+        while len(own) < wanted:
+            if used == (sizes[epoch % len(sizes)] - 1) // slot:
+                epoch, used = epoch + 1, 0
+            own += [epoch] * (slot // length)
+            used += 1
+        found.append(own[:wanted])
     return found
 
 
-@given(sizes=LINES, plan=PLANS, windows=st.integers(1, 20), last=st.integers(0, 8))
+@given(sizes=LINES, plan=PLANS, windows=st.integers(1, 40), last=st.integers(0, 8))
 def test_windows_are_those_of_a_walk_and_no_line_is_asked_for_early(sizes, plan, windows, last):
     asked = set()
 
@@ -37,13 +38,43 @@ def test_windows_are_those_of_a_walk_and_no_line_is_asked_for_early(sizes, plan,
     found, want = courses(tokens, lengths, totals, 3), walk(sizes, plan, windows)
     assert not asked
     for course, own in zip(found, want, strict=True):
-        for index, (epoch, _) in enumerate(own):
+        for index, epoch in enumerate(own):
             assert course.lies_in(index, last) == (epoch <= last)
             assert max(asked, default=0) <= last
-    for course, own in zip(found, want, strict=True):
-        if own:
-            epochs, starts = course.locate(np.arange(len(own)))
-            # A whole line of the last course is shuffled, seen or not: what is seen is part of it.
-            if course is not found[-1]:
-                assert sorted(zip(epochs.tolist(), starts.tolist(), strict=True)) == own
-            assert epochs.tolist() == [epoch for epoch, _ in own]
+    seen = set()  # (epoch, input)
+    for length, course, own in zip(lengths, found, want, strict=True):
+        epochs, starts = course.locate(np.arange(len(own)))
+        assert epochs.tolist() == own
+        one_by_one = [course.locate(np.array([n])) for n in range(len(own))]
+        assert [int(start[0]) for _, start in one_by_one] == starts.tolist()
+        for epoch, start in zip(own, starts.tolist(), strict=True):
+            inputs = {(epoch, at) for at in range(start, start + length)}
+            assert not inputs & seen and start >= 0 and start + length < sizes[epoch % len(sizes)]
+            seen |= inputs
+
+
+def test_slots_waste_little_whatever_the_lengths():
+    for lengths in ([256], [128, 384, 64, 32, 384, 128], [512, 1536, 256], [100, 101, 103], [384, 512]):
+        slots = Slots.of(10**6, lengths)
+        assert all(slots.size % length < slots.size / 16 for length in lengths), lengths
+        assert slots.count == (10**6 - 1) // slots.size
+        short = Slots.of(FEW * max(lengths), lengths)  # of windows that fill them all, there would be few
+        assert short.size == max(lengths) and short.count == FEW - 1
+    assert Slots.of(10**6, [256]).size == 256 and Slots.of(10**6, [128, 384, 64, 32]).size == 384
+    assert Slots.of(10**6, [384, 512]) == (1536, 651)
+
+
+def test_a_short_stage_sees_text_from_all_over_the_line():
+    """A tenth of a line in windows of an eighth of a slot, first or last: its starts are spread evenly."""
+    slots = 1000
+    plans = {0: [(16, 800), (128, 900)], 1: [(128, 900), (16, 800)]}
+    for which, plan in plans.items():
+        lengths, totals = zip(*plan, strict=True)
+        course = courses(lambda _: slots * 128 + 1, lengths, totals, 5)[which]
+        epochs, starts = course.locate(np.arange(800))
+        assert (epochs == 0).all()
+        tenths = np.bincount(starts * 10 // (slots * 128), minlength=10) / 800
+        assert tenths.min() > 0.03 and tenths.max() < 0.2  # 100 slots a tenth: 0.1 ± 0.03
+        # Neighbours of one slot are not read in a row.
+        same = starts[1:] // 128 == starts[:-1] // 128
+        assert same.mean() < 0.05
