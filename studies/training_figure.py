@@ -89,7 +89,7 @@ def _note(runs: Sequence[Curves], share: float) -> str:
     if any(run.changes for run in runs):
         marks.append("dashed: positions change")
     if any(run.resized for run in runs):
-        marks.append("dotted: windows of another length")
+        marks.append("dotted: windows of another length from here on, in tokens")
     if any(run.skipped for run in runs):
         marks.append("× a step that changed no weight")
     return "\n".join([*lines, ";  ".join(marks)]) if marks else lines[0]
@@ -125,11 +125,14 @@ def _loss(
         colour = styles[run.name][0]
         for step, _ in run.changes:
             axes.axvline(run.tokens_at(step), color=colour, lw=0.9, ls=DASHED, zorder=1.5)
+        row, before = 0, -most
         for step, length in run.resized:
             x = run.tokens_at(step)
             axes.axvline(x, color=colour, lw=1.1, ls=DOTTED, zorder=1.5)
-            place = {"xytext": (3, 0), "textcoords": "offset points", "va": "top", "fontsize": 7.5}
-            axes.annotate(f"windows of {length:,}", (x, top), color=colour, zorder=6, **place)
+            row = row + 1 if x - before < 0.07 * most else 0  # below a label that would be in its way
+            place = {"xytext": (3, -9 * row), "textcoords": "offset points", "va": "top", "fontsize": 7.5}
+            axes.annotate(f"{length:,}", (x, top), color=colour, zorder=6, **place)
+            before = x
         for steps, at, marker in ((run.resumed, bottom, "|"), (run.skipped, top, "x")):
             x = [run.tokens_at(step) for step in steps]
             axes.plot(x, [at] * len(x), marker=marker, ls="", ms=6, color=colour, clip_on=False, zorder=5)
