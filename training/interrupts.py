@@ -35,15 +35,19 @@ class Interrupts:
         self._thread.start()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
             self._before[number] = signal.signal(number, self._note)
+        os.register_at_fork(after_in_child=self._restore)  # what a library's fork is sent is not for this one
         return self
 
     def __exit__(self, *error: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        signal.set_wakeup_fd(self._wakeup)
+        self._restore()
         os.close(self._end)
         self._thread.join()
         os.close(self._pipe)
+
+    def _restore(self) -> None:
+        while self._before:
+            signal.signal(*self._before.popitem())
+            signal.set_wakeup_fd(self._wakeup)
 
     def begin_steps(self) -> None:
         """From here on there is something to save."""

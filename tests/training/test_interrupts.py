@@ -1,0 +1,87 @@
+"""Signals to a process before its first step and after it. Runs that get some: tests/train/test_ranks.py."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from training.exits import INTERRUPTED, REQUEUE
+from training.interrupts import Interrupts
+
+
+def send(*numbers: int) -> None:
+    for number in numbers:
+        os.kill(os.getpid(), number)
+        time.sleep(0)  # handlers run between two lines
+
+
+@pytest.fixture(autouse=True)
+def _all_as_before():
+    """Handlers and threads are those of before."""
+    numbers, threads = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1), threading.active_count()
+    handlers = [signal.getsignal(number) for number in numbers]
+    yield
+    assert [signal.getsignal(number) for number in numbers] == handlers
+    assert threading.active_count() == threads and signal.set_wakeup_fd(-1) == -1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_before_the_first_step_it_leaves_at_once(number, capsys):
+    tidied = []
+    with pytest.raises(SystemExit) as caught, Interrupts():
+        try:
+            send(number)
+        finally:
+            send(number, signal.SIGTERM)  # the launcher's, too: they do not cut short what tidies up
+            tidied.append(True)
+    assert caught.value.code == REQUEUE and tidied
+    said = f"stopped by {number.name} before the first step: nothing to save."
+    assert capsys.readouterr().err == f"{said} The same command goes on from here\n"
+
+
+def test_ctrl_c_before_the_first_step_is_ctrl_c():
+    with pytest.raises(KeyboardInterrupt), Interrupts():
+        send(signal.SIGINT)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "status", "received"),
+    [
+        ([], 0, None),
+        ([signal.SIGINT], INTERRUPTED, signal.SIGINT),
+        ([signal.SIGTERM, signal.SIGTERM], REQUEUE, signal.SIGTERM),
+        ([signal.SIGINT, signal.SIGUSR1], REQUEUE, signal.SIGUSR1),
+        ([signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGINT], REQUEUE, signal.SIGUSR1),
+    ],
+)
+def test_from_the_first_step_on_it_is_noted(numbers, status, received, capsys):
+    with Interrupts() as interrupts:
+        interrupts.begin_steps()
+        send(*numbers)
+        assert (interrupts.status, interrupts.received) == (status, received)
+    assert capsys.readouterr().err == ""
+
+
+FORKS = """
+import os, signal, time
+from training.interrupts import PATIENCE, Interrupts
+with Interrupts() as interrupts:
+    child = os.fork()
+    if not child:
+        time.sleep(5)
+        os._exit(0)
+    time.sleep(0.1)
+    os.kill(child, signal.SIGTERM)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
+    time.sleep(1.5 * PATIENCE)
+    assert interrupts.received is None
+"""
+
+
+def test_what_a_fork_is_sent_is_for_that_fork():
+    done = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
