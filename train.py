@@ -22,6 +22,7 @@ from data import Batches, Prepared, prepare
 from data.exposure import write_exposure
 from evaluation import MonitorTargets, monitor_targets
 from model import Transformer
+from training.announce import announce, say_done
 from training.average import Average
 from training.begin import Score, begin_branch, check_text
 from training.branch import read_run_settings
@@ -43,13 +44,12 @@ from training.parallel import Parallel
 from training.profile import Tracer
 from training.record import Recorder
 from training.restore import restore
-from training.retention import HELD_OUT, best_of, held_out_state
+from training.retention import HELD_OUT, held_out_state
 from training.run import MANIFEST, run_folder, text_of
 from training.saving import Saver
 from training.settings import RunSettings
 from training.stages import learning_rates, stage_after, stage_of, stages_of
 from training.start import (
-    announce,
     autocast_type,
     check_model,
     check_processes,
@@ -244,15 +244,7 @@ def train(
             return stop
         if start < settings.steps:
             recorder.write(settings.steps, "end", peak_memory_bytes=peak_memory(device))
-    console.say(f"done: {folder} (peak memory {peak_memory(device) / 2**20:,.0f} MiB)")
-    if t.checkpoint.best and (best := best_of(folder, t.checkpoint.best * settings.train_length)):
-        console.say(f"best at {t.checkpoint.best} × train_length: step {best[0]}, held-out NLL {best[1]:.4f}")
-    if len(batches.texts) > 1:
-        passes = batches.passes_by_label(settings.steps).items()
-        console.say(f"gone through: {', '.join(f'{label} {n:.2f} times' for label, n in passes)}")
-    if words := [word for stage in stages for word in stage.words]:
-        console.say(f"evaluated and continued under the changes: {', '.join(words)}")
-    console.say(f"next: python evaluate.py {folder}   or   python generate.py {folder} --prompt 'def '")
+    say_done(folder, settings, batches, device, console)
     return 0
 
 

@@ -7,6 +7,7 @@ import torch
 
 from data import check_texts
 from data.windows import Portion
+from training.announce import steps_in_words
 from training.branch import Parent
 from training.console import Console, duration
 from training.fork import first_step, rates_in_words
@@ -14,7 +15,7 @@ from training.hardware import forecast, free_memory, peak_flops
 from training.optimizer import who_learns_at
 from training.settings import RunSettings
 from training.stages import stages_of
-from training.start import make_model, sampled, steps_in_words
+from training.start import make_model, sampled
 
 
 def lineage_words(lineage: list[dict]) -> list[str]:

@@ -1,4 +1,4 @@
-"""What happens before the first step: the model, the run folder, what is refused and announced."""
+"""What happens before the first step: the model, the run folder, and what is refused."""
 
 import argparse
 import sys
@@ -8,18 +8,17 @@ from pathlib import Path
 
 import torch
 
-from data import Batches, Prepared
+from data import Prepared
 from data.exposure import EXPOSURE
 from data.groups import Groups
-from model import SCHEMES, LinearMixer, Transformer
-from model.position.rotary import Rope
+from model import SCHEMES, Transformer
 from training.console import Console
 from training.describe import help_text
 from training.errors import TrainingError
 from training.fork import first_step
 from training.mirrors import check_mirrors
 from training.monitor import due_looks
-from training.optimizer import learnt_by_positions, who_learns_at
+from training.optimizer import learnt_by_positions
 from training.run import create_run, held, is_run, resume_run, set_aside
 from training.settings import RunSettings
 from training.stages import stages_of
@@ -224,54 +223,6 @@ def _open(
         return
     for change in resume_run(folder, settings, prepared.tokenizer, sys.argv, extra, processes):
         console.say(f"changed since the last attempt: {change}")
-
-
-def announce(
-    settings: RunSettings, model: Transformer, batches: Batches, folder: Path, start: int, console: Console
-) -> None:
-    """What is about to be trained, in a few lines."""
-    s, t = settings.model, settings.training
-    scheme = ", ".join(
-        f"{kind}: {choice.name}" if len(s.kinds) > 1 else choice.name for kind, choice in s.kinds.items()
-    )
-    linear = f", linear attention ({s.mixer.form})" if isinstance(s.mixer, LinearMixer) else ""
-    console.say(f"run {folder}")
-    console.say(
-        f"model {model.parameter_count() / 1e6:.2f}M parameters, {s.layers} layers, width {s.dim}, "
-        f"{s.heads} heads in {s.kv_heads} groups, vocabulary {model.vocab_size}, positions {scheme}"
-        f"{linear}"
-    )
-    for kind, scheme in model.position.items():
-        if isinstance(scheme, Rope):
-            turned, pairs = scheme.whole_turns(settings.train_length)
-            of = f" ({kind})" if len(s.kinds) > 1 else ""
-            console.say(f"pairs that complete a turn within train_length: {turned} of {pairs}{of}")
-    passes = {} if settings.data.group_bytes else batches.passes_by_label(settings.steps)
-    told = ", ".join(
-        f"{n:.2f} epochs" + (f" of {label}" if len(passes) > 1 else "") for label, n in passes.items()
-    )
-    if not passes:
-        told = f"text in groups, the first of {batches.texts[0].store.n_tokens:,} tokens"
-    console.say(
-        f"training {settings.steps} steps of {steps_in_words(settings)}: "
-        f"{settings.trained_tokens / 1e6:.2f}M tokens, {told}"
-    )
-    for name, rate in t.optimizer.rates.items() if len(t.optimizer.rates) > 1 else ():
-        console.say(f"{name} {rate:g}: {who_learns_at(name, model, t.optimizer)}")
-    for stage in stages_of(settings)[1:]:
-        console.say(stage.describe())
-    if settings.data.positions.name != "plain":
-        console.say(f"positions of training text: {sampled(settings)}; evaluated text counts from 0")
-    for length in sorted({portion.length for portion in settings.plan}):
-        of = f" of {length} tokens" if t.stages else ""
-        console.say(f"{batches.cut_share(length):.0%} of the documents are cut by the edge of a window{of}")
-    if start:
-        console.say(f"resuming after step {start} of {settings.steps}")
-
-
-def steps_in_words(settings: RunSettings) -> str:
-    """Windows of a step, stage by stage: `16 × 128, then 4 × 512 tokens`."""
-    return ", then ".join(f"{portion.batch_size} × {portion.length}" for portion in settings.plan) + " tokens"
 
 
 def sequences_at_once(settings: RunSettings, length: int) -> int | None:

@@ -8,12 +8,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from training.announce import announce
 from training.config import load_settings
 from training.console import Console
 from training.errors import TrainingError
 from training.hardware import free_memory, peak_flops
 from training.settings import RunSettings
-from training.start import announce, check_model, make_model
+from training.start import check_model, make_model
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 LEARNED = ["model.position.name=learned", "train_length=64"]
