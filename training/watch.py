@@ -5,6 +5,9 @@ that is stuck holds up all the others. And, at any time, that processes beat: ea
 the run's every few seconds, the main one listens to all, and all to the main one. So one process may prepare,
 validate or save for as long as it takes while others wait. Where that folder is not shared, the steps alone
 are watched.
+
+A process that leaves by an error of its own writes that where it beats. Those who lose it by that leave with
+its words and as it does: started again, the same command would only meet the same error.
 """
 
 import os
@@ -17,9 +20,10 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from training.exits import RANK_LOST
+from training.exits import FAILED, RANK_LOST
 
 _BEATS = ".alive"
+_GRACE = 60.0  # seconds in which who sees another's error may finish what it writes, or hear of it by itself
 
 
 def beats_of(run: Path) -> Path:
@@ -28,7 +32,8 @@ def beats_of(run: Path) -> Path:
 
 
 class Watch:
-    """Ends this process, with status RANK_LOST and a sentence, where the others are lost.
+    """Ends this process, with status RANK_LOST and a sentence, where the others are lost; with FAILED where
+    one of them said that it left by an error.
 
     Only time in which this process ran is counted: neither a clock that jumps nor a machine that slept can
     end a run. A process alone is not watched.
@@ -37,7 +42,7 @@ class Watch:
     """
 
     def __init__(self, run: Path, attempt: str, rank: int, world: int, timeout: float):
-        self.rank, self.timeout, self._attempt = rank, timeout, attempt
+        self.rank, self.world, self.timeout, self._attempt = rank, world, timeout, attempt
         self._folder = beats_of(run)
         self._interval = min(5.0, timeout / 20)
         self._peers = range(1, world) if rank == 0 else (0,)
@@ -48,7 +53,7 @@ class Watch:
 
     def __enter__(self) -> "Watch":
         if self._thread is not None:
-            self._beat(0)
+            self._write("0")
             self._thread.start()
         return self
 
@@ -57,8 +62,13 @@ class Watch:
             return
         self._done.set()
         self._thread.join()
+        words = (str(error) or type(error).__name__).splitlines()[0]
         if isinstance(error, Exception) and is_broken_link(error):
-            self._leave(f"another process is gone ({str(error).splitlines()[0]})")
+            self._leave(f"another process is gone ({words})")
+        if isinstance(error, SystemExit) and self._failure():  # a batch system tells the others to end
+            self._leave("told to end")
+        if isinstance(error, Exception):
+            self._write(f"process {self.rank} failed: {words}")
         if error is None:  # a file left behind without a beat tells the others
             with suppress(OSError):
                 self._file(self.rank).unlink(missing_ok=True)
@@ -81,7 +91,7 @@ class Watch:
         count = 0
         while not self._done.wait(self._interval):
             count += 1
-            self._beat(count)
+            self._write(str(count))
             if (now := self._under_way) is None:
                 in_step.restart()
             elif in_step.seconds(now) > self.timeout:
@@ -90,29 +100,42 @@ class Watch:
             for peer, watch in silent.items():
                 if (beat := self._heard(peer)) is None:
                     watch.restart()
-                elif watch.seconds(beat) > self.timeout:
+                    continue
+                limit = self.timeout if beat.isdigit() else min(self.timeout, _GRACE)
+                if watch.seconds(beat) > limit:
                     self._leave(f"process {peer} gave no sign for {self.timeout:g} s: it is dead or hangs")
 
     def _file(self, rank: int) -> Path:
         return self._folder / str(rank)
 
-    def _beat(self, count: int) -> None:
+    def _write(self, beat: str) -> None:
         with suppress(OSError):  # no room or no folder: whoever writes there says so
             self._folder.mkdir(parents=True, exist_ok=True)
-            self._file(self.rank).write_text(f"{self._attempt} {count}", encoding="ascii")
+            self._file(self.rank).write_text(f"{self._attempt} {beat}", encoding="utf-8")
 
     def _heard(self, peer: int) -> str | None:
+        """The last beat of a process, a number, or the error that it left by."""
         try:
-            beat = self._file(peer).read_text(encoding="ascii")
+            text = self._file(peer).read_text(encoding="utf-8", errors="replace")  # half of it, perhaps
         except OSError:
             return None
-        return beat if beat.startswith(self._attempt) else None
+        attempt, _, beat = text.partition(" ")
+        return beat if attempt == self._attempt else None
+
+    def _failure(self) -> str | None:
+        """The error that another process left by, in words; None where none has."""
+        heard = (self._heard(peer) for peer in range(self.world) if peer != self.rank)
+        return next((beat for beat in heard if beat and not beat.isdigit()), None)
 
     def _leave(self, text: str) -> None:
         """End at once: whatever is shut down in order would wait for the lost process again."""
-        said = f"error: (process {self.rank}) {text} (training.rank_timeout). "
-        print(f"{said}The same command goes on from the last checkpoint", file=sys.stderr, flush=True)
-        os._exit(RANK_LOST)
+        said = f"{text} (training.rank_timeout). The same command goes on from the last checkpoint"
+        status = RANK_LOST
+        if (failure := self._failure()) is not None:
+            self._write(failure)  # for those who listen to this process alone
+            said, status = failure, FAILED
+        print(f"error: (process {self.rank}) {said}", file=sys.stderr, flush=True)
+        os._exit(status)
 
 
 class Stopwatch:

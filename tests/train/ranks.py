@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import runpy
+import shutil
 import signal
 import socket
 import sys
@@ -154,6 +155,15 @@ def signalled(folder: Path, words: list[str]) -> dict:
     return pair.told()
 
 
+def failing(folder: Path, words: list[str]) -> dict:
+    """A run that was signalled goes on, and its metrics cannot be read, which the main rank alone does."""
+    file = folder / "metrics.jsonl"
+    file.write_bytes(b"torn\n" + file.read_bytes())
+    pair = Pair(folder, [*words, *ENDLESS, "training.checkpoint.every=null"])
+    wait_for(pair.poll)
+    return pair.told()
+
+
 def slow_then_lost(number: signal.Signals):
     """The main rank takes longer to prepare than is waited for in a step; then rank 1 is hit by `number`
     when it makes its model."""
@@ -230,6 +240,7 @@ def main() -> None:
     results = {
         "poisoned": poisoned(folder / "poisoned", words),
         "signalled": signalled(folder / "signalled", words),
+        "failing": failing(shutil.copytree(folder / "signalled", folder / "failing"), words),
         "killed": lost(folder / "killed", words, signal.SIGKILL),
         "stopped": lost(folder / "stopped", words, signal.SIGSTOP),
         "killed early": lost_early(folder / "killed-early", words, signal.SIGKILL),

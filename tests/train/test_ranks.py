@@ -14,7 +14,7 @@ from tests.train.ranks import TIMEOUT
 from training.branch import read_run_settings
 from training.checkpoint import steps_of
 from training.console import Console
-from training.exits import INTERRUPTED, RANK_LOST, REQUEUE
+from training.exits import FAILED, INTERRUPTED, RANK_LOST, REQUEUE
 from training.log import read_metrics
 
 WORDS = [
@@ -58,6 +58,14 @@ def test_a_signal_to_one_rank_saves_and_all_leave_to_be_started_again(told):
     assert found["statuses"] == [REQUEUE, REQUEUE], found["logs"]
     assert "stopped by" in found["logs"][0] and "goes on from here" in found["logs"][0]
     assert steps_of(folder / "signalled") == [lines(folder / "signalled")[-1]["step"]]  # nothing is lost
+
+
+def test_an_error_of_one_rank_alone_is_not_taken_for_its_loss_and_none_is_started_again(told):
+    found = told[1]["failing"]
+    assert found["statuses"] == [FAILED, FAILED], found["logs"]
+    main, other = (log.strip().splitlines()[-1] for log in found["logs"])
+    error = f"{told[0] / 'failing' / 'metrics.jsonl'}:1: not a line of metrics; remove it"
+    assert main == f"error: {error}" and other == f"error: (process 1) process 0 failed: {error}"
 
 
 @pytest.mark.parametrize(("name", "number"), [("killed", signal.SIGKILL), ("stopped", signal.SIGSTOP)])

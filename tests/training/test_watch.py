@@ -1,10 +1,12 @@
 """Time that counts, and time that does not. Processes that are really lost: tests/train/test_ranks.py."""
 
+import sys
 from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
 
+from training.exits import FAILED, RANK_LOST, REQUEUE
 from training.watch import Stopwatch, Watch, beats_of, is_broken_link
 
 
@@ -62,6 +64,45 @@ def test_others_may_take_their_time_as_long_as_they_beat(tmp_path, monkeypatch, 
     with Watch(run, "c", rank, 2, 9):
         pass
     assert not list(tmp_path.iterdir())  # the last one tidies up
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """A run whose processes end by SystemExit, for a test to see."""
+    monkeypatch.setattr("os._exit", sys.exit)
+    return tmp_path / "run"
+
+
+def fail(run, rank, error, attempt="a", world=3):
+    """What a process leaves with that fails by an error of its own, or of its link to the others."""
+    with pytest.raises((SystemExit, type(error))) as caught, Watch(run, attempt, rank, world, 9):
+        raise error
+    return caught.value.code if isinstance(caught.value, SystemExit) else None
+
+
+LINK = RuntimeError("[gloo] Connection closed by peer")
+
+
+def test_an_error_of_one_process_is_that_of_all_who_lose_it_and_a_lost_one_is_not(run, capsys):
+    assert fail(run, 2, ValueError("x.txt: no room\nhere"), attempt="of before") is None
+    assert fail(run, 0, LINK) == RANK_LOST and fail(run, 0, SystemExit(REQUEUE)) == REQUEUE
+    assert "another process is gone ([gloo] Connection closed by peer) (tr" in capsys.readouterr().err
+    assert fail(run, 2, ValueError("x.txt: no room\nhere")) is None
+    assert fail(run, 0, LINK) == FAILED == fail(run, 1, SystemExit(REQUEUE))
+    said = "process 2 failed: x.txt: no room"
+    assert capsys.readouterr().err == f"error: (process 0) {said}\nerror: (process 1) {said}\n"
+    assert (beats_of(run) / "0").read_text() == f"a {said}"  # for those who listen to it alone
+
+
+def test_an_error_of_another_is_seen_where_no_link_tells_of_it(run, monkeypatch, capsys):
+    left = []
+    monkeypatch.setattr("os._exit", left.append)
+    monkeypatch.setattr("training.watch._GRACE", 0.3)
+    with Watch(run, "a", 0, 2, 6.0) as watch:
+        assert fail(run, 1, TypeError(), world=2) is None
+        watch._done.wait(1.0)
+    assert left and set(left) == {FAILED}
+    assert capsys.readouterr().err.startswith("error: (process 0) process 1 failed: TypeError\n")
 
 
 def test_what_is_a_broken_link_and_what_is_not():
