@@ -88,7 +88,7 @@ def run(options: Namespace, interrupts: Interrupts) -> int:
     parallel.agree(identity(settings), "the hash of the settings", "start all with the same words and files")
     check_model(settings)
     if options.dry_run:
-        return show_forecast(settings, parallel.world, device, console, parent)
+        return show_forecast(settings, parallel, console, parent)
 
     folder = Path(options.folder) if options.folder else run_folder(settings, options.words)
     attempt = parallel.gather(uuid4().hex)[0]

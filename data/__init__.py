@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from data.errors import DataError
 from data.preparation import Prepared, open_prepared, prepare, prepared_folder
-from data.presence import check_texts
+from data.presence import check_texts, expected_vocabulary
 from data.settings import DataSettings
 from data.store import Store
 from data.tokenizer import ByteTokenizer, SentencePieceTokenizer, Tokenizer, load_tokenizer
@@ -24,6 +24,7 @@ __all__ = [
     "Store",
     "Tokenizer",
     "check_texts",
+    "expected_vocabulary",
     "load_tokenizer",
     "open_prepared",
     "prepare",

@@ -5,7 +5,7 @@ from pathlib import Path
 from data.settings import DataSettings, SentencePieceSettings
 from data.sources import open_source
 from data.sources.prepared import finished_folder
-from data.tokenizer import load_sentencepiece
+from data.tokenizer import ByteTokenizer, load_sentencepiece
 
 FIRST, VALID = "data.source", "data.valid_source"  # the settings that ask for text, for messages
 
@@ -23,6 +23,17 @@ def check_texts(settings: DataSettings) -> None:
     for place, source in sources.items():
         if source is not None:
             open_source(source, place).check()
+    expected_vocabulary(settings)
+
+
+def expected_vocabulary(settings: DataSettings) -> int:
+    """Ids of the tokenizer: those of a given model, those that training one was asked for, or of bytes.
+
+    Raises DataError where the model is not there.
+    """
     tokenizer = settings.tokenizer
-    if isinstance(tokenizer, SentencePieceSettings) and tokenizer.model is not None:
-        load_sentencepiece(Path(tokenizer.model).expanduser())
+    if not isinstance(tokenizer, SentencePieceSettings):
+        return ByteTokenizer.vocab_size
+    if tokenizer.model is not None:
+        return load_sentencepiece(Path(tokenizer.model).expanduser()).vocab_size
+    return tokenizer.vocab_size

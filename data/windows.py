@@ -84,10 +84,14 @@ class Slots(NamedTuple):
     def of(cls, tokens: int, lengths: Sequence[int]) -> "Slots":
         """Of a line of `tokens`: slots that windows of every length fill, or leave less than a sixteenth of;
         as long as the longest windows where such slots would be few."""
-        size = min(math.lcm(*lengths), 16 * max(lengths))
-        if (tokens - 1) // size < FEW:
-            size = max(lengths)
+        long, short = sizes_of_slots(lengths)
+        size = long if (tokens - 1) // long >= FEW else short
         return cls(size, max(tokens - 1, 0) // size)
+
+
+def sizes_of_slots(lengths: Sequence[int]) -> tuple[int, int]:
+    """(tokens of a slot, of one on a short line) for windows of these lengths."""
+    return min(math.lcm(*lengths), 16 * max(lengths)), max(lengths)
 
 
 class Course:

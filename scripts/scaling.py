@@ -22,10 +22,11 @@ import torch
 
 from data.files import write_text
 from model import ModelSettings, Transformer
-from model.transformer import LOGITS_AT_ONCE
 from training.config import load_settings
 from training.console import run_main
 from training.hardware import USUAL_SHARE
+from training.memory import FLOAT, HALF, Layout, activations, block_parameters, matrices
+from training.memory import memory as memory_of
 from training.settings import RunSettings
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -33,7 +34,6 @@ TARGET = ROOT / "docs" / "scaling.md"
 SIZES = {"100M": "base", "1B": "1b", "7B": "7b"}
 WORLDS = (1, 8, 64, 512)
 USABLE = 0.9  # of a GPU's memory: the rest is the context, fragments, communication buffers
-FLOAT, HALF = 4, 2  # bytes
 GB = 1e9
 
 
@@ -82,11 +82,11 @@ class Shape:
     @property
     def block(self) -> int:
         """Parameters of one layer."""
-        return sum(p.numel() for p in self.model.layers.parameters()) // self.settings.model.layers
+        return block_parameters(self.model)
 
     @property
     def matrices(self) -> int:
-        return self.block * self.settings.model.layers + self.model.vocab_size * self.settings.model.dim
+        return matrices(self.model)
 
     @property
     def flops(self) -> float:
@@ -94,52 +94,14 @@ class Shape:
         return self.model.flops_per_token(self.settings.train_length)
 
     def activations(self, half: bool, checkpointing: bool) -> float:
-        """Bytes a token that the backward pass finds. Of a block: what goes into its two norms, before and
-        after it is scaled, and sums of norms and softmax, in float32; what comes out of the norms, q, k, v,
-        what attention makes of them in two orders, and four vectors of the feed-forward. With checkpointing:
-        the input of every block, and all of one block."""
-        s = self.settings.model
-        inner = 2 * s.dim + (3 * s.heads + 2 * s.kv_heads) * s.features + 4 * s.mlp_width
-        one = (4 * s.dim + s.heads + 2) * FLOAT + inner * (HALF if half else FLOAT)
-        return s.layers * s.dim * FLOAT + one if checkpointing else s.layers * one
-
-    def logits(self, tokens: int, device: str) -> float:
-        """Bytes of the head's logits, of as many rows as are worked on at once: thrice in float32."""
-        rows = min(LOGITS_AT_ONCE[device] // self.model.vocab_size + 1, tokens)
-        return 3.0 * rows * self.model.vocab_size * FLOAT
-
-
-@dataclass(frozen=True)
-class Layout:
-    """How a run lies on its GPUs."""
-
-    world: int
-    sharded: bool  # FSDP2, else DDP
-    sequences: int  # of one pass on one GPU
-    checkpointing: bool = False
-    half: bool = True  # bfloat16 autocast
-    device: str = "cuda"
+        """Bytes a token that the backward pass finds."""
+        layout = Layout(1, False, 1, checkpointing, half)
+        return activations(self.model, self.settings.train_length, layout)
 
 
 def memory(shape: Shape, layout: Layout) -> dict[str, float]:
     """Bytes on each GPU by what they hold."""
-    p, split = shape.parameters, layout.world if layout.sharded else 1
-    tokens = layout.sequences * shape.settings.train_length
-    found = {
-        "weights": FLOAT * p / split,
-        "gradients": FLOAT * p / split,
-        "moments": 2 * FLOAT * p / split,
-    }
-    if layout.sharded and layout.world > 1:
-        # The block at work and the next one, a block's gradients in both types, embedding and head all along.
-        outer = p - shape.block * shape.settings.model.layers
-        found["whole blocks"] = (2 * HALF + HALF + FLOAT) * shape.block + (2 * HALF + FLOAT) * outer
-    else:
-        found["bfloat16 copies"] = HALF * shape.matrices if layout.half else 0.0
-        found["buckets"] = FLOAT * p if layout.world > 1 else 0.0
-    found["activations"] = tokens * shape.activations(layout.half, layout.checkpointing)
-    found["logits"] = shape.logits(tokens, layout.device)
-    return found
+    return memory_of(shape.model, shape.settings.train_length, layout)
 
 
 def passes(shape: Shape, layout: Layout) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from data.windows import Portion
+from data.windows import Portion, sizes_of_slots
 from model import Transformer
 from training.checkpoint import STATE, Checkpoint
 from training.config import differences
@@ -66,6 +66,15 @@ def check_fork(folder: Path, step: int, old: RunSettings, new: RunSettings) -> N
         raise TrainingError(
             f"training.stages: the stage that {folder} is in after step {step} cannot begin or end elsewhere "
             "in a fork, for its order of the data is drawn from where it ends; fork where a later one begins"
+        )
+    lengths = [sorted({portion.length for portion in settings.plan}) for settings in (old, new)]
+    (slot, _), (other, _) = slots = [sizes_of_slots(own) for own in lengths]
+    if slots[0] != slots[1]:
+        theirs, ours = (", ".join(map(str, own)) for own in lengths)
+        raise TrainingError(
+            f"training.stages: windows of {ours} tokens are cut from slots of {other}, those of {theirs} in "
+            f"{folder} from slots of {slot}, so that the order of its data cannot go on; give lengths that "
+            f"fill {slot}, or start a branch from its weights alone (parent.run={folder} without --fork)"
         )
     behind = [[s for s in stages_of(settings) if s.start < step] for settings in (old, new)]
     if behind[0] != behind[1]:

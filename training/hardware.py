@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 
 from data.windows import Portion
-from model import LinearMixer, Transformer
-from model.transformer import LOGITS_AT_ONCE
+from model import Transformer
+from training.memory import Layout, memory
 
 # Dense bfloat16 peaks from the vendors' data sheets, FLOP/s; the first name found in the device's counts.
 GPU_PEAKS = {
@@ -29,6 +29,7 @@ GPU_PEAKS = {
 }
 # The share of the peak that small models reach in practice; only for forecasts.
 USUAL_SHARE = 0.45
+RECOMPUTED = 4 / 3  # work of a step with activation checkpointing: one more forward pass
 
 
 def prepare_cpu(threads: int | None) -> None:
@@ -101,42 +102,24 @@ class Forecast:
 
 
 def forecast(
-    model: Transformer,
-    *,
-    length: int,
-    sequences: int,
-    plan: Sequence[Portion],
-    peak: float,
-    devices: int,
-    device: str = "cpu",
+    model: Transformer, length: int, plan: Sequence[Portion], layout: Layout, *, peak: float
 ) -> Forecast:
     """Memory and time of a run.
 
     Args:
         length: of the longest window.
-        sequences: of that length, per device and forward pass.
         plan: the steps of the run.
+        layout: its devices, and the windows of `length` of each pass.
         peak: FLOP/s of one device.
-        device: its type.
     """
-    s, parameters = model.settings, model.parameter_count()
-    size = model.embed.weight.element_size()
-    # What the backward pass keeps of a token in one block (docs/scaling.md): norms, q, k, v, gates.
-    kept = 6 * s.dim + (3 * s.heads + 2 * s.kv_heads) * s.features + 4 * s.mlp_width
-    if isinstance(s.mixer, LinearMixer):  # forms of q and k, weights within a chunk, sums between chunks
-        chunk = min(s.mixer.chunk, length)
-        kept += 4 * (s.heads + s.kv_heads) * s.features + s.heads * chunk
-        kept += 2 * s.kv_heads * s.features**2 // chunk
-    activations = sequences * length * s.layers * kept * size
-    rows = min(LOGITS_AT_ONCE.get(device, 1 << 25) // model.vocab_size + 1, sequences * length)
-    states = parameters * 4 * size  # weights, gradients, two moments
     tokens = [portion.steps * portion.batch_size * portion.length for portion in plan]
     flops = sum(n * model.flops_per_token(p.length) for n, p in zip(tokens, plan, strict=True))
+    again = RECOMPUTED if layout.checkpointing else 1.0
     return Forecast(
-        parameters=parameters,
+        parameters=model.parameter_count(),
         flops_per_token=flops / sum(tokens),
         steps=sum(portion.steps for portion in plan),
         tokens=sum(tokens),
-        memory=states + activations + 3 * rows * model.vocab_size * 4,
-        seconds=flops / (peak * USUAL_SHARE * devices),
+        memory=round(sum(memory(model, length, layout).values())),
+        seconds=again * flops / (peak * USUAL_SHARE * layout.world),
     )

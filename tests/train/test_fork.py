@@ -13,8 +13,11 @@ from data.exposure import read_exposure
 from tests.train.test_train import lines
 from training import TrainingError
 from training.checkpoint import find_checkpoint, folder_of, save_weights_only
+from training.config import load_settings
 from training.exposure import exposure_of
+from training.fork import check_fork
 from training.run import load, stem_of
+from training.settings import RunSettings
 
 WSD = Path(__file__).resolve().parents[2] / "configs" / "wsd"
 SHORT = ["training.schedule.warmup=3", "training.schedule.decay=4"]
@@ -158,6 +161,22 @@ def test_what_cannot_go_on_is_refused_and_leaves_nothing(stem, tmp_path, words, 
     with pytest.raises(TrainingError, match=f"(?s){message}"):
         trained(*words, "--fork", stem, "--folder", tmp_path / "x")
     assert not (tmp_path / "x").exists()
+
+
+def test_a_later_stage_may_not_cut_the_text_behind_the_fork_anew(stem):
+    """Windows of 16 and 24 share slots of 48, so that the first 8 steps would have been others."""
+    words = ["train_length=24", "training.batch_size=4", "training.validation.targets=8"]
+    old, same, other = (
+        load_settings(RunSettings, [*words, f"training.stages=[{stages}]"])
+        for stages in (
+            "{length: 24, lasts: 8}, {length: 12}",
+            "{length: 24, lasts: 8}, {length: 8, lasts: 4}, {length: 12}",
+            "{length: 24, lasts: 8}, {length: 16, lasts: 4}, {length: 12}",
+        )
+    )
+    check_fork(stem, 8, old, same)
+    with pytest.raises(TrainingError, match=r"of 12, 16, 24 tokens .* slots of 48, .* that fill 24,"):
+        check_fork(stem, 8, old, other)
 
 
 def test_a_dry_run_of_a_fork_says_what_is_left(stem, capsys):
