@@ -201,7 +201,7 @@ def train(
     # On a GPU, outcomes are read one step late, so that the host never waits inside a step.
     leave = 1 if device.type == "cuda" else 0
     saver = Saver(folder, t.checkpoint, settings.train_length, parallel.holders)
-    supply = Supply(batches, state.get("groups", []), parallel, interrupts, watch, console)
+    supply = Supply(batches, state.get("groups", []), parallel, interrupts, watch, recorder, console)
     done, saved, stop = start, start, 0
     with recorder, saver, tracer:
         parallel.wait()  # the main process may have taken long to reach its mirrors
@@ -240,7 +240,8 @@ def train(
                 recorder.read()
                 save(done, last=True)
             name = interrupts.received.name if interrupts.received else "a signal"
-            console.say(f"stopped by {name} after step {done}; saved. The same command goes on from here.")
+            where = f"after step {done}; saved" if done else "before the first step: nothing to save"
+            console.say(f"stopped by {name} {where}. The same command goes on from here.")
             return stop
         if start < settings.steps:
             recorder.write(settings.steps, "end", peak_memory_bytes=peak_memory(device))

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import takewhile
+from itertools import takewhile, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ class Groups:
         self.list = first.folder / f"groups-{settings.max_bytes or 'all'}.json"
         self._process: subprocess.Popen | None = None
         self._opened: dict[int, Store] = {0: first.train}
+        self._found: dict[int, int] = {}  # lines that are there, which the list is not asked for again
         self._verified = {0}  # whoever opened the first did that
 
     def store(self, line: int) -> Store:
@@ -82,11 +83,11 @@ class Groups:
 
     def check(self, used: list[str]) -> None:
         """Raise DataError where groups are no longer those that were `used`."""
-        for i, (was, now) in enumerate(zip(used, self.used(len(used)), strict=False)):
+        for i, (was, now) in enumerate(zip_longest(used, self.used(len(used)))):
             if was != now:
                 raise DataError(
                     f"group {i} of {self.first.folder} is not the one this run was trained on "
-                    f"({was[:12]}, now {now[:12]}): restore it, or use --fresh"
+                    f"({was[:12]}, now {now[:12] if now else 'gone'}): restore it, or use --fresh"
                 )
 
     @contextmanager
@@ -154,9 +155,12 @@ class Groups:
         return listed if there == listed["folders"] else listed | {"folders": there, "complete": False}
 
     def _group(self, line: int) -> int | None:
-        listed = self._listed()
-        count = len(listed["folders"])
-        return line if line < count else line % count if listed["complete"] else None
+        if line not in self._found:
+            listed = self._listed()
+            count = len(listed["folders"])
+            if line < count or listed["complete"]:
+                self._found[line] = line % count
+        return self._found.get(line)
 
     def _check_alive(self, line: int, waited: float) -> None:
         listed, what = self._listed(), f"group {line} of {self.first.folder} is not prepared"

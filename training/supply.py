@@ -4,9 +4,13 @@ Which steps draw on a further group of text depends on the groups before it alon
 the same waits by itself; at other steps no word is exchanged.
 """
 
+import threading
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
+from functools import partial
+from typing import TypeVar
 
 from data import Batch, Batches, DataError
 from training.console import Console
@@ -14,17 +18,20 @@ from training.errors import TrainingError
 from training.exits import INTERRUPTED, REQUEUE
 from training.interrupts import Interrupts
 from training.parallel import Parallel
+from training.record import Recorder
 from training.watch import Watch
 
 LOOK_EVERY = 0.2  # seconds
-PATIENCE = 60.0  # seconds after which what one process sees must be seen by all
+PATIENCE = 60.0  # seconds in which all must see what one sees, and a disk that others write to be readable
+T = TypeVar("T")
 
 
 class Supply:
     """The text of a run's steps, once it is there.
 
     used: hashes of the groups that the steps before the first were drawn from.
-    status: exit status that a signal to any process asked for while they waited; 0 where none came.
+    status: exit status that a signal to any process asked for before they waited or while they did; 0 where
+        none came.
     """
 
     def __init__(
@@ -34,12 +41,16 @@ class Supply:
         parallel: Parallel,
         interrupts: Interrupts,
         watch: Watch,
+        recorder: Recorder,
         console: Console,
     ):
         self.status = 0
         self._batches, self._used, self._parallel = batches, used, parallel
-        self._interrupts, self._watch, self._console = interrupts, watch, console
+        self._interrupts, self._watch, self._recorder = interrupts, watch, recorder
+        self._console = console
         self._line = 0  # the last that all processes see
+        self._answer: Future[bool] | None = None  # of a look that has begun
+        self._failed = 0  # looks in a row that the disk failed
 
     def batches(self, start: int, stop: int) -> Iterator[tuple[int, Batch]]:
         """(step, this process's batch) for each step, the next one read while the present one is trained on;
@@ -61,9 +72,11 @@ class Supply:
     def _wait(self, step: int) -> bool:
         """Whether a step's text is there on all processes; not where `status` has been asked for."""
         while not self._batches.lies_in(step, self._line):
-            if not self._wait_for(self._line + 1):
+            self.status = self._recorder.read()  # it may be long until steps are read again
+            if self.status or not self._wait_for(self._line + 1):
                 return False
             self._line += 1
+            self._recorder.resume_clock()
         self._batches.check_groups(self._used)
         self._used = []
         return True
@@ -71,8 +84,9 @@ class Supply:
     def _wait_for(self, line: int) -> bool:
         looks = seen = 0
         while True:
+            mine = self._look(line)
             with self._watch.together("a look for further text"):
-                found = self._parallel.gather(self._look(line))
+                found = self._parallel.gather(mine)
             _refuse([fault for *_, fault in found], self._parallel.rank)
             asked = {status for _, status, _ in found} - {0}
             if asked:
@@ -81,10 +95,11 @@ class Supply:
             missing = [rank for rank, (ready, *_) in enumerate(found) if not ready]
             if not missing:
                 return True
-            seen += len(missing) < len(found)
-            if seen * LOOK_EVERY > PATIENCE:
+            blind = [rank for rank in missing if found[rank][0] is False]
+            seen += bool(blind) and len(missing) < len(found)
+            if seen * LOOK_EVERY > PATIENCE and blind:
                 raise TrainingError(
-                    f"group {line} of the text is prepared, and process {missing[0]} does not see it: "
+                    f"group {line} of the text is prepared, and process {blind[0]} does not see it: "
                     "data.root must lie on a disk that all of them see"
                 )
             if not looks:
@@ -92,13 +107,41 @@ class Supply:
             looks += 1
             time.sleep(LOOK_EVERY)
 
-    def _look(self, line: int) -> tuple[bool, int, str | None]:
-        """Whether a line is there, the status asked for here, and why it will never come or is no use."""
+    def _look(self, line: int) -> tuple[bool | None, int, str | None]:
+        """Whether a line is there, None while that is being found out; the status asked for here; and why
+        the line will never come or is no use.
+
+        A look may take long, as files are compared with their hashes: it goes on while others are told so.
+        """
+        if self._answer is None:
+            self._answer = beside(partial(self._batches.has_line, line, verify=self._parallel.main))
+        wait_for([self._answer], LOOK_EVERY)
+        ready, fault = None, None
+        if self._answer.done():
+            answer, self._answer = self._answer, None
+            try:
+                ready, self._failed = answer.result(), 0
+            except DataError as error:
+                fault = str(error)
+            except (OSError, ValueError) as error:  # a list that is replaced meanwhile, on a network's disk
+                ready, self._failed = False, self._failed + 1
+                if self._failed * LOOK_EVERY > PATIENCE:
+                    fault = f"group {line} of the text cannot be looked for: {error}"
+        return ready, self._interrupts.status, fault
+
+
+def beside(work: Callable[[], T]) -> "Future[T]":
+    """What `work` gives, from a thread that nobody waits for when the process ends."""
+    answer: Future[T] = Future()
+
+    def run() -> None:
         try:
-            ready = self._batches.has_line(line, verify=self._parallel.main)
-            return ready, self._interrupts.status, None
-        except (DataError, OSError) as error:
-            return False, self._interrupts.status, str(error)
+            answer.set_result(work())
+        except Exception as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return answer
 
 
 def _refuse(faults: list[str | None], rank: int) -> None:

@@ -66,6 +66,14 @@ def test_groups_come_in_order_once_each_and_the_order_is_that_of_finished_text(g
     later.check(used)
     with pytest.raises(DataError, match=r"group 1 of .* is not the one this run was trained on"):
         later.check([used[0], used[2]])
+    with pytest.raises(DataError, match=rf"group {len(folders)} of .* \(another, now gone\): restore it"):
+        later.check([*used[: len(folders)], "another"])
+    listed = groups.list.read_bytes()
+    groups.list.write_bytes(listed[:20])  # as it is seen while it is replaced
+    assert later.store(1).hash == used[1] and later.is_ready(1)
+    with pytest.raises(ValueError, match=r"Expecting|Unterminated"):
+        later.is_ready(99)
+    groups.list.write_bytes(listed)
     with later.preparing():
         assert later._process is None  # nothing is left to prepare
 

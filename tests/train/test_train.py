@@ -112,6 +112,21 @@ def test_signal_saves_and_leaves(words, tmp_path, monkeypatch, number, status):
     assert losses == [line["loss"] for line in lines(whole) if line["kind"] == "train"]
 
 
+def test_a_signal_while_the_first_step_waits_has_nothing_to_save(words, tmp_path, monkeypatch, capsys):
+    def has_line(self, line, verify):
+        signal.raise_signal(signal.SIGTERM)
+        return False
+
+    monkeypatch.setattr("data.Batches.lies_in", lambda self, step, line: False)
+    monkeypatch.setattr("data.Batches.has_line", has_line)
+    assert here(monkeypatch, *words, "--folder", str(tmp_path / "run")) == REQUEUE
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    assert said == (
+        "stopped by SIGTERM before the first step: nothing to save. The same command goes on from here."
+    )
+    assert not list((tmp_path / "run" / "checkpoints").glob("step-*"))
+
+
 def test_two_processes_give_the_losses_of_one(words, tmp_path, monkeypatch):
     exact = [*words, "training.precision=float64", "data.packing=documents"]
     assert here(monkeypatch, *exact, "--folder", str(tmp_path / "one")) == 0

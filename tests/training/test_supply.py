@@ -1,5 +1,7 @@
 """Waiting for text with a process that says what it is told. Real ones: tests/train/test_streams.py."""
 
+import errno
+import threading
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -21,7 +23,7 @@ class World:
         self.others, self.ready = list(others), ready
         self.looks, self.said, self.fetched, self.checked, self.watched = [], [], [], [], 0
         self.interrupts = SimpleNamespace(status=0)
-        self.rank, self.main = 0, True
+        self.rank, self.main, self.asked = 0, True, 0
 
     def supply(self, used=()):
         batches = SimpleNamespace(
@@ -33,7 +35,15 @@ class World:
         parallel = SimpleNamespace(rank=0, world=2, main=True, gather=self.gather)
         console = SimpleNamespace(say=self.say)
         watch = SimpleNamespace(together=self.together)
-        return Supply(batches, list(used), parallel, self.interrupts, watch, console)  # pyright: ignore
+        recorder = SimpleNamespace(read=self.read, resume_clock=lambda: self.looks.append("clock"))
+        return Supply(batches, list(used), parallel, self.interrupts, watch, recorder, console)  # pyright: ignore
+
+    def read(self):
+        self.looks.append("read")
+        return self.asked
+
+    def on_gather(self, left):
+        pass
 
     def say(self, text):
         assert self.watched == 0  # nor is what comes between looks
@@ -46,6 +56,7 @@ class World:
 
     def gather(self, mine):
         assert self.watched == 1
+        self.on_gather(len(self.others))
         return [mine, self.others.pop(0) if self.others else THERE]
 
     @contextmanager
@@ -69,7 +80,9 @@ def test_processes_look_together_once_a_group_and_read_ahead_within_one():
         assert batch == f"batch {step}"
         world.looks.append(f"step {step}")
         ahead.append(step)
-    assert world.looks == [1, "step 4", "step 5", 2, "step 6", "step 7", "step 8", 3, "step 9", "step 10"]
+    first, second, third = (["read", line, "clock"] for line in (1, 2, 3))  # waits are no time of steps
+    steps = [f"step {step}" for step in range(4, 11)]
+    assert world.looks == [*first, *steps[:2], *second, *steps[2:5], *third, *steps[5:]]
     assert world.fetched == ahead == list(range(4, 11)) and supply.status == 0
     assert world.checked == [["a", "b"]] and world.said == []
 
@@ -77,7 +90,9 @@ def test_processes_look_together_once_a_group_and_read_ahead_within_one():
 def test_whoever_has_the_text_waits_for_who_has_not_outside_of_what_is_timed():
     world = World([NOT_YET] * 3)
     assert [step for step, _ in world.supply().batches(3, 4)] == [3]
-    assert world.looks == [1] * 4 and world.said == ["waiting for group 1 of the text to be prepared"]
+    assert world.looks == ["read", *[1] * 4, "clock"] and world.said == [
+        "waiting for group 1 of the text to be prepared"
+    ]
     late = World([], ready=lambda line: len(late.looks) > 30)  # nobody has it for long
     late.others = [NOT_YET] * 30
     assert [step for step, _ in late.supply().batches(3, 4)] == [3]
@@ -109,6 +124,48 @@ def test_what_fails_on_one_is_raised_on_all():
 
     with pytest.raises(DataError, match=r"^group 1 is damaged$"):
         list(World([], damaged).supply().batches(3, 9))
+
+
+def test_a_signal_that_steps_brought_is_heard_before_a_wait():
+    world = World([], ready=lambda line: False)
+    world.asked = REQUEUE
+    supply = world.supply()
+    assert [step for step, _ in supply.batches(2, 9)] == [2]
+    assert supply.status == REQUEUE and world.looks == ["read"]
+
+
+def test_files_are_checked_beside_what_is_timed_and_signals_are_heard_meanwhile():
+    begun, done = threading.Event(), threading.Event()
+
+    def slow(line):
+        begun.set()
+        return done.wait(9)
+
+    world = World([THERE] * 40, slow)  # longer than what one sees may be unseen by others
+    world.on_gather = lambda left: done.set() if left == 10 else None
+    assert [step for step, _ in world.supply().batches(3, 4)] == [3]
+    assert begun.is_set() and world.looks.count(1) == 1 and len(world.others) <= 10
+    world, done = World([THERE] * 40, slow), threading.Event()
+    world.on_gather = lambda left: setattr(world.interrupts, "status", REQUEUE if left < 30 else 0)
+    supply = world.supply()
+    assert list(supply.batches(3, 9)) == [] and supply.status == REQUEUE and not done.is_set()
+    done.set()
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ESTALE, "Stale file handle"), ValueError("Expecting value")])
+def test_a_disk_that_fails_for_a_moment_is_asked_again(error):
+    def fails(times):
+        def ready(line):
+            if len(world.looks) <= times:
+                raise error
+            return True
+
+        world = World([], ready)
+        return world
+
+    assert [step for step, _ in fails(3).supply().batches(3, 4)] == [3]
+    with pytest.raises(DataError, match=r"group 1 of the text cannot be looked for: .*(handle|value)"):
+        list(fails(99).supply().batches(3, 4))
 
 
 def test_text_that_one_process_never_sees_is_not_waited_for_for_ever():
