@@ -8,6 +8,7 @@ import threading
 from training.exits import INTERRUPTED, REQUEUE
 
 PATIENCE = 0.5  # seconds in which the main thread must have heard a signal
+_ASK = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 class Interrupts:
@@ -25,7 +26,7 @@ class Interrupts:
         self.received: signal.Signals | None = None
         self._before = {}
         self._at_steps = False
-        self._heard = threading.Event()
+        self._heard, self._left = threading.Event(), threading.Event()
 
     def __enter__(self) -> "Interrupts":
         self._pipe, self._end = os.pipe()
@@ -33,13 +34,14 @@ class Interrupts:
         self._wakeup = signal.set_wakeup_fd(self._end, warn_on_full_buffer=False)
         self._thread = threading.Thread(target=self._listen, daemon=True)
         self._thread.start()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        for number in _ASK:
             self._before[number] = signal.signal(number, self._note)
         os.register_at_fork(after_in_child=self._restore)  # what a library's fork is sent is not for this one
         return self
 
     def __exit__(self, *error: object) -> None:
         self._restore()
+        self._left.set()
         os.close(self._end)
         self._thread.join()
         os.close(self._pipe)
@@ -68,9 +70,15 @@ class Interrupts:
             raise SystemExit(REQUEUE)
 
     def _listen(self) -> None:
-        """End a process whose main thread is in a library, or waits for others, and so hears no signal."""
+        """End a process whose main thread is in a library, or waits for others, and so hears no signal: at any
+        before the first step, at a second Ctrl-C after it, of which the main thread would have died."""
+        heard = []
         while number := os.read(self._pipe, 1):
-            if not self._at_steps and not self._heard.wait(PATIENCE):
+            if number[0] not in _ASK:  # every signal that Python handles comes here
+                continue
+            heard.append(number[0])
+            again = len(heard) > 1 and set(heard) == {signal.SIGINT} and not self._left.wait(PATIENCE)
+            if again or (not self._at_steps and not self._heard.wait(PATIENCE)):
                 _say(number[0])
                 os._exit(INTERRUPTED if number[0] == signal.SIGINT else REQUEUE)
 

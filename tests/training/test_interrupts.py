@@ -10,7 +10,7 @@ import time
 import pytest
 
 from training.exits import INTERRUPTED, REQUEUE
-from training.interrupts import Interrupts
+from training.interrupts import PATIENCE, Interrupts
 
 
 def send(*numbers: int) -> None:
@@ -64,6 +64,34 @@ def test_from_the_first_step_on_it_is_noted(numbers, status, received, capsys):
         send(*numbers)
         assert (interrupts.status, interrupts.received) == (status, received)
     assert capsys.readouterr().err == ""
+
+
+DEAF = """
+import hashlib, signal, time
+from training.interrupts import PATIENCE, Interrupts
+with Interrupts() as interrupts:
+    signal.signal(signal.SIGALRM, lambda *places: None)
+    signal.setitimer(signal.ITIMER_REAL, 0.01)
+    time.sleep(1.5 * PATIENCE)  # of what others handle there is nothing to hear
+    interrupts.begin_steps()
+    print("at steps", flush=True)
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)
+"""
+
+
+def test_a_second_ctrl_c_ends_a_process_whose_main_thread_hears_none():
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", DEAF], **pipes) as process:
+        assert process.stdout.readline() == "at steps\n", process.stderr.read()
+        process.send_signal(signal.SIGINT)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(1.5 * PATIENCE)  # the first one waits for the end of the step
+        process.send_signal(signal.SIGINT)
+        try:
+            assert process.wait(PATIENCE + 3) == INTERRUPTED
+            assert process.stderr.read() == "interrupted\n"
+        finally:
+            process.kill()
 
 
 FORKS = """
