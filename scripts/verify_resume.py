@@ -24,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -183,10 +184,35 @@ def last_words(folder: Path) -> str:
 
 
 def kill(process: subprocess.Popen) -> None:
-    """SIGKILL for all processes of a run."""
+    """SIGKILL for all processes of a run, also those that a launcher has given sessions of their own."""
     if process.poll() is None:
+        family = descendants(process.pid)
         os.killpg(process.pid, signal.SIGKILL)
+        for pid in family:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         process.wait()
+
+
+def descendants(pid: int) -> list[int]:
+    """The living children of a process, and theirs."""
+    if Path("/proc/self/stat").exists():
+        stats = [words for file in Path("/proc").glob("[0-9]*/stat") if (words := _stat(file))]
+        pairs = [(int(file), int(words[1])) for file, words in stats]
+    else:
+        table = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True)
+        pairs = [(int(one), int(parent)) for one, parent in map(str.split, table.stdout.splitlines())]
+    found = [child for child, parent in pairs if parent == pid]
+    for one in found:  # grows on the way
+        found += [child for child, parent in pairs if parent == one]
+    return found
+
+
+def _stat(file: Path) -> tuple[str, list[str]] | None:
+    """(number, what follows the name: state, parent, ...) of a process; None where it has ended meanwhile."""
+    with suppress(OSError):
+        return file.parent.name, file.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    return None
 
 
 def edges_of(lines: list[dict]) -> list[int]:

@@ -1,9 +1,12 @@
 """The proof of exact resume holds where it should, and names what is planted where it should not."""
 
 import json
+import os
 import random
 import shutil
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -108,6 +111,25 @@ def test_a_kill_falls_between_an_edge_and_the_checkpoint_after_it():
         assert moments == sorted(moments) and len(moments) == 3
         assert any(52 <= moment < 55 for moment in moments) and all(1 <= moment < 60 for moment in moments)
     assert len({tuple(kill_steps(60, 3, [], 5, random.Random(seed))) for seed in range(20)}) > 15
+
+
+def test_a_kill_reaches_processes_with_sessions_of_their_own(tmp_path):
+    """As a launcher gives them to its workers, which would train on without it."""
+    note = tmp_path / "worker"
+    worker = f"import os, time; open({str(note)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+    launcher = (
+        f"import subprocess, sys; subprocess.run([sys.executable, '-c', {worker!r}], start_new_session=True)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", launcher], start_new_session=True)
+    while not (note.exists() and note.read_text()):
+        time.sleep(0.01)
+    pid = int(note.read_text())
+    verify_resume.kill(process)
+    end = time.monotonic() + 10
+    with pytest.raises(ProcessLookupError):  # once its new parent has heard of it
+        while time.monotonic() < end:
+            os.kill(pid, 0)
+            time.sleep(0.01)
 
 
 def test_what_proves_nothing_is_refused(words, tmp_path, monkeypatch):
