@@ -34,6 +34,7 @@ from training.errors import TrainingError
 from training.exposure import make_batches, make_ledger, with_parents
 from training.files import read_json
 from training.gate import Gate
+from training.group import as_one
 from training.hardware import peak_flops, peak_memory, prepare_cpu
 from training.interrupts import Interrupts
 from training.loop import Stepper, micro_batches
@@ -113,7 +114,7 @@ def run(options: Namespace, interrupts: Interrupts) -> int:
         more = {"lineage": parent.lineage(settings), "inherited": parent.inherited} if parent else {}
         together = processes_of(parallel)
         opened = opened_run(folder, settings, prepared, model, options.fresh, console, more, together)
-        with parallel.as_one("begin"):
+        with as_one(parallel, "begin"):
             if parallel.main:
                 stack.enter_context(opened)
             stack.enter_context(batches.preparing(parallel.main))
@@ -143,7 +144,7 @@ def train(
     autocast = autocast_type(t.precision, device)
     wrapped = parallel.wrap(model, compiled=t.compile, autocast=autocast)
     optimizer = make_optimizer(model, t.optimizer)
-    found = find_checkpoint(folder, console)
+    found = find_checkpoint(folder, console if main_process else None)
     average = Average(model, t.ema, settings.steps) if t.ema else None
     state: dict = restore(model, optimizer, found, average) if found else {"step": 0}
     start: int = state["step"]
@@ -186,14 +187,15 @@ def train(
         recorder.resume_clock()
 
     def save(done: int, last: bool) -> None:
-        with parallel.as_one("save"):
-            if main_process:
-                recorder.sync()
+        with as_one(parallel, "save"):
+            recorder.sync()
+            state = {"step": done, "tokens": settings.tokens_after(done), "gate": gate.state()}
+            state |= {"groups": batches.groups_used(done)}
+            state[HELD_OUT] = held_out_state(measured.get(done, {}))
+        with as_one(parallel.listeners, "save"):
             if parallel.takes_part:
-                state = {"step": done, "tokens": settings.tokens_after(done), "gate": gate.state()}
-                state |= {"groups": batches.groups_used(done)}
-                state[HELD_OUT] = held_out_state(measured.get(done, {}))
                 saver.save(done, model, optimizer, state, average, wait=last)
+        with as_one(parallel, "save"):
             if main_process:
                 write_exposure(folder, with_parents(folder, ledger.upto(done)))
         recorder.resume_clock()

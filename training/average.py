@@ -52,9 +52,9 @@ class Average:
         for name, mean in self._means.items():
             own_part(mean).copy_(own_part(stored[name]))
 
-    def tensors(self) -> dict[str, Tensor]:
-        """The means by weight name, on the CPU; sharded ones where they are."""
-        return {name: at_rest(mean) for name, mean in self._means.items()}
+    def tensors(self, copied: bool = False) -> dict[str, Tensor]:
+        """The means by weight name, on the CPU; sharded ones where they are; `copied` as in `at_rest`."""
+        return {name: at_rest(mean, copied) for name, mean in self._means.items()}
 
     @contextmanager
     def applied(self) -> Iterator[None]:

@@ -59,7 +59,7 @@ def begin_branch(
 
     Raises TrainingError where the parent is gone, or the scores differ.
     """
-    if find_checkpoint(folder, console) is not None:
+    if find_checkpoint(folder) is not None:  # what is damaged is told where training begins
         return
     if parent is None:
         raise TrainingError(f"{folder} has no checkpoint, and the run it goes on from is gone: restore that")
@@ -76,7 +76,7 @@ def begin_branch(
     console.say(in_words(found))
     write_json(folder / MANIFEST, read_json(folder / MANIFEST) | {"step0": found})
     optimizer = make_optimizer(model, settings.training.optimizer)
-    save_checkpoint(folder, 0, model, optimizer, {"step": 0, "tokens": 0, "attempt": 0})
+    save_checkpoint(folder, 0, model, optimizer, {"step": 0, "tokens": 0})
 
 
 def compare(settings: RunSettings, parent: Parent, model: Transformer, score: Score) -> dict:

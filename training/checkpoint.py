@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from training.average import Average
 from training.errors import TrainingError
 from training.files import is_disk_full, read_json, sha256_of, sync, write_json
-from training.group import ALONE, Group, on_all
+from training.group import ALONE, Group, as_one, on_all
 from training.image import Image, capture
 from training.sharded import Part, is_sharded, whole_name, wholes, write_part
 
@@ -42,7 +42,7 @@ class Checkpoint:
 
     @property
     def state(self) -> dict:
-        """What the loop saved beside the tensors: step, attempt, tokens and the like."""
+        """What the loop saved beside the tensors: step, tokens and the like."""
         return read_json(self.folder / STATE)["state"]
 
     @property
@@ -80,25 +80,23 @@ def save_checkpoint(
     model: nn.Module,
     optimizer: torch.optim.Optimizer | None = None,
     state: dict | None = None,
-    keep: int | None = None,
     average: Average | None = None,
     group: Group = ALONE,
 ) -> Checkpoint:
     """Save a run after `step` updates; called by one process, or by every one of the `group` that shares a
     sharded model.
 
-    Without an optimizer only weights are saved.  `state` is any JSON object.  Of the older checkpoints the
-    newest `keep` − 1 stay (all, if None); those of later steps, which a resumed run has left behind, go.
+    Without an optimizer only weights are saved.  `state` is any JSON object.  Other checkpoints stay as they
+    are.
 
-    Raises TrainingError where the disk is full, on all processes of the group alike; the earlier checkpoints
-    are then as they were.
+    Raises TrainingError where the disk is full; whatever fails on one process of the group fails on all.
     """
-    return save_image(run, step, capture(model, optimizer, average), state or {}, keep, group)
+    with as_one(group, "save"):
+        image = capture(model, optimizer, average)
+    return save_image(run, step, image, state or {}, group)
 
 
-def save_image(
-    run: Path, step: int, image: Image, state: dict, keep: int | None = None, group: Group = ALONE
-) -> Checkpoint:
+def save_image(run: Path, step: int, image: Image, state: dict, group: Group = ALONE) -> Checkpoint:
     """`save_checkpoint` of what was captured before."""
     folder, main = folder_of(run, step), group.rank == 0
     building = folder.with_name(f".writing-{folder.name}-{group.gather(os.getpid())[0]}")
@@ -112,26 +110,20 @@ def save_image(
     def finish() -> str:
         if not main:
             return ""
-        digest = _seal(building, step, {name: about for part in parts for name, about in part[0].items()})
+        digest = _seal(building, step, {name: about for part in parts for name, about in part.items()})
         _put_in_place(building, folder)
         return digest
 
     try:
-        on_all(group, begin)
-        parts = on_all(group, lambda: _write(building, step, image, state, group))
-        digest = on_all(group, finish)[0]
+        on_all(group, "save", begin)
+        parts = on_all(group, "save", lambda: _write(building, step, image, state, group))
+        digest = on_all(group, "save", finish)[0]
     except Exception as error:
         if main:
             shutil.rmtree(building, ignore_errors=True)
         if is_disk_full(error):
             raise TrainingError(_no_room(run, step)) from error
         raise
-    if main:
-        later_or_old = [old for old in steps_of(run) if old > step]
-        if keep is not None:
-            later_or_old += [old for old in steps_of(run) if old <= step][:-keep]
-        for old in later_or_old:
-            remove_checkpoint(folder_of(run, old))
     return Checkpoint(folder, step, digest)
 
 
@@ -156,7 +148,7 @@ def copy_checkpoint(checkpoint: Checkpoint, run: Path) -> None:
         raise
 
 
-def _write(building: Path, step: int, image: Image, state: dict, group: Group) -> tuple[dict[str, dict]]:
+def _write(building: Path, step: int, image: Image, state: dict, group: Group) -> dict[str, dict]:
     """This process's files of one checkpoint into its folder; hash and size of each."""
 
     def put(kind: str, held: dict[str, Tensor | Part]) -> Path:
@@ -177,7 +169,7 @@ def _write(building: Path, step: int, image: Image, state: dict, group: Group) -
     for file in written:
         sync(file)
         files[file.name] = {"sha256": sha256_of(file), "bytes": file.stat().st_size}
-    return (files,)
+    return files
 
 
 def _seal(building: Path, step: int, files: dict[str, dict]) -> str:

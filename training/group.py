@@ -1,22 +1,20 @@
-"""The processes that hold a model together: how they hear of each other when they save it."""
+"""Processes that do something together: what fails on one of them fails on all."""
 
-import errno
-import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Protocol, TypeVar
 
 import torch.distributed as dist
 
 from training.errors import TrainingError
-from training.files import is_disk_full
 
 PATIENCE = timedelta(hours=24)  # of a collective; the watch notices lost processes long before
 T = TypeVar("T")
 
 
 class Group(Protocol):
-    """The processes that hold the parts."""
+    """Processes, and the link over which they hear of each other."""
 
     @property
     def rank(self) -> int: ...
@@ -28,7 +26,7 @@ class Group(Protocol):
 
 
 class Alone:
-    """One process that holds everything."""
+    """One process that has nobody to hear of."""
 
     rank, world = 0, 1
 
@@ -53,23 +51,31 @@ class Apart:
         return found
 
 
-def on_all(group: Group, work: Callable[[], T]) -> list[T]:
-    """What `work` gives each process of the group; where it fails on one, it does on all.
+@contextmanager
+def as_one(group: Group, what: str) -> Iterator[None]:
+    """Some or all processes of a group do their part in the block; none goes on before the others, or where
+    one failed to `what`.
 
-    Raises OSError (no space left) where the disk of one is full, on the others TrainingError for anything
-    else; a process whose own work failed raises that.
+    Never one within another, unless one of the two groups is of this process alone: who fails between them
+    speaks over the outer link while the others listen on the inner one, for ever.
+
+    Raises on a process that failed its own error, on the others TrainingError with its words.
     """
-    found, error = None, None
+    failed: Exception | None = None
     try:
+        yield
+    except Exception as error:  # whatever it is: the others wait to hear of it
+        failed = error
+    said = group.gather(None if failed is None else str(failed) or type(failed).__name__)
+    if failed is not None:
+        raise failed
+    for rank, words in enumerate(said):
+        if words is not None:
+            raise TrainingError(f"process {rank} could not {what}: {words}")
+
+
+def on_all(group: Group, what: str, work: Callable[[], T]) -> list[T]:
+    """What `work` gives each process of the group, by rank; fails as in `as_one`."""
+    with as_one(group, what):
         found = work()
-    except Exception as own:  # whatever it is: the others wait to hear of it
-        error = own
-    everyone = group.gather((found, None if error is None else (is_disk_full(error), str(error))))
-    if error is not None:
-        raise error
-    for rank, (_, failed) in enumerate(everyone):
-        if failed is not None and failed[0]:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        if failed is not None:
-            raise TrainingError(f"process {rank} could not save: {failed[1]}")
-    return [one for one, _ in everyone]
+    return group.gather(found)

@@ -26,28 +26,24 @@ class Image:
 def capture(model: nn.Module, optimizer, average: Average | None = None, copied: bool = False) -> Image:
     """What a checkpoint holds, on the host; if `copied`, what comes after does not change it."""
 
-    def still(tensors: dict[str, Tensor]) -> dict[str, Tensor | Part]:
+    def parts(tensors: dict[str, Tensor]) -> dict[str, Tensor | Part]:
         return {
-            name: part_of(tensor, copied)
-            if isinstance(tensor, DTensor)
-            else tensor.clone()
-            if copied
-            else tensor
+            name: part_of(tensor, copied) if isinstance(tensor, DTensor) else tensor
             for name, tensor in tensors.items()
         }
 
-    moments, options = (None, {}) if optimizer is None else optimizer_state(model, optimizer)
+    moments, options = (None, {}) if optimizer is None else optimizer_state(model, optimizer, copied)
     return Image(
-        still(weights_of(model)),
-        None if moments is None else still(moments | _generators()),
+        parts(weights_of(model, copied)),
+        None if moments is None else parts(moments | _generators()),
         options,
-        None if average is None else still(average.tensors()),
+        None if average is None else parts(average.tensors(copied)),
     )
 
 
-def weights_of(model: nn.Module) -> dict[str, Tensor]:
+def weights_of(model: nn.Module, copied: bool = False) -> dict[str, Tensor]:
     """All weights and kept buffers by clean name; tied ones once, under their first name. On the CPU, but for
-    sharded ones, which stay where they are."""
+    sharded ones, which stay where they are; `copied` as in `at_rest`."""
     found: dict[str, Tensor] = {}
     seen = set()
     for name, tensor in model.state_dict().items():
@@ -56,18 +52,21 @@ def weights_of(model: nn.Module) -> dict[str, Tensor]:
         if own.numel() and place in seen:
             continue
         seen.add(place)
-        found[clean_name(name)] = at_rest(tensor)
+        found[clean_name(name)] = at_rest(tensor, copied)
     return found
 
 
-def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict]:
-    """The optimizer's tensors as `key/weight name`, and as JSON its numbers and options by group."""
+def optimizer_state(
+    model: nn.Module, optimizer: torch.optim.Optimizer, copied: bool = False
+) -> tuple[dict[str, Tensor], dict]:
+    """The optimizer's tensors as `key/weight name`, `copied` as in `at_rest`, and as JSON its numbers and
+    options by group."""
     names = {id(weight): name for name, weight in named_weights(model)}
     tensors, numbers = {}, {}
     for weight, entries in optimizer.state.items():
         for key, value in entries.items():
             if isinstance(value, Tensor):
-                tensors[f"{key}/{names[id(weight)]}"] = at_rest(value)
+                tensors[f"{key}/{names[id(weight)]}"] = at_rest(value, copied)
             else:
                 numbers.setdefault(names[id(weight)], {})[key] = value
     groups = []

@@ -42,8 +42,11 @@ class MetricsLog:
 
     def sync(self) -> None:
         """Wait until all lines are on the disk: called before a checkpoint that counts on them."""
-        self._stream.flush()
-        os.fsync(self._stream.fileno())
+        try:
+            self._stream.flush()
+            os.fsync(self._stream.fileno())
+        except OSError as error:
+            raise TrainingError(f"{self.file}: cannot be forced to the disk: {error.strerror}") from error
 
     def close(self) -> None:
         self._stream.close()

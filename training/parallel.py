@@ -6,8 +6,8 @@ run on every machine is worth more than two of which one cannot be run on most.
 """
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 
 from model import Transformer
 from training.errors import TrainingError
-from training.group import ALONE, PATIENCE, Apart, Group
+from training.group import ALONE, PATIENCE, Apart, Group, as_one
 from training.launch import (
     MEND,
     asked_of_accelerate,
@@ -63,8 +63,10 @@ class Parallel:
                 "training.parallel.sharding is full, and there is no other process to share the weights "
                 f"with: start {MEND.format(n='N')}, or leave it out"
             )
-        # The processes that hold the model's parts, as they hear of each other when they save it.
+        # The processes that hold the model, as they hear of each other when they save it; and all of them,
+        # where one holds it and the others are to hear of that.
         self.holders: Group = Apart(self.rank, self.world) if self.sharded else ALONE
+        self.listeners: Group = ALONE if self.sharded else self
 
     @property
     def main(self) -> bool:
@@ -82,29 +84,10 @@ class Parallel:
         Raises TrainingError on the others where it failed on the main one.
         """
         found: list[T] = []
-        with self.as_one("begin"):
+        with as_one(self, "begin"):
             if self.main:
                 found.append(work())
         return found[0] if self.main else work()
-
-    @contextmanager
-    def as_one(self, what: str) -> Iterator[None]:
-        """Some or all processes do their part in the block; none goes on before the others, or where one
-        failed to `what`.
-
-        Raises on a process that failed its own error, on the others TrainingError with its words.
-        """
-        failed: Exception | None = None
-        try:
-            yield
-        except Exception as error:
-            failed = error
-        said = self.gather(None if failed is None else str(failed))
-        if failed is not None:
-            raise failed
-        for rank, words in enumerate(said):
-            if words is not None:
-                raise TrainingError(f"process {rank} could not {what}: {words}")
 
     def wait(self) -> None:
         """Go on once every process has come here."""

@@ -45,10 +45,6 @@ class Recorder:
         self._open = ExitStack()
         self._draw: Callable[[], None] | None = None
 
-    @property
-    def attempt(self) -> int:
-        return self._log.attempt if self._log else 0
-
     def __enter__(self) -> "Recorder":
         for one in (self._log, *self._mirrors):
             if one:

@@ -44,9 +44,12 @@ def kept(steps: Sequence[int], settings: CheckpointSettings, best: int | None) -
     return stays if best is None else stays | ({best} & set(steps))
 
 
-def prune(run: Path, settings: CheckpointSettings, train_length: int) -> None:
-    """Remove the checkpoints that the policy does not keep; called by one process, after a save."""
+def prune(run: Path, step: int, settings: CheckpointSettings, train_length: int) -> None:
+    """Remove the checkpoints of steps after `step`, which a resumed run has left behind, and of the others
+    those that the policy does not keep; called by one process, after the save of `step`."""
+    for later in [one for one in steps_of(run) if one > step]:
+        remove_checkpoint(folder_of(run, later))
     best = best_of(run, settings.best * train_length) if settings.best else None
     steps = steps_of(run)
-    for step in set(steps) - kept(steps, settings, best[0] if best else None):
-        remove_checkpoint(folder_of(run, step))
+    for old in set(steps) - kept(steps, settings, best[0] if best else None):
+        remove_checkpoint(folder_of(run, old))

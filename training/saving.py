@@ -11,7 +11,7 @@ from training.average import Average
 from training.checkpoint import save_image
 from training.checkpoint_settings import CheckpointSettings
 from training.exits import INTERRUPTED
-from training.group import ALONE, Group, on_all
+from training.group import ALONE, Group, as_one
 from training.image import Image, capture
 from training.retention import prune
 
@@ -20,8 +20,8 @@ class Saver:
     """Checkpoints of one run by its policy.
 
     An asynchronous save copies tensors to the host and returns; files are written by a thread, one save at a
-    time. What goes wrong there is raised by the next call of `save` or `wait`: on every process of the group
-    alike, so these are to be called by all of them after the same step. Leaving the block waits for the last.
+    time. What goes wrong there is raised by the next call of `save` or `wait`. All processes of the group are
+    to call these after the same step, and where one fails, all do. Leaving the block waits for the last.
     """
 
     def __init__(self, folder: Path, settings: CheckpointSettings, train_length: int, group: Group = ALONE):
@@ -51,7 +51,8 @@ class Saver:
     ) -> None:
         """Save the run after `step` updates; `wait` until it is on the disk in any case."""
         self.wait()
-        image = capture(model, optimizer, average, copied=self.settings.asynchronous)
+        with as_one(self.group, "save"):
+            image = capture(model, optimizer, average, copied=self.settings.asynchronous)
         if self.settings.asynchronous:
             self._writing = self._thread.submit(self._write, step, image, state)
             if wait:
@@ -74,6 +75,7 @@ class Saver:
             writing.result()
 
     def _write(self, step: int, image: Image, state: dict) -> None:
-        save_image(self.folder, step, image, state, group=self.group)
-        main, policy = self.group.rank == 0, (self.settings, self.train_length)
-        on_all(self.group, lambda: prune(self.folder, *policy) if main else None)
+        save_image(self.folder, step, image, state, self.group)
+        with as_one(self.group, "save"):
+            if self.group.rank == 0:
+                prune(self.folder, step, self.settings, self.train_length)

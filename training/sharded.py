@@ -33,9 +33,16 @@ class Part(NamedTuple):
     offset: tuple[int, ...]
 
 
-def at_rest(tensor: Tensor) -> Tensor:
-    """A tensor on the CPU; a sharded one where it is."""
-    return tensor.detach() if isinstance(tensor, DTensor) else tensor.detach().cpu().contiguous()
+def at_rest(tensor: Tensor, copied: bool = False) -> Tensor:
+    """A tensor on the CPU; a sharded one where it is. If `copied`, what becomes of a tensor does not change
+    what is given of one that is not sharded."""
+    return tensor.detach() if isinstance(tensor, DTensor) else _on_host(tensor, copied)
+
+
+def _on_host(tensor: Tensor, copied: bool) -> Tensor:
+    """A tensor on the CPU. One that comes from a device is a copy as it comes, and is not copied again."""
+    own = tensor.detach()
+    return (own.clone() if copied and own.device.type == "cpu" else own.cpu()).contiguous()
 
 
 def own_part(tensor: Tensor) -> Tensor:
@@ -46,9 +53,7 @@ def own_part(tensor: Tensor) -> Tensor:
 def part_of(tensor: DTensor, copied: bool) -> Part:
     """This process's part; if `copied`, what becomes of the tensor does not change it."""
     _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    own = tensor.to_local().detach()
-    own = own.clone() if copied and own.device.type == "cpu" else own.cpu()
-    return Part(own.contiguous(), tuple(offset))
+    return Part(_on_host(tensor.to_local(), copied), tuple(offset))
 
 
 def whole_name(name: str) -> str:

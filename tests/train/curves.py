@@ -55,18 +55,19 @@ class Training:
         return found.loss, found.grad_norm
 
 
-def shared(world: int, work: Callable) -> list:
-    """What `work()` gives each of `world` processes; fails where it fails on one."""
+def afresh(work: Callable):
+    """What `work()` gives in a process that has shared nothing yet, or has parted."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+    found = work()
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+    return found
 
-    def afresh():
-        AcceleratorState._reset_state(reset_partial_state=True)
-        GradientState._reset_state()
-        found = work()
-        if torch.distributed.is_initialized():
-            torch.distributed.destroy_process_group()
-        return found
 
-    answers = processes.together(world, afresh)
+def shared(world: int, work: Callable, seconds: float = 240) -> list:
+    """What `work()` gives each of `world` processes; fails where it fails on one, or not all have ended."""
+    answers = processes.together(world, lambda: afresh(work), seconds)
     for answer in answers:
         if isinstance(answer, BaseException):
             raise answer

@@ -9,6 +9,7 @@ import runpy
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,12 +18,13 @@ from safetensors.torch import load_file
 import train
 from tests.processes import free_port
 from tests.train.conftest import ROOT, environment
-from tests.train.curves import shared
+from tests.train.curves import afresh, shared
 from tests.train.test_train import here, lines
 from training import checkpoint as saved
-from training import monitor
+from training import monitor, saving
 from training.errors import TrainingError
 from training.image import weights_of
+from training.log import MetricsLog
 from training.run import load
 
 
@@ -181,6 +183,69 @@ def test_a_save_that_fails_beside_the_steps_ends_all(words, tmp_path, monkeypatc
     assert other == (main if sharding == "full" else f"process 0 could not save: {main}")
     assert 40 < lines(folder)[-1]["step"] < 80 and not any((folder / "checkpoints").iterdir())
     assert texts == 4 and of_other == (4 if sharding == "full" else 0)  # two prompts, twice
+
+
+def test_what_fails_on_one_process_in_a_save_of_shards_ends_all_in_words(words, tmp_path, monkeypatch):
+    """Three runs one after the other in the same two processes; nobody waits for one that has failed."""
+    words = [*words, "training.parallel.sharding=full", "training.validation.every=null"]
+    ports = {"metrics": free_port(), "copy": free_port(), "removal": free_port()}
+
+    def metrics(rank, patch):
+        def full(_):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        if rank == 0:
+            patch.setattr(MetricsLog, "sync", full)
+
+    def copy(rank, patch):
+        def memory(*_, **__):
+            raise RuntimeError("out of memory")
+
+        if rank == 1:
+            patch.setattr(saving, "capture", memory)
+
+    def removal(rank, patch):
+        """Of a checkpoint that a resumed run has left behind."""
+        rename, take = os.rename, saving.capture
+
+        def denied(old, new):
+            if Path(new).name.startswith(".deleting-"):
+                raise PermissionError(errno.EACCES, "Permission denied", str(old))
+            rename(old, new)
+
+        def leave_behind(*places, **more):
+            (tmp_path / "removal" / "checkpoints" / "step-00000099").mkdir(parents=True, exist_ok=True)
+            return take(*places, **more)
+
+        if rank == 0:
+            patch.setattr(os, "rename", denied)
+            patch.setattr(saving, "capture", leave_behind)
+
+    def tell() -> dict[str, str]:
+        rank, said = int(os.environ["RANK"]), {}
+
+        def run(name: str) -> str:
+            with pytest.raises((TrainingError, OSError, RuntimeError)) as caught:
+                here(monkeypatch, *words, "--folder", str(tmp_path / name))
+            return f"{type(caught.value).__name__}: {caught.value}"
+
+        for name, breaks in {"metrics": metrics, "copy": copy, "removal": removal}.items():
+            os.environ["MASTER_PORT"] = str(ports[name])
+            with pytest.MonkeyPatch.context() as patch:
+                breaks(rank, patch)
+                said[name] = afresh(lambda name=name: run(name))
+        return said
+
+    zero, one = shared(2, tell, seconds=90)
+    assert zero["metrics"] == "OSError: [Errno 28] No space left on device"
+    assert one["metrics"] == "TrainingError: process 0 could not save: [Errno 28] No space left on device"
+    assert zero["copy"] == "TrainingError: process 1 could not save: out of memory"
+    assert one["copy"] == "RuntimeError: out of memory"
+    assert zero["removal"].startswith("PermissionError: ") and "step-00000099" in zero["removal"]
+    assert one["removal"] == "TrainingError: process 0 could not save" + zero["removal"][15:]
+    # A removal that fails takes nothing away; what was saved before it is whole.
+    assert saved.damage(tmp_path / "removal" / "checkpoints" / "step-00000003") is None
+    assert not list(tmp_path.glob("[mc]*/checkpoints/*"))
 
 
 def test_learned_positions_that_change_on_the_way_cannot_be_sharded(words, tmp_path, monkeypatch):

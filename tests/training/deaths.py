@@ -12,9 +12,11 @@ from safetensors.torch import load_file
 from tests.training.toy import Net
 from training import checkpoint as module
 from training.checkpoint import find_checkpoint, folder_of, remove_checkpoint, save_checkpoint, steps_of
+from training.checkpoint_settings import CheckpointSettings
 from training.errors import TrainingError
 from training.optimizer import make_optimizer, set_learning_rates
 from training.optimizer_settings import AdamWSettings
+from training.retention import prune
 
 
 class Said:
@@ -79,7 +81,7 @@ def writes_that_fail(folder):
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
         try:
-            save_checkpoint(folder, 5, *pair, keep=1)
+            save_checkpoint(folder, 5, *pair)
         except TrainingError as error:
             return 0 if "disk full" in str(error) and "step 3 is intact" in str(error) else 2
         return 3
@@ -103,7 +105,8 @@ def killed_at_any_time(folder):
             with torch.no_grad():
                 for weight in model.parameters():
                     weight.fill_(step)
-            save_checkpoint(folder, step, model, optimizer, {"step": step}, keep=2)
+            save_checkpoint(folder, step, model, optimizer, {"step": step})
+            prune(folder, step, CheckpointSettings(keep=2), 1)
 
     generator, step, torn = random.Random(1), 0, 0
     save_checkpoint(folder, 0, model, optimizer)

@@ -126,20 +126,6 @@ def test_other_groups_are_refused(tmp_path):
         restore(net, torch.optim.AdamW(net.parameters()), saved)
 
 
-def test_only_the_newest_are_kept_and_those_left_behind_go(tmp_path):
-    pair = trained(1)
-    for step in (10, 20, 30):
-        save_checkpoint(tmp_path, step, *pair, keep=2)
-    assert steps_of(tmp_path) == [20, 30]
-    save_checkpoint(tmp_path, 25, *pair, keep=2)  # resumed from 20: 30 was damaged
-    assert steps_of(tmp_path) == [20, 25]
-    save_checkpoint(tmp_path, 40, *pair)
-    assert steps_of(tmp_path) == [20, 25, 40]
-    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == [
-        "step-00000020", "step-00000025", "step-00000040",
-    ]  # fmt: skip
-
-
 def test_the_same_step_again_replaces_it(tmp_path):
     save_checkpoint(tmp_path, 7, *trained(1), {"n": 1})
     save_checkpoint(tmp_path, 7, *trained(2), {"n": 2})
@@ -225,7 +211,7 @@ def test_only_the_files_asked_for_are_read(tmp_path):
 @pytest.mark.parametrize("as_safetensors", [True, False])
 def test_disk_full_leaves_the_previous_one_intact(tmp_path, monkeypatch, call, as_safetensors):
     pair = trained(1)
-    good = save_checkpoint(tmp_path, 3, *pair, keep=1)
+    good = save_checkpoint(tmp_path, 3, *pair)
     calls, real = [], module.save_file
 
     def full(tensors, file, *rest):
@@ -239,7 +225,7 @@ def test_disk_full_leaves_the_previous_one_intact(tmp_path, monkeypatch, call, a
 
     monkeypatch.setattr(module, "save_file", full)
     with pytest.raises(TrainingError, match=r"disk full .* while saving step 5; step 3 is intact"):
-        save_checkpoint(tmp_path, 5, *pair, keep=1)
+        save_checkpoint(tmp_path, 5, *pair)
     assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step-00000003"]
     assert find_checkpoint(tmp_path).hash == good.hash
 

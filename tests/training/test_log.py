@@ -1,5 +1,6 @@
 """metrics.jsonl survives kills, repeats and odd numbers."""
 
+import errno
 import json
 import math
 import os
@@ -48,6 +49,16 @@ def test_a_later_attempt_replaces_what_it_repeats_and_drops_what_it_left_behind(
     found = [(line["step"], line["attempt"], line["x"]) for line in read_metrics(file, "train")]
     assert found == [(1, 1, 1), (2, 1, 2), (3, 2, 30), (4, 2, 40)]
     assert len(file.read_text().splitlines()) == 8  # nothing was taken out of the file
+
+
+def test_a_disk_that_takes_no_more_is_told_with_the_file(tmp_path, monkeypatch):
+    def full(_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with MetricsLog(tmp_path / "metrics.jsonl", 0) as log:
+        monkeypatch.setattr(os, "fsync", full)
+        with pytest.raises(TrainingError, match=r"metrics.jsonl: cannot be forced .*: No space left"):
+            log.sync()
 
 
 @given(st.integers(1, 200))

@@ -6,6 +6,9 @@ import threading
 import time
 
 import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.training.deaths import trained, update
 from training import checkpoint as module
@@ -15,6 +18,7 @@ from training.errors import TrainingError
 from training.exits import INTERRUPTED
 from training.files import is_disk_full
 from training.group import on_all
+from training.image import capture
 from training.retention import best_of, held_out_state, kept, prune
 from training.saving import Saver
 
@@ -37,8 +41,27 @@ def test_the_best_is_that_of_the_length_asked_for_and_survives(tmp_path):
     assert steps_of(tmp_path) == [2, 5] and best_of(tmp_path, 48) == (2, 4.0)
     (folder_of(tmp_path, 2) / "state.json").write_text("{")
     assert best_of(tmp_path, 48) is None
-    prune(tmp_path, settings, 24)
+    prune(tmp_path, 5, settings, 24)
     assert steps_of(tmp_path) == [5]
+
+
+def test_only_the_newest_are_kept_and_those_left_behind_go(tmp_path):
+    pair, settings = trained(1), CheckpointSettings(keep=2)
+    for step in (10, 20, 30, 25):  # resumed from 20: 30 was damaged
+        with Saver(tmp_path, settings, 24) as saver:
+            saver.save(step, *pair, {})
+        assert steps_of(tmp_path) == {10: [10], 20: [10, 20], 30: [20, 30], 25: [20, 25]}[step]
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == [
+        "step-00000020", "step-00000025",
+    ]  # fmt: skip
+
+
+def test_what_was_left_behind_is_not_the_best(tmp_path):
+    pair, settings = trained(0), CheckpointSettings(keep=2, best=1)
+    for step, nll in ((10, 2.0), (30, 1.0), (12, 3.0), (14, 4.0)):
+        with Saver(tmp_path, settings, 24) as saver:
+            saver.save(step, *pair, {"held_out": held_out_state({24: nll})})
+    assert steps_of(tmp_path) == [10, 12, 14]
 
 
 def content(run, step: int) -> dict[str, bytes]:
@@ -67,6 +90,38 @@ def test_beside_the_steps_the_bytes_are_those_of_a_save_at_once(tmp_path, monkey
     assert steps_of(tmp_path / "beside") == [2, 3]  # leaving waits
     assert content(tmp_path / "beside", 2) == content(tmp_path / "once", 2)
     assert find_checkpoint(tmp_path / "beside").step == 3
+
+
+class Copies(TorchDispatchMode):
+    """Counts the bytes that are copied, to the host or on it."""
+
+    def __init__(self):
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **(kwargs or {}))
+        if func in (torch.ops.aten.clone.default, torch.ops.aten._to_copy.default):
+            self.bytes += found.nbytes
+        return found
+
+
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
+@pytest.mark.parametrize(
+    ("device", "copied", "times"), [("cpu", False, 0), ("cpu", True, 1), ("cuda", True, 1)]
+)
+def test_a_tensor_is_copied_once_wherever_it_was(device, copied, times):
+    with FakeTensorMode(), Copies() as copies:  # of a GPU, nothing is needed but its name
+        net = torch.nn.Module()
+        net.register_parameter("weight", torch.nn.Parameter(torch.empty(5, 3, device=device)))
+        net.register_parameter("bias", torch.nn.Parameter(torch.empty(5, device=device)))
+        optimizer = torch.optim.SGD(net.parameters(), momentum=0.9)
+        for weight in net.parameters():
+            optimizer.state[weight]["momentum_buffer"] = torch.empty_like(weight)
+        copies.bytes = 0
+        image = capture(net, optimizer, copied=copied)
+    assert all(own.device.type == "cpu" for own in [*image.weights.values(), *image.optimizer.values()])
+    assert copies.bytes == times * 2 * (3 + 1) * 5 * 4  # weights and moments, in float32
 
 
 def full(*_: object) -> None:
@@ -98,21 +153,21 @@ class Other:
 
     rank, world = 0, 2
 
-    def __init__(self, is_full: bool):
-        self._failed = (None, (is_full, "no such luck"))
+    def __init__(self, words: str):
+        self._words = words
 
     def gather(self, value):
-        return [value, self._failed]
+        return [value, self._words]
 
 
 def test_what_fails_on_one_process_fails_on_all():
     with pytest.raises(TrainingError, match=r"process 1 could not save: no such luck"):
-        on_all(Other(False), lambda: 3)
-    with pytest.raises(OSError) as caught:
-        on_all(Other(True), lambda: 3)
+        on_all(Other("no such luck"), "save", lambda: 3)
+    with pytest.raises(TrainingError) as caught:
+        on_all(Other(str(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))), "save", lambda: 3)
     assert is_disk_full(caught.value)
     with pytest.raises(ZeroDivisionError):  # not before the other has heard of it
-        on_all(Other(True), lambda: 1 // 0)
+        on_all(Other("no such luck"), "save", lambda: 1 // 0)
 
 
 def test_the_error_of_the_loop_is_told_and_the_save_under_way_is_finished(tmp_path):
