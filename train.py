@@ -24,7 +24,7 @@ from evaluation import MonitorTargets, monitor_targets
 from model import Transformer
 from training.announce import announce, say_done
 from training.average import Average
-from training.begin import Score, begin_branch, check_text
+from training.begin import Score, begin_branch, check_text, groups_behind
 from training.branch import read_run_settings
 from training.checkpoint import find_checkpoint
 from training.config import discarded, identity
@@ -203,7 +203,8 @@ def train(
     # On a GPU, outcomes are read one step late, so that the host never waits inside a step.
     leave = 1 if device.type == "cuda" else 0
     saver = Saver(folder, t.checkpoint, settings.train_length, parallel.holders)
-    supply = Supply(batches, state.get("groups", []), parallel, interrupts, watch, recorder, console)
+    used = groups_behind(folder, settings, state)
+    supply = Supply(batches, used, parallel, interrupts, watch, recorder, console)
     done, saved, stop = start, start, 0
     with recorder, saver, tracer:
         parallel.wait()  # the main process may have taken long to reach its mirrors

@@ -35,7 +35,8 @@ from data.tokenizer import ByteTokenizer, Tokenizer, load_sentencepiece, load_to
 from data.tokenizer_training import train_sentencepiece
 
 # Settings that change how prepared text is used or where it lies, not what it holds.
-BESIDE = {"root", "label", "packing", "positions", "mixture", "group_bytes"}
+USE = {"root", "label", "packing", "positions", "mixture"}
+BESIDE = USE | {"group_bytes"}  # the rest of the text is in folders of their own
 PIECE = 64 << 10  # characters of text the tokenizer's sample is drawn in
 
 

@@ -8,6 +8,7 @@ import torch
 
 from data import Prepared
 from data.exposure import write_exposure
+from data.preparation import USE
 from model import Transformer
 from training.branch import Parent, not_at_test_time, rule_words
 from training.checkpoint import (
@@ -19,7 +20,7 @@ from training.console import Console
 from training.errors import TrainingError
 from training.exposure import INHERITED, exposure_of
 from training.files import read_json, write_json
-from training.fork import first_other_rate, rates_in_words
+from training.fork import first_other_rate, first_step, rates_in_words
 from training.image import weights_of
 from training.optimizer import make_optimizer
 from training.restore import load_weights
@@ -77,6 +78,17 @@ def begin_branch(
     write_json(folder / MANIFEST, read_json(folder / MANIFEST) | {"step0": found})
     optimizer = make_optimizer(model, settings.training.optimizer)
     save_checkpoint(folder, 0, model, optimizer, {"step": 0, "tokens": 0})
+
+
+def groups_behind(folder: Path, settings: RunSettings, state: dict) -> list[str]:
+    """Hashes of the groups that the steps behind a checkpoint were drawn from, where they are this run's: a
+    fork to other text begins with a checkpoint that tells of its parent's."""
+    used: list[str] = state.get("groups", [])
+    if not used or state["step"] != first_step(settings):
+        return used
+    data = settings.data
+    theirs = type(data).model_validate(read_json(folder / MANIFEST)["inherited"]["data"])
+    return used if data.model_dump(exclude=USE) == theirs.model_dump(exclude=USE) else []
 
 
 def compare(settings: RunSettings, parent: Parent, model: Transformer, score: Score) -> dict:

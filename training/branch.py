@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import BaseModel
 
-from data.preparation import BESIDE
+from data.preparation import USE
 from data.settings import SentencePieceSettings
 from model import ModelError, Transformer
 from training.checkpoint import WEIGHTS, Checkpoint, find_checkpoint
@@ -89,7 +90,10 @@ def read_run_settings(
         raise
     settings = _completed(load_settings(RunSettings, words, parent.inherited), parent)
     if settings.parent is not None and settings.parent.fork:
-        check_fork(parent.folder, parent.checkpoint.step, parent.settings, settings)
+        old, tokenizer = parent.settings, _trained_tokenizer(parent)
+        if settings.data.tokenizer == tokenizer:  # the same, as other text names it
+            old = old.model_copy(update={"data": old.data.model_copy(update={"tokenizer": tokenizer})})
+        check_fork(parent.folder, parent.checkpoint.step, old, settings)
         check_groups(parent.folder, parent.checkpoint, settings)
     else:
         check_branch(parent, settings)
@@ -131,13 +135,18 @@ def _completed(settings: RunSettings, parent: Parent) -> RunSettings:
     if (
         isinstance(data.tokenizer, SentencePieceSettings)
         and data.tokenizer == theirs.tokenizer
-        and data.model_dump(exclude=BESIDE) != theirs.model_dump(exclude=BESIDE)
+        and data.model_dump(exclude=USE) != theirs.model_dump(exclude=USE)
     ):  # other text, the parent's tokens
-        model = str(parent.folder / "tokenizer" / "tokenizer.model")
-        more["data"] = data.model_copy(
-            update={"tokenizer": data.tokenizer.model_copy(update={"model": model})}
-        )
+        more["data"] = data.model_copy(update={"tokenizer": _trained_tokenizer(parent)})
     return settings.model_copy(update=more)
+
+
+def _trained_tokenizer(parent: Parent) -> BaseModel:
+    """The settings of the parent's tokenizer, as the file that its run has kept."""
+    tokenizer = parent.settings.data.tokenizer
+    if not isinstance(tokenizer, SentencePieceSettings):
+        return tokenizer
+    return tokenizer.model_copy(update={"model": str(parent.folder / "tokenizer" / "tokenizer.model")})
 
 
 def _with_rows(settings: RunSettings, parent: RunSettings):

@@ -70,8 +70,8 @@ class Interrupts:
             raise SystemExit(REQUEUE)
 
     def _listen(self) -> None:
-        """End a process whose main thread is in a library, or waits for others, and so hears no signal: at any
-        before the first step, at a second Ctrl-C after it, of which the main thread would have died."""
+        """End a process whose main thread is in a library, or waits for others, and so hears no signal: at
+        any before the first step, at a second Ctrl-C after it, of which the main thread would have died."""
         heard = []
         while number := os.read(self._pipe, 1):
             if number[0] not in _ASK:  # every signal that Python handles comes here

@@ -12,6 +12,7 @@ from data import DataError, open_prepared
 from data.exposure import read_exposure
 from tests.train.test_train import here, lines, weights
 from training import TrainingError
+from training.checkpoint import folder_of
 from training.exposure import exposure_of
 
 # 8 + 6 + 6 steps: 96 tokens, then 144, then 96 again; the second stage turns the base, the third drops RoPE.
@@ -152,6 +153,27 @@ def test_training_begins_on_the_first_group_and_resumes_across_groups(words, tmp
     with pytest.raises(DataError, match=r"group 0 of .* is not the one this run was trained on"):
         here(monkeypatch, *words, f"data.root={tmp_path / 'a'}", "--folder", str(folder))
     assert not state.exists()
+
+
+def test_a_fork_of_text_in_groups_may_go_on_with_other_text(words, tmp_path, monkeypatch):
+    """The groups behind it are its parent's: what its own steps use is what is checked when it resumes."""
+    words = [*words, "data.group_bytes=4000", "data.max_bytes=10000", "training.validation.every=null"]
+    words += [f"data.root={tmp_path / 'a'}", "training.checkpoint.keep=40"]
+    model = "data.tokenizer={name: sentencepiece, vocab_size: 280}"
+    stem, same, fork = (tmp_path / name for name in ("stem", "same", "fork"))
+    assert here(monkeypatch, *words, model, "--folder", str(stem)) == 0
+    more = ["--fork", str(stem), "training.tokens=4608"]
+    other = [*more, "data.group_bytes=5000"]
+    assert here(monkeypatch, *other, "--folder", str(fork)) == 0
+    state = json.loads((folder_of(fork, 24) / "state.json").read_text())["state"]
+    groups = json.loads(Path(json.loads((fork / "manifest.json").read_text())["groups"]).read_text())
+    hashes = [open_prepared(path).train.hash for path in groups["folders"]]
+    assert state["groups"] == hashes[: len(state["groups"])]
+    monkeypatch.setattr("data.groups.Groups.used", lambda self, lines: ["another"] * lines)
+    forget(fork, 21)
+    for folder, line in ((fork, other), (same, more)):  # its own later steps; the parent's text
+        with pytest.raises(DataError, match=r"group 0 of .* is not the one this run was trained on"):
+            here(monkeypatch, *line, "--folder", str(folder))
 
 
 def test_stages_go_through_groups_and_resume_across_the_edges_of_both(words, tmp_path, monkeypatch):
