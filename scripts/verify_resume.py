@@ -10,7 +10,7 @@ the two is compared: hash of the data, loss, gradient norm, learning rates, held
 every tensor of weights and optimizer. On the same number of processes all must be equal to the bit, on a CPU;
 with --ranks A B attempts alternate between the two numbers, in float64, and losses must agree to 1e-10. The
 first step that differs is named. Exit status: 0 if nothing differs; 1 if something does, or too few kills
-struck.
+struck with steps after them.
 """
 
 import argparse
@@ -348,6 +348,11 @@ def other_tensors(reference: Path, other: Path) -> str | None:
     return None
 
 
+def kills_tested(attempts: list[Attempt]) -> int:
+    """How many kills were followed by steps: where nothing is trained after it, a resume proves nothing."""
+    return sum(one.killed and after.ended > after.begun for one, after in pairwise(attempts))
+
+
 def report(
     attempts: list[Attempt],
     edges: list[int],
@@ -372,9 +377,11 @@ def report(
         )
     columns = ["attempt", "processes", "first step", "last step", "end", "epoch edge crossed"]
     console.table("the run that was killed", columns, rows)
-    kills = sum(one.killed for one in attempts)
+    kills = kills_tested(attempts)
     if kills < 2:
-        print(f"NOT PROVEN: only {kills} kills struck; give more --steps, or larger ones")
+        print(
+            f"NOT PROVEN: only {kills} kills struck with steps after them; give more --steps, or larger ones"
+        )
         return 1
     if not edges:
         print(f"no epoch ends within {steps} steps: give more --steps, or less text (data.max_bytes=...)")

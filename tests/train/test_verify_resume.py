@@ -15,8 +15,9 @@ from safetensors.torch import load_file, save_file
 import train
 from data.exposure import read_exposure
 from scripts import verify_resume
-from scripts.verify_resume import differences, edges_of, first_difference, kill_steps
+from scripts.verify_resume import Attempt, differences, edges_of, first_difference, kill_steps, report
 from training.checkpoint import _digest, find_checkpoint, folder_of
+from training.console import Console
 from training.errors import TrainingError
 from training.exposure import exposure_of
 from training.files import sha256_of
@@ -130,6 +131,23 @@ def test_a_kill_reaches_processes_with_sessions_of_their_own(tmp_path):
         while time.monotonic() < end:
             os.kill(pid, 0)
             time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("attempts", "kills"),
+    [
+        ([(0, 5, True), (4, 9, True), (8, 12, False)], 2),
+        ([(0, 5, True), (4, 12, True), (12, 12, False)], 1),  # killed when all was done
+        ([(0, 5, True), (4, 12, True), (12, 12, True), (12, 12, False)], 1),
+        ([(0, 5, True), (4, 4, True), (4, 12, False)], 1),  # one died before it trained
+        ([(0, 5, True), (4, 12, False)], 1),
+    ],
+)
+def test_a_kill_counts_where_steps_follow_it(attempts, kills, capsys):
+    found = [Attempt(1, *one) for one in attempts]
+    assert report(found, [3], 12, [], (1, 1), Console()) == (0 if kills == 2 else 1)
+    said = capsys.readouterr().out
+    assert (f"after {kills} kills" if kills == 2 else f"only {kills} kills struck with steps after") in said
 
 
 def test_what_proves_nothing_is_refused(words, tmp_path, monkeypatch):
