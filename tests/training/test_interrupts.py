@@ -82,6 +82,7 @@ with Interrupts() as interrupts:
 def test_a_second_ctrl_c_ends_a_process_whose_main_thread_hears_none():
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen([sys.executable, "-c", DEAF], **pipes) as process:
+        assert process.stdout and process.stderr
         assert process.stdout.readline() == "at steps\n", process.stderr.read()
         process.send_signal(signal.SIGINT)
         with pytest.raises(subprocess.TimeoutExpired):
