@@ -148,7 +148,7 @@ class Parallel:
         """Scale the gradients down to a global norm of `limit` where it is above; returns the norm before."""
         grads = [weight.grad for weight in parameters if weight.grad is not None]
         norm = nn.utils.get_total_norm(grads)
-        if isinstance(norm, DTensor):  # of sharded gradients, each process has a part of the sum
+        if isinstance(norm, DTensor):  # of sharded gradients, whether it has been summed yet or not
             norm = norm.full_tensor()
         nn.utils.clip_grads_with_norm_(parameters, limit, norm)
         return norm

@@ -157,7 +157,7 @@ def test_what_proves_nothing_is_refused(words, tmp_path, monkeypatch):
         (["--steps", "7"], "7 steps are too few .* give --steps 9, or --kills 2$"),
         (["--steps", "0"], "--steps must be at least 1, not 0"),
         (["--ranks", "0", "1"], "--ranks must be at least 1, not 0"),
-        (["runs/none"], "runs/none: no such run folder; give a run, YAML files or settings"),
+        (["runs/none"], "runs/none: no such run folder; .*give a run, YAML files or settings"),
     ):
         with pytest.raises(TrainingError, match=said):
             called(monkeypatch, verify_resume, *words, *options, "--out", tmp_path / "out")
