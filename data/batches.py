@@ -25,7 +25,7 @@ from data.pattern import Pattern
 from data.positions import PACKINGS, place
 from data.settings import PlainPositions
 from data.store import Store
-from data.windows import Plan, Portion, courses
+from data.windows import Plan, Portion, Slots, courses
 
 PLAIN = PlainPositions()
 IGNORED = -100  # a target that is not counted
@@ -167,7 +167,9 @@ class Batches:
         cut = count = 0
         for source in range(len(self.texts)):
             line = self._line(source, 0)
-            cut += int((line.starts // length != (line.ends - 1) // length).sum())
+            slot = Slots.of(line.store.n_tokens, [*self.plan.lengths, length]).size
+            window = [at // slot * slot + at % slot // length for at in (line.starts, line.ends - 1)]
+            cut += int((window[0] != window[1]).sum())
             count += len(line.starts)
         return cut / count
 

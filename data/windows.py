@@ -138,11 +138,11 @@ class Course:
         firsts = self._upto(self.total - 1)
         line = bisect_right(firsts, self.total - 1) - 1
         each = self.slots(epoch + line).size // self.length
-        return epoch + line, (0 if line else free) - (firsts[line] - self.total) // each
+        return epoch + line, self._free(line) - (firsts[line] - self.total) // each
 
     def locate(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Of windows number 0, 1, ... of this course: (epoch, first token on its line), int64 each."""
-        epoch, free = self.begin
+        epoch, _ = self.begin
         firsts = np.array(self._upto(int(index.max(initial=0))))
         line = np.searchsorted(firsts, index, side="right") - 1
         starts = np.empty(len(index), dtype=np.int64)
@@ -157,9 +157,9 @@ class Course:
             if each > 1:  # windows of one slot are not seen in a row
                 count = int(firsts[k + 1]) - first
                 count = count if self.total is None else min(count, self.total - first)
-                number = permuted(number, count, *of_line, f"from {free if k == 0 else 0}")
+                number = permuted(number, count, *of_line, f"from {self._free(k)}")
             slot, part = np.divmod(number, each)
-            slot = permuted(slot + (free if k == 0 else 0), slots.count, *of_line)
+            slot = permuted(slot + self._free(k), slots.count, *of_line)
             starts[here] = slot * slots.size + part * self.length
         return epoch + line, starts
 
@@ -178,16 +178,20 @@ class Course:
             return self.lies_in(self.total - 1, last)
         return self.before is None or self.before.ends_in(last)
 
+    def _free(self, k: int) -> int:
+        """The first slot that is free on the k-th of its lines: the course before ends within the first."""
+        return 0 if k else self.begin[1]
+
     def _upto(self, index: int, last: int | None = None) -> list[int]:
         if self._firsts[-1] <= index:
-            epoch, free = self.begin
+            epoch, _ = self.begin
             with self._growing:
                 while self._firsts[-1] <= index:
                     k = len(self._firsts) - 1
                     if last is not None and epoch + k > last:
                         break
                     slots = self.slots(epoch + k)
-                    more = (slots.count - (0 if k else free)) * (slots.size // self.length)
+                    more = (slots.count - self._free(k)) * (slots.size // self.length)
                     self._firsts.append(self._firsts[-1] + more)
         return self._firsts
 

@@ -26,7 +26,7 @@ from evaluation.comparable import comparable
 from evaluation.figures import COLOURS, INK, MARKERS, STYLE, save
 from studies.errors import StudyError
 from studies.gather import RESULTS, read_results
-from studies.stored import SEED, Study, evaluations_of, read_losses, read_study
+from studies.stored import SEED, Study, evaluations_of, read_losses, read_study, stated
 from training.console import run_main
 from training.files import write_text
 
@@ -68,7 +68,7 @@ def read_sweeps(study: Study, evaluation: str, over: str, lines: str) -> list[Sw
             f"drawn for each of two: choose them with --over and --lines"
         )
     found: dict[tuple[str, str], dict[float, dict[str, float]]] = {}
-    measured: dict[str, dict] = {}
+    measured: list[tuple[str, dict]] = []
     for group in study.groups:
         at = dict(group)
         try:
@@ -78,7 +78,7 @@ def read_sweeps(study: Study, evaluation: str, over: str, lines: str) -> list[Sw
         where = ", ".join(f"{axis}={place}" for axis, place in group)
         losses = read_losses(study, evaluation, group)
         if losses is not None:
-            measured[where] = {"scored_hash": losses.facts.get("targets_hash")} | losses.facts
+            measured.append(stated(where, losses.facts))
         for variant in study.variants:
             units = losses.reference.get(variant.name, {}) if losses else {}
             wanted = [cell.seed for cell in study.of(variant, group)]
@@ -88,7 +88,7 @@ def read_sweeps(study: Study, evaluation: str, over: str, lines: str) -> list[Sw
                 raise StudyError(f"{variant.name}, {where}: {why}")
             line = found.setdefault((variant.name, at[lines]), {})
             line[value] = {seed: float(nll.mean()) for seed, nll in units.items()}
-    comparable(measured)
+    comparable(dict(measured))
     return [
         Sweep(variant, label, dict(sorted(nll.items())))
         for (variant, label), nll in sorted(found.items(), key=lambda item: _order(study, item[0][0]))

@@ -24,7 +24,7 @@ from data.files import write_text
 from model import ModelSettings, Transformer
 from training.config import load_settings
 from training.console import run_main
-from training.hardware import USUAL_SHARE
+from training.hardware import RECOMPUTED, USUAL_SHARE
 from training.memory import FLOAT, HALF, Layout, activations, block_parameters, matrices
 from training.memory import memory as memory_of
 from training.settings import RunSettings
@@ -130,7 +130,7 @@ def communication(shape: Shape, layout: Layout, gpu: Gpu) -> float:
 def compute(shape: Shape, layout: Layout, gpu: Gpu, share: float = USUAL_SHARE) -> float:
     """Seconds a step of matrix work and attention; checkpointing does the forward third again."""
     tokens = passes(shape, layout) * layout.sequences * shape.settings.train_length
-    again = 4 / 3 if layout.checkpointing else 1.0
+    again = RECOMPUTED if layout.checkpointing else 1.0
     return again * tokens * shape.flops / (share * gpu.peak)
 
 
@@ -285,7 +285,7 @@ def anchors_table(gpu: Gpu) -> str:
     for one in ANCHORS:
         with torch.device("meta"):
             model = Transformer(ModelSettings(**one.model), one.vocabulary, one.length)
-        again = 4 / 3 if one.checkpointing else 1.0
+        again = RECOMPUTED if one.checkpointing else 1.0
         flops, peak = model.flops_per_token(one.length), GPUS[one.gpu].peak
         predicted = USUAL_SHARE * peak / (again * flops)
         mfu, off = one.rate * flops / peak, predicted / one.rate - 1

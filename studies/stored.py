@@ -186,12 +186,15 @@ def read_losses(study: Study, name: str, group: Group) -> Losses | None:
     return found
 
 
+def stated(label: str, result: dict) -> tuple[str, dict]:
+    """A result as `comparable` asks of it: before targets could be dropped all of them were scored."""
+    return label, {"scored_hash": result.get("targets_hash")} | result
+
+
 def _differing(first: tuple[str, dict], other: tuple[str, dict]) -> str:
     """Why two results cannot stand side by side, '' where they can."""
-    # Before targets could be dropped all of them were scored.
-    stated = {label: {"scored_hash": one.get("targets_hash")} | one for label, one in (first, other)}
     try:
-        comparable(stated)
+        comparable(dict(stated(*one) for one in (first, other)))
     except EvaluationError as error:
         return str(error)
     wrong = [key for key in SHARED if first[1].get(key) != other[1].get(key)]

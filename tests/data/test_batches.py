@@ -169,6 +169,9 @@ def test_share_of_cut_documents():
     assert batches.cut_share(8) == 0
     batches = Batches(make_store([4, 4, 4, 4]), [Portion(3, 1)], packing="running", seed=0)
     assert batches.cut_share(3) == 1
+    # By hand, in slots of 8, two windows of 3 and a rest: 0-2 and 3-5 are whole, 6-8 and 9-11 are cut.
+    staged = Batches(make_store([3] * 4), [Portion(8, 1, 1), Portion(3, 1)], packing="running", seed=0)
+    assert staged.cut_share(3) == 0.5
 
 
 def test_bad_requests():

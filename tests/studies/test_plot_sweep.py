@@ -5,6 +5,7 @@ import math
 
 import pytest
 
+from evaluation import EvaluationError
 from scripts import plot_sweep
 from studies.errors import StudyError
 from studies.stored import read_study
@@ -14,7 +15,7 @@ VALUES = ("0.04", "0.005", "0.01", "0.02")  # not in order
 BEST = {("a", "32"): 0.02, ("a", "64"): 0.02, ("b", "32"): 0.02, ("b", "64"): 0.005}
 
 
-def make_study(folder, missing=()):
+def make_study(folder, missing=(), elsewhere=None):
     """Two schemes on a grid of width and rate, two seeds; parabolas over log2(rate)."""
     cells = []
     for (scheme, width), best in BEST.items():
@@ -27,7 +28,12 @@ def make_study(folder, missing=()):
                 result = {
                     **{"protocol": "fixed-targets", "trained_length": 64, "lengths": [64], "cells": [row]},
                     "units": {"kind": "document", "names": ["x", "y"], "targets": [8, 8]},
-                    **{"targets_hash": "t", "corpus_hash": "c", "tokenizer_hash": "k", "bos": "as-trained"},
+                    **{
+                        "targets_hash": "u" if (width, rate) == elsewhere else "t",
+                        "corpus_hash": "c",
+                        "tokenizer_hash": "k",
+                        "bos": "as-trained",
+                    },
                     "dtype": "float32",
                 }
                 if (scheme, width, rate, seed) not in missing:
@@ -63,6 +69,14 @@ def test_the_least_of_each_line_is_found_and_how_far_they_lie_apart(tmp_path, mo
 def test_a_line_of_which_a_seed_is_missing_is_named(tmp_path):
     study = make_study(tmp_path, missing=[("b", "64", "0.01", "1")])
     with pytest.raises(StudyError, match=r"b, width=64, rate=0\.01: not every seed is measured"):
+        plot_sweep.read_sweeps(read_study(plot_sweep.read_results(study)), "held-out", "rate", "width")
+
+
+def test_losses_of_other_targets_make_no_line(tmp_path):
+    study = make_study(tmp_path, elsewhere=("64", "0.01"))
+    with pytest.raises(
+        EvaluationError, match=r"width=64, rate=0\.01 cannot be compared: targets_hash differs"
+    ):
         plot_sweep.read_sweeps(read_study(plot_sweep.read_results(study)), "held-out", "rate", "width")
 
 

@@ -9,7 +9,6 @@ import os
 import runpy
 import shutil
 import signal
-import socket
 import sys
 import time
 import traceback
@@ -21,17 +20,12 @@ import torch
 import data
 import train
 import training.start
+from tests.processes import free_port
 from training import loop
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT = 3.0  # training.rank_timeout
 ENDLESS = ["training.tokens=1000000000", "training.checkpoint.every=1", "training.validation.every=null"]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def start(folder: Path, words: list[str], rank: int, port: int, before=None, world: int = 2) -> int:

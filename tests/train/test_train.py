@@ -19,6 +19,7 @@ import train
 from data import DataError
 from evaluation import EvaluationError
 from model import ModelSettings, Places, Transformer
+from tests.processes import free_port
 from tests.train.conftest import command, environment, run
 from training import TrainingError
 from training.checkpoint import folder_of, steps_of
@@ -45,12 +46,6 @@ def lines(folder: Path) -> list[dict]:
 def weights(folder: Path) -> dict:
     last = max((folder / "checkpoints").glob("step-*"))
     return load_file(last / "model.safetensors")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def here(monkeypatch, *argv: str) -> int:
