@@ -1,27 +1,27 @@
-"""Text to batches: sources, tokenizers, token shards, and the order in which training sees them."""
+"""From text to batches: sources, tokenizers, token shards and the data order of training."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 from data.errors import DataError
-from data.preparation import Prepared, open_prepared, prepare, prepared_folder
-from data.presence import check_texts, expected_vocabulary
+from data.preparation.prepare import PreparedData, open_prepared, prepare, prepared_folder
+from data.preparation.presence import check_texts, expected_vocabulary
 from data.settings import DataSettings
-from data.store import Store
+from data.store import TokenStore
 from data.tokenizer import ByteTokenizer, SentencePieceTokenizer, Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
-    from data.batches import Batch, Batches
+    from data.sampling.batches import Batch, BatchSampler
 
 __all__ = [
     "Batch",
-    "Batches",
+    "BatchSampler",
     "ByteTokenizer",
     "DataError",
     "DataSettings",
-    "Prepared",
+    "PreparedData",
     "SentencePieceTokenizer",
-    "Store",
+    "TokenStore",
     "Tokenizer",
     "check_texts",
     "expected_vocabulary",
@@ -33,7 +33,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Batches need torch, which takes longer to load than a tokenising worker takes for its work."""
-    if name in ("Batch", "Batches"):
-        return getattr(importlib.import_module("data.batches"), name)
+    """Import batches lazily: they need torch, which takes longer to import than a tokenizing worker runs."""
+    if name in ("Batch", "BatchSampler"):
+        return getattr(importlib.import_module("data.sampling.batches"), name)
     raise AttributeError(f"module 'data' has no attribute {name!r}")

@@ -1,14 +1,14 @@
-"""What the package says while it works, when nobody listens."""
+"""A console without output, the default for library calls."""
 
 from collections.abc import Sequence
 from contextlib import contextmanager
 from typing import Any
 
 
-class Silent:
-    """Stands in for the console of the calling script; same methods, no output."""
+class NullConsole:
+    """A console with the methods of the scripts' console and no output."""
 
-    def say(self, text: str) -> None:
+    def info(self, text: str) -> None:
         pass
 
     def warn(self, text: str) -> None:

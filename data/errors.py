@@ -1,5 +1,5 @@
-"""The one error of this package that a user can cause and mend."""
+"""The error class of the data package."""
 
 
 class DataError(ValueError):
-    """Bad text, shards, tokenizer or data settings; the message names the file or key and the mend."""
+    """Invalid text, shards, tokenizer or data settings. The message explains the fix."""

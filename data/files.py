@@ -1,21 +1,27 @@
-"""Files that are either complete or absent: written beside their place, flushed, then renamed."""
+"""Atomic file writes (to a temporary name, flushed, then renamed), file locks and hashes."""
 
+import errno
+import fcntl
 import hashlib
 import json
 import os
+import re
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
+
+import numpy as np
 
 BLOCK = 1 << 20
 
 
 @contextmanager
 def atomic(path: Path) -> Iterator[BinaryIO]:
-    """Open `path` for binary writing; it appears, whole, only if the block ends without an error."""
+    """Open `path` for binary writing. The file appears only if the block ends without an error."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    draft = path.with_name(f".{path.name}.{_host()}.{os.getpid()}.tmp")
     try:
         with open(draft, "wb") as file:
             yield file
@@ -23,17 +29,49 @@ def atomic(path: Path) -> Iterator[BinaryIO]:
             os.fsync(file.fileno())
         os.replace(draft, path)
     except OSError as error:
-        if error.filename is None:  # a full disk does not say which file it had no room for
+        if error.errno is None:  # raised by numpy after an incomplete write
+            raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} ({error})", str(path)) from error
+        if error.filename is None:  # a full disk: add the file name
             error.filename = str(path)
         raise
     finally:
         draft.unlink(missing_ok=True)
-    # The rename itself must survive a power cut, else a manifest could outlive the shard it describes.
+    # Sync the rename, so that after a power failure no manifest exists without its shards.
     handle = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def save_array(path: Path, array: np.ndarray) -> None:
+    """Write a .npy file atomically."""
+    with atomic(path) as file:
+        np.save(file, array)
+
+
+def _host() -> str:
+    """The host name, used in file names because process ids are unique only per machine."""
+    return re.sub(r"\W", "-", socket.gethostname())
+
+
+def remove_drafts(folder: Path) -> None:
+    """Remove temporary files that killed processes left in a folder or its subfolders. Files of running
+    processes and of other machines are kept."""
+    for draft in folder.rglob(f".*.{_host()}.*.tmp"):
+        process = draft.name.split(".")[-2]
+        if process.isdigit() and not _is_running(int(process)):
+            draft.unlink(missing_ok=True)
+
+
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        pass  # a process of another user
+    return True
 
 
 def write_text(path: Path, text: str) -> None:
@@ -50,7 +88,7 @@ def read_json(path: Path) -> Any:
 
 
 def canonical(value: Any) -> bytes:
-    """One byte string per JSON value, whatever the order of its keys: what hashes are taken of."""
+    """A canonical encoding of a JSON value, independent of key order, for hashes."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 
@@ -60,3 +98,20 @@ def sha256_of(path: Path) -> str:
         while block := file.read(BLOCK):
             digest.update(block)
     return digest.hexdigest()
+
+
+def locked(file: IO | int, *, shared: bool = False, wait: bool = False) -> bool | None:
+    """Lock an open file, or a folder by its descriptor, until it is closed or this process ends.
+
+    Returns:
+        True: the lock is acquired (with `shared`, possibly by several processes). False: another process has
+        it, and `wait` is False. None: the file system does not support locks.
+    """
+    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+    try:
+        fcntl.flock(file, kind if wait else kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True

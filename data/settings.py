@@ -1,4 +1,4 @@
-"""Every setting of the text, its tokenizer and its batches."""
+"""Settings of the text, the tokenizer and the batches."""
 
 import math
 from fractions import Fraction
@@ -8,11 +8,11 @@ from pydantic import Field, model_validator
 
 from data.tasks.settings import TaskSource
 from data.text_settings import (
+    DataModel,
     FilesSource,
     FillerSource,
     HubSource,
     PreparedSource,
-    Settings,
     StdlibSource,
 )
 
@@ -22,7 +22,7 @@ SourceSettings = Annotated[
 ]
 
 
-class SentencePieceSettings(Settings):
+class SentencePieceSettings(DataModel):
     """Subwords by sentencepiece, trained on the training documents or read from a model file."""
 
     name: Literal["sentencepiece"] = "sentencepiece"
@@ -31,25 +31,25 @@ class SentencePieceSettings(Settings):
         default="bpe", description="algorithm; unigram trains 20 times slower"
     )
     vocab_size: int = Field(
-        default=4096, ge=264, le=1_000_000, description="number of ids, control symbols included"
+        default=4096, ge=264, le=1_000_000, description="vocabulary size, including control symbols"
     )
     byte_fallback: bool = Field(
-        default=True, description="spell unknown characters in bytes, so any text is lossless"
+        default=True, description="encode unknown characters as bytes, so that encoding is lossless"
     )
     split_digits: bool = Field(default=True, description="each digit is its own token")
     space_runs: bool = Field(default=True, description="allow tokens of several spaces (indentation of code)")
     train_bytes: int = Field(
         default=16_000_000,
         ge=1,
-        description="most text, in bytes, the tokenizer is trained on; sampled evenly",
+        description="maximum training text of the tokenizer in bytes, sampled evenly",
     )
     character_coverage: float = Field(
-        default=0.9995, gt=0.9, le=1.0, description="share of characters that get an id of their own"
+        default=0.9995, gt=0.9, le=1.0, description="fraction of characters with their own token id"
     )
 
 
-class BytesSettings(Settings):
-    """One token per UTF-8 byte: no training, no file."""
+class BytesSettings(DataModel):
+    """One token per UTF-8 byte."""
 
     name: Literal["bytes"] = "bytes"
 
@@ -57,26 +57,26 @@ class BytesSettings(Settings):
 TokenizerSettings = Annotated[SentencePieceSettings | BytesSettings, Field(discriminator="name")]
 
 
-class PlainPositions(Settings):
-    """Position is order, counted from 0 in every text."""
+class PlainPositions(DataModel):
+    """Positions count from 0 in each text."""
 
-    fractional: ClassVar[bool] = False  # positions are whole numbers
+    fractional: ClassVar[bool] = False  # whether positions are real-valued
 
     name: Literal["plain"] = "plain"
 
     def reach(self, length: int) -> int:
-        """1 + the largest position, rounded up, that a text of `length` tokens can be given."""
+        """1 + the largest possible position, rounded up, in texts of `length` tokens."""
         return length
 
     def check(self, length: int) -> None:
-        """Raise ValueError where texts of `length` tokens cannot be placed."""
+        """Raise ValueError if texts of `length` tokens do not fit."""
 
 
 class OffsetPositions(PlainPositions):
     """SHAPE (Kiyono et al. 2021, arXiv:2109.05644): one random offset for all positions of a text.
 
-    k ~ U{0 ... max_offset} for each text, and texts at 0 when evaluated. (The authors' code draws
-    0 ... K−1 and evaluates at K.) Of no effect on schemes that know distances alone.
+    k ~ U{0 ... max_offset} per text, and offset 0 in evaluation. (The authors' code draws 0 ... K−1 and
+    evaluates at K.) No effect on schemes that depend on distances only.
     """
 
     name: Literal["random_offset"] = "random_offset"
@@ -89,15 +89,15 @@ class OffsetPositions(PlainPositions):
 class SubsetPositions(PlainPositions):
     """Randomized positions (Ruoss et al. 2023, arXiv:2305.16843): a random ordered subset of a longer range.
 
-    As many different numbers of 0 ... max_length−1 as a text has tokens, drawn without replacement, sorted.
+    The positions of a text are drawn from 0 ... max_length−1 without replacement, and sorted.
     """
 
     name: Literal["random_subset"] = "random_subset"
     max_length: int = Field(
-        2048, ge=2, le=1_000_000, description="end of the range; should exceed every length evaluated at"
+        2048, ge=2, le=1_000_000, description="end of the range; should exceed all evaluated lengths"
     )
     per: Literal["row", "batch"] = Field(
-        "row", description="a draw for every text, or one for all of a step, as in the authors' code"
+        "row", description="one draw per text, or one per batch as in the authors' code"
     )
 
     def reach(self, length: int) -> int:
@@ -112,23 +112,25 @@ class SubsetPositions(PlainPositions):
 
 
 class CapePositions(PlainPositions):
-    """CAPE (Likhomanenko et al. 2021, arXiv:2106.03143): positions shifted, jittered and scaled, as reals.
+    """CAPE (Likhomanenko et al. 2021, arXiv:2106.03143): shifted, jittered and scaled real positions.
 
     (n + U(−global_shift, global_shift) + U_n(−local_shift, local_shift)) · exp(U(−ln scale, ln scale)); one
-    shift and one scale for each text, one jitter for each token. Needs a scheme that takes real positions.
+    shift and scale per text, one jitter per token. Requires a scheme that supports real-valued positions.
     """
 
     fractional: ClassVar[bool] = True
 
     name: Literal["cape"] = "cape"
-    global_shift: float = Field(5.0, ge=0, le=1e6, description="largest shift of a whole text, in tokens")
+    global_shift: float = Field(5.0, ge=0, le=1e6, description="maximum shift of a text in tokens")
     local_shift: float = Field(
-        0.25, ge=0, lt=0.5, description="largest jitter of a token; below 1/2, so that order is kept"
+        0.25, ge=0, lt=0.5, description="maximum jitter of a token; below 1/2, which preserves the order"
     )
-    scale: float = Field(1.03, ge=1, le=100, description="largest factor on positions; the least is 1/scale")
+    scale: float = Field(
+        1.03, ge=1, le=100, description="maximum factor on positions; the minimum is 1/scale"
+    )
     centre: bool = Field(
         False,
-        description="take the mean off first; for schemes of distances, as evaluated text begins at 0",
+        description="subtract the mean first; for schemes that depend on distances only",
     )
 
     def reach(self, length: int) -> int:
@@ -136,14 +138,15 @@ class CapePositions(PlainPositions):
 
 
 class PosePositions(PlainPositions):
-    """PoSE (Zhu et al. 2023, arXiv:2309.10400): one leap in position, so that long distances are seen.
+    """PoSE (Zhu et al. 2023, arXiv:2309.10400): one skip in positions, so that long distances occur in
+    training.
 
-    A text of n tokens is cut after r ~ U{1 ... (n+1)//2} tokens; the second part is moved on by
-    U{0 ... target−n}. The authors' code also leaves out text between the parts; here it stays contiguous.
+    A text of n tokens is cut after r ~ U{1 ... (n+1)//2} tokens; positions of the second part are
+    shifted by U{0 ... target−n}. The authors' code also skips text between the parts; here it is contiguous.
     """
 
     name: Literal["pose"] = "pose"
-    target: int = Field(2048, ge=2, le=1_000_000, description="length T whose positions are trained")
+    target: int = Field(2048, ge=2, le=1_000_000, description="target length T")
 
     def reach(self, length: int) -> int:
         return self.target
@@ -162,14 +165,14 @@ PositionsSettings = Annotated[
 ]
 
 
-class MixedSettings(Settings):
-    """A further text of a mixture: `source`, prepared with the tokenizer of data.source and without copies of
-    its held-out text, or a folder prepared before."""
+class MixtureEntry(DataModel):
+    """An additional text of a mixture: `source`, prepared with the tokenizer of data.source and without
+    copies of its validation text, or an existing prepared folder."""
 
-    share: float = Field(gt=0, lt=1, description="share of the training tokens, with four decimals at most")
-    source: SourceSettings | None = Field(None, description="where the text comes from")
+    share: float = Field(gt=0, lt=1, description="fraction of the training tokens, at most four decimals")
+    source: SourceSettings | None = Field(None, description="source of the text")
     prepared: str | None = Field(
-        None, description="or a folder of scripts/prepare.py, made with the same tokenizer"
+        None, description="or a folder prepared by scripts/prepare.py with the same tokenizer"
     )
     max_bytes: int | None = Field(
         None, ge=1, description="stop reading the source after this much text, in bytes"
@@ -186,22 +189,26 @@ class MixedSettings(Settings):
         return self
 
 
-class DataSettings(Settings):
-    """From text to batches."""
+class DataSettings(DataModel):
+    """Text, tokenizer and batches."""
 
-    source: SourceSettings = Field(StdlibSource(), description="where the text comes from")
+    source: SourceSettings = Field(StdlibSource(), description="source of the text")
     valid_source: SourceSettings | None = Field(
-        None, description="separate validation text; null holds out `valid_fraction` of the source"
+        None, description="separate validation text; null: hold out `valid_fraction` of the source"
     )
-    tokenizer: TokenizerSettings = Field(SentencePieceSettings(), description="how text becomes tokens")
+    tokenizer: TokenizerSettings = Field(SentencePieceSettings(), description="tokenizer")
     valid_fraction: float = Field(
-        0.05, ge=0, le=1, description="share of documents held out for validation (1: all, 0: none)"
+        0.05,
+        ge=0,
+        le=1,
+        description="fraction of documents held out for validation (1: all, 0: none); at least 6 if "
+        "the source has 18",
     )
-    valid_seed: int = Field(0, ge=0, description="seed of the choice of validation documents")
+    valid_seed: int = Field(0, ge=0, description="seed of the validation split")
     duplicate_threshold: float = Field(
         0.5,
         gt=0,
-        description="shared shingles above which a document counts as a copy of validation text; > 1: off",
+        description="shared shingle fraction above which a document is a copy of validation text; > 1: off",
     )
     max_bytes: int | None = Field(
         None, ge=1, description="stop reading the source after this much text, in bytes"
@@ -209,14 +216,14 @@ class DataSettings(Settings):
     group_bytes: int | None = Field(
         None,
         ge=1,
-        description="prepare in groups of this much text, in bytes, and train from the first on while the "
-        "others are prepared; null: all before training",
+        description="prepare in groups of this many bytes and start training when the first is ready; "
+        "null: prepare all text before training",
         json_schema_extra={"counts_if_given": True},
     )
     skip: int | None = Field(
         None,
         ge=0,
-        description="documents of the source to pass over at its beginning",
+        description="number of documents to skip at the start of the source",
         json_schema_extra={"counts_if_given": True},
     )
     bos: bool = Field(True, description="store a begin-of-document token before each document")
@@ -224,19 +231,19 @@ class DataSettings(Settings):
     shard_bytes: int = Field(
         4 << 20, ge=256, description="text per shard, in bytes; doubles every 8 shards up to 16 times this"
     )
-    mixture: list[MixedSettings] = Field(
+    mixture: list[MixtureEntry] = Field(
         [],
-        description="further texts to train on; data.source has the share they leave, and gives tokenizer "
-        "and held-out text",
+        description="additional training texts; data.source has the remaining share and provides tokenizer "
+        "and validation text",
         json_schema_extra={"counts_if_given": True},
     )
-    packing: Literal["running", "documents"] = Field(
-        "running",
-        description="running: a window is one text; documents: its documents do not see each other",
+    packing: Literal["concat", "intra_document"] = Field(
+        "concat",
+        description="concat: attention across documents; intra_document: attention within documents only",
     )
     positions: PositionsSettings = Field(
         PlainPositions(),
-        description="positions schemes see in training; evaluated and generated text counts from 0",
+        description="positions in training; evaluation and generation count from 0",
     )
     label: str | None = Field(
         None, description="first part of the prepared folder's name", json_schema_extra={"may_change": True}
@@ -259,5 +266,5 @@ class DataSettings(Settings):
 
     @property
     def mixed_shares(self) -> list[Fraction]:
-        """Exact shares of the texts of `mixture`."""
+        """Exact fractions of the texts in `mixture`."""
         return [Fraction(str(mixed.share)) for mixed in self.mixture]

@@ -1,8 +1,9 @@
-"""Token shards on disk: written once, then read memory-mapped.
+"""Token shards on disk, written once and memory-mapped for reading.
 
-A store is a folder with `manifest.json` and three files a shard: `NNNNN.tokens` (ids of its documents, end to
-end, uint16 or uint32), `NNNNN.documents.npy` (int64 (3, n): tokens, raw bytes, number in the source) and
-`NNNNN.names.json` (names and clusters). The manifest is written last and holds size and sha256 of each file.
+A store is a folder with `manifest.json` and three files per shard: `NNNNN.tokens` (ids of the concatenated
+documents, uint16 or uint32), `NNNNN.documents.npy` (int64 (3, n): tokens, raw bytes, index in the source) and
+`NNNNN.names.json` (names and clusters). The manifest is written last and records the size and sha256 of each
+file.
 """
 
 import hashlib
@@ -19,8 +20,8 @@ from data.files import atomic, canonical, read_json, sha256_of, write_json
 FORMAT = 1
 
 
-class Encoded(NamedTuple):
-    """One document on its way into a shard; `ids` include begin and end symbols."""
+class EncodedDocument(NamedTuple):
+    """One document to write to a shard; `ids` include begin and end symbols."""
 
     name: str
     cluster: str | None
@@ -29,21 +30,23 @@ class Encoded(NamedTuple):
     number: int
 
 
-def mend(folder: Path) -> str:
-    """What to do about damage in a store or in the prepared folder that holds it."""
+def hint(folder: Path) -> str:
+    """How to repair a damaged store or the prepared folder that contains it."""
     whole = folder.parent if (folder.parent / "prepared.json").is_file() else folder
     return f"delete {whole} and prepare the data again"
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
-    """The smallest unsigned type that holds every id, little-endian on every machine."""
+    """The smallest unsigned dtype that represents every id, little-endian on every machine."""
     return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
 
 
 def write_shard(
-    folder: Path, stem: str, dtype: np.dtype, documents: Iterator[Encoded]
+    folder: Path, stem: str, dtype: np.dtype, documents: Iterator[EncodedDocument]
 ) -> dict[str, Any] | None:
-    """Write one shard, a document in memory at a time; its entry for the manifest, None without documents."""
+    """Write one shard with one document in memory at a time. Returns its manifest entry, or None if there are
+    no documents.
+    """
     names, clusters, rows = [], [], []
     tokens = folder / f"{stem}.tokens"
     with atomic(tokens) as file:
@@ -75,8 +78,13 @@ def write_manifest(
     has_eos: bool,
     source: dict[str, Any],
 ) -> None:
-    """Seal a store. tokenizer: its hash. source: where the text came from, for people; paths are not content,
-    so it alone does not count in the store's hash."""
+    """Write the manifest of a store.
+
+    Args:
+        tokenizer: hash of the tokenizer.
+        source: description of the text's origin for users. It contains paths, so the hash of the store
+            excludes it.
+    """
     manifest = {"format": FORMAT, "dtype": dtype.str, "tokenizer": tokenizer}
     manifest |= {"has_bos": has_bos, "has_eos": has_eos, "shards": shards}
     write_json(folder / "manifest.json", {**manifest, "source": source, "hash": _hash(manifest)})
@@ -87,8 +95,10 @@ def _hash(manifest: dict[str, Any]) -> str:
     return hashlib.sha256(canonical(content)).hexdigest()
 
 
-class Store:
-    """Documents of one split, read only. Opening checks the size of every file; `verify` also its hash."""
+class TokenStore:
+    """Read-only documents of one split. Opening checks the size of every file; `verify` also
+    checks its hash.
+    """
 
     def __init__(self, folder: Path | str):
         self.folder = Path(folder)
@@ -105,7 +115,7 @@ class Store:
         table = np.concatenate(tables, axis=1) if tables else np.zeros((3, 0), dtype=np.int64)
         self.lengths, self.bytes, self.numbers = (np.ascontiguousarray(row) for row in table.astype(np.int64))
         self._first = np.cumsum([0] + [shard["documents"] for shard in self._shards])
-        # Where each document begins inside its own shard.
+        # Offset of each document in its shard.
         starts = np.cumsum(self.lengths) - self.lengths
         before = np.cumsum([0] + [shard["tokens"] for shard in self._shards])[:-1]
         self._starts = starts - np.repeat(before, np.diff(self._first))
@@ -113,11 +123,11 @@ class Store:
 
     def _check_size(self, path: Path, expected: int) -> None:
         if not path.is_file():
-            raise DataError(f"{path} is missing; {mend(self.folder)}")
+            raise DataError(f"{path} is missing; {hint(self.folder)}")
         actual = path.stat().st_size
         if actual != expected:
             raise DataError(
-                f"{path} has {actual:,} bytes instead of {expected:,}: it is damaged; {mend(self.folder)}"
+                f"{path} has {actual:,} bytes instead of {expected:,}: it is damaged; {hint(self.folder)}"
             )
 
     def _table(self, shard: dict[str, Any]) -> np.ndarray:
@@ -125,9 +135,9 @@ class Store:
         try:
             table = np.load(path)
         except (ValueError, EOFError) as error:
-            raise DataError(f"{path} is damaged; {mend(self.folder)}") from error
+            raise DataError(f"{path} is damaged; {hint(self.folder)}") from error
         if table.shape != (3, shard["documents"]) or table[0].sum() != shard["tokens"]:
-            raise DataError(f"{path} does not fit the manifest beside it; {mend(self.folder)}")
+            raise DataError(f"{path} does not fit the manifest beside it; {hint(self.folder)}")
         return table
 
     @property
@@ -149,7 +159,7 @@ class Store:
                 names += table["names"]
                 clusters += table["clusters"]
             except (ValueError, KeyError, TypeError) as error:
-                raise DataError(f"{path} is damaged; {mend(self.folder)}") from error
+                raise DataError(f"{path} is damaged; {hint(self.folder)}") from error
         return names, clusters
 
     @property
@@ -158,11 +168,11 @@ class Store:
 
     @property
     def clusters(self) -> list[str | None]:
-        """What groups documents (author, series) where the source says so."""
+        """The cluster of each document (author, series), where the source provides one."""
         return self._labels[1]
 
     def document(self, i: int) -> np.ndarray:
-        """Ids of document `i` as stored, in the store's dtype: a view of the mapped file, not a copy."""
+        """Ids of document `i` in the dtype of the store: a view of the mapped file, not a copy."""
         if not 0 <= i < self.n_documents:
             raise IndexError(f"document {i} of a store of {self.n_documents}")
         shard = int(np.searchsorted(self._first, i, side="right")) - 1
@@ -176,14 +186,14 @@ class Store:
         return self._maps[shard]
 
     def verify(self) -> None:
-        """Compare every file with its hash; DataError names the first that was altered."""
+        """Compare every file with its hash. Raises DataError naming the first that differs."""
         for shard in self._shards:
             for name, facts in shard["files"].items():
                 path = self.folder / name
                 self._check_size(path, facts["bytes"])
                 if sha256_of(path) != facts["sha256"]:
                     raise DataError(
-                        f"{path} was altered since it was written (its hash differs); {mend(self.folder)}"
+                        f"{path} was altered since it was written (its hash differs); {hint(self.folder)}"
                     )
 
 
@@ -195,11 +205,11 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         manifest = read_json(path)
         intact = manifest["hash"] == _hash(manifest)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"{path} is damaged; {mend(folder)}") from error
+        raise DataError(f"{path} is damaged; {hint(folder)}") from error
     if not intact:
-        raise DataError(f"{path} was altered since it was written (its hash differs); {mend(folder)}")
+        raise DataError(f"{path} was altered since it was written (its hash differs); {hint(folder)}")
     if manifest["format"] != FORMAT:
         raise DataError(
-            f"{path} has format {manifest['format']}, this version reads {FORMAT}; {mend(folder)}"
+            f"{path} has format {manifest['format']}, this version reads {FORMAT}; {hint(folder)}"
         )
     return manifest

@@ -1,7 +1,7 @@
-"""Text to ids and back: sentencepiece models and plain bytes behind the same methods.
+"""Conversion between text and ids, with sentencepiece models or plain bytes.
 
-Every tokenizer knows the raw bytes behind each id (`pieces`), so that a loss can be given in bits per byte
-and a document can be checked to have lost nothing.
+Every tokenizer provides the raw bytes of each id (`pieces`), so that losses can be reported in bits per byte
+and encoding can be checked to be lossless.
 """
 
 import hashlib
@@ -15,41 +15,41 @@ import sentencepiece
 from data.errors import DataError
 from data.files import atomic, read_json, write_json
 
-SPACE = "\u2581"  # how sentencepiece writes a space inside its pieces
-BLOCK = 1 << 20  # characters encoded at a time where lines are independent
+SPACE = "\u2581"  # how sentencepiece represents a space inside its pieces
+BLOCK = 1 << 20  # characters per block where lines are encoded independently
 
 
 class Tokenizer(ABC):
-    """What every tokenizer can do."""
+    """Base class of tokenizers."""
 
     vocab_size: int
     bos_id: int | None
     eos_id: int | None
     pad_id: int | None
-    hash: str  # sha256, hex, of all that defines the tokenizer
-    pieces: list[bytes]  # the raw bytes each id stands for; empty for control symbols
-    prefix: bytes  # what the tokenizer puts before each text (a space, in some foreign models)
+    hash: str  # sha256, hex, of everything that defines the tokenizer
+    pieces: list[bytes]  # the raw bytes of each id; empty for control symbols
+    prefix: bytes  # what the tokenizer inserts before each text (a space, in some external models)
 
     @abstractmethod
     def encode(self, text: str) -> list[int]:
-        """Ids of `text`, without begin and end of document."""
+        """Encode `text`, without begin and end of document."""
 
     @abstractmethod
     def decode(self, ids: list[int]) -> str:
-        """The text of `ids`; control symbols vanish, broken UTF-8 becomes U+FFFD."""
+        """Decode `ids`. Control symbols are dropped; invalid UTF-8 becomes U+FFFD."""
 
     @abstractmethod
     def save(self, folder: Path) -> None:
-        """Write what `load_tokenizer` reads."""
+        """Write the files that `load_tokenizer` reads."""
 
     @cached_property
     def token_bytes(self) -> np.ndarray:
-        """(V,) int64: number of raw bytes each id stands for, 0 for control symbols."""
+        """(V,) int64: number of raw bytes of each id, 0 for control symbols."""
         return np.array([len(piece) for piece in self.pieces], dtype=np.int64)
 
 
 class ByteTokenizer(Tokenizer):
-    """Ids 0-255 are bytes of UTF-8; 256 begins and 257 ends a document."""
+    """UTF-8 bytes as ids 0-255, begin of document 256 and end of document 257."""
 
     vocab_size, bos_id, eos_id, pad_id = 258, 256, 257, None
     prefix = b""
@@ -67,7 +67,7 @@ class ByteTokenizer(Tokenizer):
 
 
 class SentencePieceTokenizer(Tokenizer):
-    """A sentencepiece model, ours or a foreign one. `origin` names its file in messages."""
+    """A sentencepiece model, trained here or external. `origin` is its file name in messages."""
 
     def __init__(self, model: bytes, origin: str = "the sentencepiece model"):
         self.model = model
@@ -86,13 +86,13 @@ class SentencePieceTokenizer(Tokenizer):
         self.pad_id = _or_none(self.processor.pad_id())
         self.hash = hashlib.sha256(b"sentencepiece\0" + model).hexdigest()
         self.pieces = [self._piece(i) for i in range(self.vocab_size)]
-        # Behaviour is asked of the model itself: a foreign file does not say how it was trained.
+        # Determine the behavior from the model itself: an external file does not record how it was trained.
         first = self.processor.encode("a")
         self.prefix = b" " if first and self.pieces[first[0]].startswith(b" ") else b""
         self._newline = self.processor.piece_to_id("\n")
         self._spelled = [self.processor.piece_to_id(f"<0x{byte:02X}>") for byte in SPACE.encode()]
-        # Texts may be cut after a newline without changing their ids where a newline is always its own piece
-        # and nothing is put before a text.
+        # Splitting a text after a newline preserves its ids if a newline is always a separate piece and
+        # nothing is inserted before a text.
         self._by_line = not self.prefix and self.pieces[self._newline] == b"\n"
         self._by_line &= not any(b"\n" in piece and piece != b"\n" for piece in self.pieces)
         self._spells = not self.prefix and all(self.processor.is_byte(i) for i in self._spelled)
@@ -115,7 +115,7 @@ class SentencePieceTokenizer(Tokenizer):
         return ids
 
     def _encode(self, text: str) -> list[int]:
-        # A literal U+2581 would come back as a space: spell it in bytes instead.
+        # A literal U+2581 would be decoded as a space, so encode it as bytes.
         if not self._spells or SPACE not in text:
             return self.processor.encode(text)
         first, *rest = self.processor.encode(text.split(SPACE))
@@ -133,7 +133,7 @@ class SentencePieceTokenizer(Tokenizer):
 
 
 def lossless(tokenizer: Tokenizer, ids: list[int], text: str) -> bool:
-    """Do the ids stand for exactly the bytes of the text?"""
+    """Whether the ids represent exactly the bytes of the text."""
     pieces = tokenizer.pieces
     return b"".join([pieces[i] for i in ids]) == tokenizer.prefix + text.encode()
 
@@ -141,11 +141,17 @@ def lossless(tokenizer: Tokenizer, ids: list[int], text: str) -> bool:
 def load_sentencepiece(path: Path) -> SentencePieceTokenizer:
     if not path.is_file():
         raise DataError(f"tokenizer model {path} does not exist; give data.tokenizer.model an existing file")
-    return SentencePieceTokenizer(path.read_bytes(), str(path))
+    model = path.read_bytes()
+    if model.lstrip().startswith(b"{"):
+        raise DataError(
+            f"{path} is JSON, as Hugging Face's tokenizers saves it; only sentencepiece models can be read: "
+            "give the model's tokenizer.model"
+        )
+    return SentencePieceTokenizer(model, str(path))
 
 
 def load_tokenizer(folder: Path | str) -> Tokenizer:
-    """The tokenizer saved in `folder`; DataError where it is missing or not the one that was saved."""
+    """Load the tokenizer saved in `folder`. Raises DataError if it is missing or was modified."""
     folder = Path(folder)
     card = folder / "tokenizer.json"
     if not card.is_file():

@@ -2,36 +2,35 @@
 training.
 """
 
-from evaluation.analysis import Analysis, analyse
-from evaluation.baselines import unigram_nll
 from evaluation.comparable import comparable
 from evaluation.errors import EvaluationError
-from evaluation.figures import draw_figures
-from evaluation.matrix import Result, Subject, evaluate
 from evaluation.monitor import MonitorTargets, monitor_targets
-from evaluation.protocols import Windows
-from evaluation.rules import Rule, compatible_rules, read_rules, resolve_rules
-from evaluation.scoring import CellFailed, ModelScorer, gather, measure
+from evaluation.reports.figures import draw_figures
+from evaluation.scoring.evaluate import EvaluatedModel, EvaluationResult, evaluate
+from evaluation.scoring.methods import Method, compatible_methods, read_methods, resolve_methods
+from evaluation.scoring.protocols import TargetWindows
+from evaluation.scoring.scoring import CellFailed, ModelScorer, gather, measure, unigram_nll
+from evaluation.scoring.targets import TargetSet, draw_targets, load_targets, longest_usable, shorten_lengths
+from evaluation.scoring.text import EvaluationText
 from evaluation.settings import EvaluationSettings
-from evaluation.targets import Targets, draw_targets, load_targets, longest_usable, shorten_lengths
-from evaluation.text import Text
+from evaluation.statistics.analysis import Analysis, analyse
 
 __all__ = [
     "Analysis",
     "CellFailed",
+    "EvaluatedModel",
     "EvaluationError",
+    "EvaluationResult",
     "EvaluationSettings",
+    "EvaluationText",
+    "Method",
     "ModelScorer",
     "MonitorTargets",
-    "Result",
-    "Rule",
-    "Subject",
-    "Targets",
-    "Text",
-    "Windows",
+    "TargetSet",
+    "TargetWindows",
     "analyse",
     "comparable",
-    "compatible_rules",
+    "compatible_methods",
     "draw_figures",
     "draw_targets",
     "evaluate",
@@ -40,8 +39,8 @@ __all__ = [
     "longest_usable",
     "measure",
     "monitor_targets",
-    "read_rules",
-    "resolve_rules",
+    "read_methods",
+    "resolve_methods",
     "shorten_lengths",
     "unigram_nll",
 ]

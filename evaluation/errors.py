@@ -2,4 +2,4 @@
 
 
 class EvaluationError(ValueError):
-    """What the user asked for cannot be measured; the message names the thing and the mend."""
+    """An evaluation that cannot run; the message names the setting or file, and how to fix it."""

@@ -1,4 +1,4 @@
-"""NLL at and beyond the trained length while a run trains: a few fixed targets, cheap and always the same."""
+"""NLL at and beyond the trained length during training, on a few fixed targets."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from evaluation.protocols import Scorer, fixed_windows
-from evaluation.scoring import ModelScorer, batches, measure
-from evaluation.scoring import gather as together
-from evaluation.targets import Targets, draw_targets, shorten_lengths, tokens_needed
-from evaluation.text import Text
+from evaluation.scoring.protocols import Scorer, fixed_windows
+from evaluation.scoring.scoring import ModelScorer, batches, measure
+from evaluation.scoring.scoring import gather as together
+from evaluation.scoring.targets import TargetSet, draw_targets, shorten_lengths, tokens_needed
+from evaluation.scoring.text import EvaluationText
 from model import Transformer
 
 LEAST_DOCUMENTS = (
-    8  # a length that fewer documents reach is left out: it would choose the targets of all lengths
+    8  # lengths that fewer documents reach are left out, as they would limit the targets of all lengths
 )
 
 
@@ -24,8 +24,8 @@ LEAST_DOCUMENTS = (
 class MonitorTargets:
     """Fixed spans of a store's documents. `note` says which lengths were left out and why, '' if none."""
 
-    text: Text
-    targets: Targets
+    text: EvaluationText
+    targets: TargetSet
     lengths: list[int]
     note: str
 
@@ -70,12 +70,12 @@ class MonitorTargets:
 
     def _share(self, model, length: int, device, rank: int, world: int) -> tuple[np.ndarray, bool]:
         """One rank's NLL of every target, NaN where another owns it, and whether all were finite."""
-        scorer = _Watched(ModelScorer(model, device=device, length=length))
+        scorer = _MonitoredLength(ModelScorer(model, device=device, length=length))
         windows = fixed_windows(self.targets, length)
         found = measure(scorer, self.text, windows, batch=rows_of(length), rank=rank, world=world)
         shape = batches(windows, rows_of(length))
         for _ in range(-(-len(shape) // world) - len(range(rank, len(shape), world))):
-            row = shape[0][:1]  # a pass that counts for nothing
+            row = shape[0][:1]  # a pass whose result is discarded
             scorer(self.text.windows(windows.document[row], windows.end[row], length), self.targets.span)
         return found, scorer.finite
 
@@ -85,9 +85,9 @@ def rows_of(length: int) -> int:
     return max(1, 4096 // length)
 
 
-class _Watched:
-    """A scorer whose losses that are not finite are noted and passed on as 0: a scheme that breaks far beyond
-    its length is a finding, and no reason to end a training."""
+class _MonitoredLength:
+    """A scorer that records non-finite losses and replaces them by 0, so that a scheme that fails beyond its
+    trained length does not stop training."""
 
     def __init__(self, scorer: Scorer):
         self.scorer, self.finite = scorer, True
@@ -113,7 +113,7 @@ def monitor_targets(
     Lengths that fewer than 8 documents reach (or fewer than reach the shortest length) are left out, and
     `note` says so. Raises EvaluationError where not even the shortest length is reached.
     """
-    text = Text(store)
+    text = EvaluationText(store)
     span = min(targets, *lengths)
     reaching = int((text.lengths >= tokens_needed(min(lengths), span, spans_per_document)).sum())
     usable, note = shorten_lengths(

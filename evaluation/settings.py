@@ -1,4 +1,4 @@
-"""What an evaluation measures. Every field is a key of a YAML file and a dotted word on the command line."""
+"""Settings of an evaluation. Every field is a key of a YAML file and an override on the command line."""
 
 import hashlib
 import json
@@ -8,20 +8,17 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 
 class ContaminationSettings(BaseModel):
-    """Targets whose text stands in the training text too, or in an earlier document of the same corpus."""
+    """Passages that also occur in the training text, or in an earlier document of the same corpus."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     check: bool = Field(
-        default=True, description="look for them (passages of 13 words, 30 Chinese characters) and drop them"
-    )
-    limit: float = Field(
-        default=0.01, ge=0, le=1, description="where they are more than this share of the targets: an error"
+        default=True, description="exclude its passages (13 words, 30 Chinese characters) from the targets"
     )
 
 
 class MeasurementSettings(BaseModel):
-    """What every kind of evaluation shares: rules, arithmetic, where results go."""
+    """Settings shared by every kind of evaluation: methods, dtype, results folder."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -29,31 +26,32 @@ class MeasurementSettings(BaseModel):
     folder: str | None = Field(
         None,
         pattern=r"^\w[\w.+-]*$",
-        description="name of the results folder under RUN/evaluation/; default: what is measured, and a hash",
+        description="name of the results folder under RUN/evaluation/; default: protocol or task, and a hash",
     )
-    rules: list[str] | dict[str, list[str]] = Field(
+    methods: list[str] | dict[str, list[str]] = Field(
         ["trained", "truncate"],
-        description="labels of configs/evaluation/rules.yaml, or label: [dotted words for the model]",
+        description="labels of configs/evaluation/methods.yaml, or label: [overrides of the model]",
     )
     confidence: float = Field(
         0.95, gt=0.5, lt=1, description="level of the intervals, simultaneous for verdicts"
     )
-    seed: int = Field(0, ge=0, description="draws what is measured: documents, spans, items, resamples")
-    dtype: Literal["float32", "float64", "bfloat16"] = Field("float32", description="arithmetic of the model")
-    device: str = Field("auto", description="auto (a GPU where there is one), cpu, cuda, cuda:1 ...")
+    seed: int = Field(0, ge=0, description="seed for documents, spans, items and resamples")
+    dtype: Literal["float32", "float64", "bfloat16"] = Field("float32", description="dtype of the model")
+    device: str = Field("auto", description="auto (a GPU if there is one), cpu, cuda, cuda:1 ...")
     weights: Literal["ema", "last"] | None = Field(
-        None, description="the run's mean of weights, or those of the last step; null: the mean if it has one"
+        None,
+        description="the EMA of the weights, or those of the last step; null: the EMA if the run has one",
     )
     chunk: int = Field(4096, ge=1, description="longer inputs are prefilled in chunks of this many tokens")
     memory: float | None = Field(
         None, gt=0, description="GiB the evaluation may use; default: 80% of what is free"
     )
 
-    @field_validator("rules")
+    @field_validator("methods")
     @classmethod
-    def _some_rule(cls, value):
+    def _some_method(cls, value):
         if not value:
-            raise ValueError("rules is empty; the smallest useful list is [trained]")
+            raise ValueError("methods is empty; the smallest useful list is [trained]")
         return value
 
     @field_validator("lengths", check_fields=False)
@@ -64,18 +62,18 @@ class MeasurementSettings(BaseModel):
         return value
 
     def asked(self, but: set[str]) -> dict:
-        """As JSON, without the keys `but` and what came later and is not given."""
+        """As JSON, without the keys `but`; keys added later are included only if they are set."""
         later = {"weights"} if self.weights is None else set()
         return self.model_dump(mode="json", exclude=but | later)
 
     def identity(self) -> str:
-        """Short name of what is measured; where and how fast it is computed does not count."""
+        """Hash of the settings that determine the numbers; device, batch size and memory do not count."""
         asked = self.asked({"folder", "device", "batch", "memory"})
         return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:8]
 
 
 class EvaluationSettings(MeasurementSettings):
-    """Protocol, lengths, targets, rules and statistics of one evaluation."""
+    """Protocol, lengths, targets, methods and statistics of one evaluation."""
 
     protocol: Literal["fixed-targets", "sliding", "non-overlapping", "by-position"] = Field(
         "fixed-targets", description="how tokens are chosen and how much context they get"
@@ -84,38 +82,40 @@ class EvaluationSettings(MeasurementSettings):
         None, description="input tokens; the trained length L0 is always added; default: L0 x 1, 2, 4, 8, 16"
     )
     targets: int = Field(64, ge=1, description="target tokens per span (K); every length is at least K")
-    documents: int = Field(200, ge=1, description="at most so many documents, by a seeded choice")
-    spans_per_document: int = Field(16, ge=1, description="disjoint spans in each document")
-    least_documents: int = Field(1, ge=1, description="fewer documents than this at a length is an error ...")
-    shorten: bool = Field(False, description="... or, with shorten=true, drops the length and says so")
+    documents: int = Field(200, ge=1, description="maximum number of documents, chosen by seed")
+    spans_per_document: int = Field(4, ge=1, description="disjoint spans in each document")
+    least_documents: int = Field(1, ge=1, description="fewer documents at a length are an error ...")
+    shorten: bool = Field(False, description="... or, with shorten=true, drop the length and log a warning")
     unreachable: Literal["refuse", "dash"] = Field(
-        "refuse", description="a length that no rule can place is an error, or stands as a dash"
+        "refuse", description="a length beyond the reach of every method is an error, or a dash in the table"
     )
     stride: int | None = Field(None, ge=1, description="sliding: new targets per window; default: length / 8")
     windows_per_document: int = Field(4, ge=4, description="by-position: windows at random offsets")
     bos: Literal["as-trained", "none", "every-window"] = Field(
-        "as-trained", description="where a BOS token stands: as stored, nowhere, or first in every window"
+        "as-trained", description="position of BOS: as stored, nowhere, or first in every window"
     )
     matrix: bool = Field(
-        False, description="besides rules, every built-in rule that this checkpoint can take; as --matrix"
+        False, description="add every built-in method that applies to this checkpoint; same as --matrix"
     )
     store: str | None = Field(
         None, description="folder of another prepared corpus (same tokenizer); default: the run's own"
     )
-    split: Literal["valid", "train"] = Field("valid", description="which part of that corpus is read")
+    split: Literal["valid", "train"] = Field("valid", description="split of that corpus")
     contamination: ContaminationSettings = Field(
-        ContaminationSettings(), description="text that was seen in training is no test"
+        ContaminationSettings(), description="exclusion of text that was seen in training"
     )
     tolerance: float = Field(
-        0.02, gt=0, description="nats; a rule has held where it is surely less worse than this"
+        0.02,
+        gt=0,
+        description="nats; a method holds where the upper bound of its loss increase is below this",
     )
     simultaneous: Literal["bonferroni", "max-t"] = Field(
         "bonferroni",
-        description="how verdicts share that level; max-t: bootstrap of the largest t, narrower where "
-        "rules move together, wider where documents are skewed",
+        description="correction for simultaneous verdicts; max-t: bootstrap of the largest t, narrower for "
+        "correlated methods, wider for skewed documents",
     )
-    resamples: int = Field(10_000, ge=10_000, description="studentised bootstrap resamples shown beside t")
-    batch: int | None = Field(None, ge=1, description="windows at once; default: what the memory allows")
+    resamples: int = Field(10_000, ge=10_000, description="studentised bootstrap resamples, compared with t")
+    batch: int | None = Field(None, ge=1, description="windows per batch; default: as the memory allows")
 
     @model_validator(mode="after")
     def _consistent(self) -> "EvaluationSettings":
@@ -126,6 +126,6 @@ class EvaluationSettings(MeasurementSettings):
         return self
 
     def grid(self, trained_length: int) -> list[int]:
-        """The lengths in ascending order, the trained length always among them."""
+        """The lengths in ascending order, including the trained length."""
         lengths = self.lengths or [trained_length * 2**k for k in range(5)]
         return sorted({*lengths, trained_length})

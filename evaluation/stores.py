@@ -1,28 +1,28 @@
-"""Prepared text as an evaluation opens it: what is read, and what the model has been trained on."""
+"""Open prepared text for an evaluation: the text to read, and the text the model was trained on."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from data import DataError, Store, Tokenizer, open_prepared
+from data import DataError, Tokenizer, TokenStore, open_prepared
 from data.sources import GENERATED, open_text
 from data.tasks.haystack import belongs
-from data.tasks.settings import Hidden
+from data.tasks.settings import HaystackTask
 from evaluation.errors import EvaluationError
 
 
 @dataclass(frozen=True)
-class Stores:
-    """The text that is read and that of all trainings behind a checkpoint.
+class EvaluationStores:
+    """The text to read, and the text of all trainings that led to a checkpoint.
 
-    `train`: of the run's own training; `earlier`: of those it goes on from, without `train` again; None where
-    one is gone. `overlaps`: folder in which passages shared with `train` are kept, for all runs on it.
+    `train`: text of the run's own training; `earlier`: of its parent runs, without `train`; None for one that
+    no longer exists. `overlaps`: folder that caches passages shared with `train`, for all runs on it.
     """
 
-    read: Store
+    read: TokenStore
     name: str
-    train: Store | None
-    earlier: tuple[Store | None, ...]
+    train: TokenStore | None
+    earlier: tuple[TokenStore | None, ...]
     overlaps: Path | None
 
     @classmethod
@@ -33,11 +33,11 @@ class Stores:
         tokenizer: Tokenizer,
         own: str | None,
         earlier: Sequence[str | None] = (),
-    ) -> "Stores":
+    ) -> "EvaluationStores":
         """Open `split` ("train", "valid") of the prepared `folder`; `own`, `earlier`: folders trained on.
 
-        Raises EvaluationError where the folder is none, was made with another tokenizer, or a shard is not
-        what its hash says.
+        Raises EvaluationError for a folder that is no prepared corpus or has another tokenizer, and for a
+        shard that does not match its hash.
         """
         try:
             prepared = open_prepared(folder)
@@ -49,27 +49,29 @@ class Stores:
         if made_with != wanted:
             raise EvaluationError(
                 f"{folder} was prepared with another tokenizer ({made_with[:12]}) than this run's "
-                f"({wanted[:12]}): its tokens mean other text; prepare it with the run's tokenizer"
+                f"({wanted[:12]}); prepare it with the run's tokenizer"
             )
         store = prepared.valid if split == "valid" else prepared.train
-        store.verify()  # an altered shard would give numbers that look right
+        store.verify()  # an altered shard would give plausible but wrong numbers
         train = _trained_on(own)
         others = {one: _trained_on(one) for one in earlier if one is None or one != own}
         overlaps = None if train is None else train.folder.parent / "overlaps"
         return cls(store, f"{Path(folder).name}/{split}", train, tuple(others.values()), overlaps)
 
 
-def _trained_on(folder: str | None) -> Store | None:
-    """The training text of a prepared folder; None where it is gone."""
+def _trained_on(folder: str | None) -> TokenStore | None:
+    """The training text of a prepared folder; None if it no longer exists."""
     try:
         return None if folder is None else open_prepared(folder).train
     except DataError:
         return None
 
 
-def haystacks(task: Hidden, folder: str | Path | None) -> tuple[Callable[[], Iterator[tuple[str, str]]], str]:
-    """Texts that no training has seen, to hide something in, as (name, text), and where they come from:
-    held-out text of the prepared `folder`, or, where it is None, the task's own haystack."""
+def haystacks(
+    task: HaystackTask, folder: str | Path | None
+) -> tuple[Callable[[], Iterator[tuple[str, str]]], str]:
+    """Held-out haystack texts as (name, text), and a label of their source: the validation text of the
+    prepared `folder`, or the task's own haystack if it is None."""
     if folder is not None:
         prepared = open_prepared(folder)
         store, tokenizer = prepared.valid, prepared.tokenizer
@@ -82,4 +84,4 @@ def haystacks(task: Hidden, folder: str | Path | None) -> tuple[Callable[[], Ite
         return texts, f"{Path(folder).name}/valid"
     source = open_text(task.haystack, "task.haystack")
     held = (d for d in source.documents() if d.fault is None and belongs(d.name, "evaluation"))
-    return lambda: ((d.name, d.text) for d in held), f"{source.label}, documents kept from training"
+    return lambda: ((d.name, d.text) for d in held), f"{source.label}, documents held out from training"

@@ -11,10 +11,12 @@ from pydantic import ValidationError
 from interop.errors import InteropError
 from interop.weights import LAYOUT
 from model import ModelSettings
+from model.position.rotary import RopeSettings
+from model.position.scaling import YaRNScaling, plain_frequencies, ramp_ends
 
 
 @dataclass(frozen=True)
-class Shape:
+class ImportedShape:
     """What a config says of a model."""
 
     model: ModelSettings
@@ -25,7 +27,7 @@ class Shape:
     eos_id: int | None
 
 
-def read_config(config: dict[str, Any], file: str) -> Shape:
+def read_config(config: dict[str, Any], file: str) -> ImportedShape:
     """The model a config describes.
 
     Args:
@@ -44,11 +46,11 @@ def read_config(config: dict[str, Any], file: str) -> Shape:
         "dim": number("hidden_size", int),
         "layers": number("num_hidden_layers", int),
         "heads": heads,
-        "groups": number("num_key_value_heads", int, heads),
+        "kv_heads": number("num_key_value_heads", int, heads),
         "head_dim": number("head_dim", int, None),
-        "hidden": number("intermediate_size", int),
+        "ffn_dim": number("intermediate_size", int),
         "norm_eps": number("rms_norm_eps", float, 1e-6),
-        "tied": bool(config.get("tie_word_embeddings", False)),
+        "tie_embeddings": bool(config.get("tie_word_embeddings", False)),
         "position": position,
     }
     try:
@@ -57,7 +59,8 @@ def read_config(config: dict[str, Any], file: str) -> Shape:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise InteropError(f"{file}: {where}: {first['msg'].removeprefix('Value error, ')}") from error
-    return Shape(
+    _check_ramp(model, original_length or train_length, file)
+    return ImportedShape(
         model=model,
         vocab_size=number("vocab_size", int),
         train_length=train_length,
@@ -168,9 +171,8 @@ def _rope(config: dict[str, Any], train_length: int, file: str) -> tuple[dict[st
 
 def _original(config: dict[str, Any], number: _Reader, train_length: int) -> int:
     # The order of transformers: the key beside the parameters, where present, beats the one inside them.
-    return config.get("original_max_position_embeddings") or number(
-        "original_max_position_embeddings", int, train_length
-    )
+    key = "original_max_position_embeddings"
+    return _Reader(config, number.file)(key, int, None) or number(key, int, train_length)
 
 
 def _default(rope: dict, number: _Reader, config: dict, train_length: int) -> dict[str, Any]:
@@ -193,7 +195,10 @@ def _llama3(rope: dict, number: _Reader, config: dict, train_length: int) -> dic
 def _yarn(rope: dict, number: _Reader, config: dict, train_length: int) -> dict[str, Any]:
     factor = number("factor", float, train_length / _original(config, number, train_length))
     amplitude = number("attention_factor", float, None)
-    mscale, mscale_all = number("mscale", float, None), number("mscale_all_dim", float, None)
+    # transformers reads 0 as absent.
+    mscale, mscale_all = (
+        number(key, float, None) if rope.get(key) else None for key in ("mscale", "mscale_all_dim")
+    )
     if amplitude is None and mscale and mscale_all:  # DeepSeek's form
         amplitude = (0.1 * mscale * math.log(factor) + 1) / (0.1 * mscale_all * math.log(factor) + 1)
     return {
@@ -205,6 +210,22 @@ def _yarn(rope: dict, number: _Reader, config: dict, train_length: int) -> dict[
         "truncate": bool(rope.get("truncate", True)),
         "attention_factor": amplitude,
     }
+
+
+def _check_ramp(model: ModelSettings, original_length: int, file: str) -> None:
+    """Refuse a yarn ramp that lies outside the rotated pairs: transformers then runs it backwards."""
+    position = model.position
+    if not isinstance(position, RopeSettings) or not isinstance(position.scaling, YaRNScaling):
+        return
+    fast, slow = position.scaling.beta_fast, position.scaling.beta_slow
+    spectrum = plain_frequencies(position.theta, model.head_dim)
+    low, high = ramp_ends(spectrum, original_length, fast, slow)
+    if high <= 0 or low > model.head_dim - 1:
+        raise InteropError(
+            f"{file}: rope_type 'yarn' cannot be imported with original_max_position_embeddings = "
+            f"{original_length}: no rotated pair turns between beta_slow = {slow:g} and beta_fast = {fast:g} "
+            "times within it, and transformers then reverses the ramp"
+        )
 
 
 def _id(value: Any) -> int | None:

@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from interop.config import Shape, read_config
+from interop.config import ImportedShape, read_config
 from interop.errors import InteropError
 from interop.weights import DERIVED, shapes, theirs
 from model import Transformer
@@ -21,15 +21,15 @@ DTYPES = ("F32", "F16", "BF16")  # each becomes float32 without loss
 
 
 @dataclass(frozen=True)
-class Foreign:
+class ImportedModel:
     """A model read from elsewhere, with float32 weights."""
 
     model: Transformer
-    shape: Shape
+    shape: ImportedShape
     files: list[Path]  # what the weights were read from
 
 
-def read_folder(folder: str | Path) -> Foreign:
+def read_folder(folder: str | Path) -> ImportedModel:
     """Read a Hugging Face folder.
 
     Raises:
@@ -48,7 +48,7 @@ def read_folder(folder: str | Path) -> Foreign:
     if missing := sorted(wanted - where.keys()):
         raise InteropError(f"{folder} lacks {_some(missing)}, which {CONFIG} calls for{_untied(missing)}")
     left = sorted(name for name in where.keys() - wanted if not DERIVED.fullmatch(name))
-    tied_copy = shape.model.tied and left == ["lm_head.weight"]
+    tied_copy = shape.model.tie_embeddings and left == ["lm_head.weight"]
     if left and not tied_copy:
         raise InteropError(
             f"{folder} holds {_some(left)}, for which a plain Llama of this {CONFIG} has no place"
@@ -64,7 +64,7 @@ def read_folder(folder: str | Path) -> Foreign:
                 f"{folder}: lm_head.weight differs from the embedding although {CONFIG} says "
                 "tie_word_embeddings = true; one of them is wrong"
             )
-    return Foreign(model.eval(), shape, sorted(set(where.values())))
+    return ImportedModel(model.eval(), shape, sorted(set(where.values())))
 
 
 def _locate(folder: Path) -> dict[str, Path]:

@@ -35,7 +35,11 @@ DERIVED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
 
 def theirs(settings: ModelSettings) -> dict[str, str]:
     """Every weight of a model, our name to Hugging Face's."""
-    names = {ours: their for ours, their in OUTSIDE.items() if not (settings.tied and ours == "head.weight")}
+    names = {
+        ours: their
+        for ours, their in OUTSIDE.items()
+        if not (settings.tie_embeddings and ours == "head.weight")
+    }
     for i in range(settings.layers):
         names |= {f"layers.{i}.{ours}": f"model.layers.{i}.{their}" for ours, their in IN_LAYER.items()}
     return names
@@ -44,7 +48,7 @@ def theirs(settings: ModelSettings) -> dict[str, str]:
 def shapes(settings: ModelSettings, vocab_size: int) -> dict[str, tuple[int, ...]]:
     """The shape every weight must have, by our name."""
     s = settings
-    queries, keys = s.heads * s.features, s.kv_heads * s.features
+    queries, keys = s.heads * s.head_dim, s.kv_heads * s.head_dim
     layer = {
         "attention_norm.weight": (s.dim,),
         "attention.wq.weight": (queries, s.dim),
@@ -52,9 +56,9 @@ def shapes(settings: ModelSettings, vocab_size: int) -> dict[str, tuple[int, ...
         "attention.wv.weight": (keys, s.dim),
         "attention.wo.weight": (s.dim, queries),
         "mlp_norm.weight": (s.dim,),
-        "mlp.gate.weight": (s.mlp_width, s.dim),
-        "mlp.up.weight": (s.mlp_width, s.dim),
-        "mlp.down.weight": (s.dim, s.mlp_width),
+        "mlp.gate.weight": (s.ffn_dim, s.dim),
+        "mlp.up.weight": (s.ffn_dim, s.dim),
+        "mlp.down.weight": (s.dim, s.ffn_dim),
     }
     outside = {
         "embed.weight": (vocab_size, s.dim),

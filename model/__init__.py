@@ -1,9 +1,10 @@
-"""The decoder and its positional schemes. Knows nothing of files, data or training."""
+"""The decoder and its positional schemes, independent of files, data and training."""
 
 from model.cache import Cache
+from model.devices import find_device
 from model.errors import ModelError
 from model.loss import IGNORED
-from model.position import SCHEMES, Places
+from model.position import SCHEMES, TokenPositions
 from model.settings import AnyPosition, LinearMixer, ModelSettings, check_override, legal_overrides
 from model.transformer import Transformer
 
@@ -15,8 +16,9 @@ __all__ = [
     "LinearMixer",
     "ModelError",
     "ModelSettings",
-    "Places",
+    "TokenPositions",
     "Transformer",
     "check_override",
+    "find_device",
     "legal_overrides",
 ]

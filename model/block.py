@@ -1,4 +1,4 @@
-"""One layer of the decoder: a mixer of tokens and a SwiGLU, each behind a norm."""
+"""One decoder layer: a token mixer and a SwiGLU MLP, each with a pre-norm."""
 
 from __future__ import annotations
 
@@ -9,44 +9,44 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from model.cache import LayerMemory, LinearMemory
-from model.kernels import Watch, attend
+from model.cache import LayerCache, LinearLayerCache
+from model.kernels import AttentionHook, attend
 from model.linear_attention import LinearAttention
-from model.position import ContentPlan, Plan, PositionSettings, Span
+from model.position import AttentionContext, AttentionPlan, ContentPlan, PositionSettings
 from model.projection import Projection
 from model.settings import ModelSettings
 
 
 class Attention(Projection):
-    """Projects, remembers, attends. What is compared with what is the plan's business."""
+    """Softmax attention: projects, updates the cache and attends. The plan defines the attention pattern."""
 
     def forward(
         self,
         x: Tensor,
-        span: Span,
-        plan: Plan | ContentPlan,
-        memory: LayerMemory | None,
-        watch: Watch | None = None,
+        context: AttentionContext,
+        plan: AttentionPlan | ContentPlan,
+        layer_cache: LayerCache | None,
+        hook: AttentionHook | None = None,
     ) -> Tensor:
-        """x (B, T, C) → (B, K, C) for the span's K queries."""
-        bound = plan.bind(x, memory)
+        """x (B, T, C) → (B, K, C) for the K queries of `context`."""
+        bound = plan.bind(x, layer_cache)
         k, v = bound.write(self.keys(x)), self.values(x)  # (B, G, T, ·), (B, G, T, D)
-        if memory is not None:
-            k, v = memory.append(k, v)  # (B, G, S, ·)
-        asked = span.of_queries(x)
-        if asked.shape[1] == 0:  # only keys and values were wanted
-            return asked
-        views = bound.read(self.queries(asked), k)
+        if layer_cache is not None:
+            k, v = layer_cache.append(k, v)  # (B, G, S, ·)
+        x = context.of_queries(x)
+        if x.shape[1] == 0:  # the pass only fills the cache
+            return x
+        views = bound.read(self.queries(x), k)
         out = attend(views, v, self.scale, sink=bound.sink)
-        if watch is not None:
-            watch(views, v, self.scale, bound.sink, out)
+        if hook is not None:
+            hook(views, v, self.scale, bound.sink, out)
         return self.joined(out)
 
     def pair_flops(self, length: int) -> float:
-        """Training FLOPs per token beside the matrices: 12·H·D per key seen, averaged over a causal
+        """Training FLOPs per token without the projections: 12·H·D per visible key, averaged over a causal
         (windowed) sequence."""
         window = min(self.position.settings.window or length, length)
-        return 12 * self.heads * self.features * (window - window * (window - 1) / (2 * length))
+        return 12 * self.heads * self.head_dim * (window - window * (window - 1) / (2 * length))
 
 
 MIXERS: dict[str, type[Attention] | type[LinearAttention]] = {
@@ -68,9 +68,9 @@ class SwiGLU(nn.Module):
         return self.down(F.silu(self.gate(x)) * self.up(x))
 
 
-class Norm(nn.RMSNorm):
-    """RMSNorm whose weight follows its input: under FSDP2 blocks may hold bfloat16 weights beside a float32
-    residual stream, and the fused kernel takes only one dtype."""
+class RMSNorm(nn.RMSNorm):
+    """RMSNorm with its weight cast to the input's dtype: under FSDP2, blocks may have bfloat16 weights and a
+    float32 residual stream, and the fused kernel requires a single dtype."""
 
     def forward(self, x: Tensor) -> Tensor:
         return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
@@ -80,42 +80,44 @@ class Block(nn.Module):
     """Pre-norm residual block.
 
     Attributes:
-        recompute: keep only the input of a training pass and compute the rest again in the backward pass.
+        recompute: activation checkpointing: keep only the block's input and recompute the rest in backward.
     """
 
     def __init__(self, s: ModelSettings, choice: PositionSettings):
         super().__init__()
-        self.attention_norm = Norm(s.dim, eps=s.norm_eps)
+        self.attention_norm = RMSNorm(s.dim, eps=s.norm_eps)
         self.attention = MIXERS[s.mixer.name](s, choice)
-        self.mlp_norm = Norm(s.dim, eps=s.norm_eps)
-        self.mlp = SwiGLU(s.dim, s.mlp_width)
+        self.mlp_norm = RMSNorm(s.dim, eps=s.norm_eps)
+        self.mlp = SwiGLU(s.dim, s.ffn_dim)
         self.recompute = False
         self._compiled: Callable[..., Tensor] | None = None
 
     @property
-    def apart(self) -> bool:
-        """Whether training passes of this block share nothing they make with other blocks."""
+    def is_isolated(self) -> bool:
+        """Whether this block cannot share tensors created in its training pass with other blocks."""
         return self.recompute or self._compiled is not None
 
     def compile(self, **options) -> None:
-        """Compile the training pass of this block alone, inside whatever hooks stand around its call."""
+        """Compile the training pass of this block, inside any hooks on its call."""
         self._compiled = torch.compile(self._forward, **options)
 
     def forward(
         self,
         x: Tensor,
-        span: Span,
-        plan: Plan | ContentPlan,
+        context: AttentionContext,
+        plan: AttentionPlan | ContentPlan,
         factors: Tensor | None,
-        memory: LayerMemory | LinearMemory | None,
-        watch: Watch | None = None,
+        layer_cache: LayerCache | LinearLayerCache | None,
+        hook: AttentionHook | None = None,
     ) -> Tensor:
-        """x (B, T, C) → (B, K, C), K the span's queries; with K = 0 only keys and values are written.
+        """x (B, T, C) → (B, K, C) for the K queries of `context`; with K = 0 the pass only fills the cache.
 
-        `factors` (B or 1, T or 1) are those of the logit temperature, `plan` is without them.
+        Args:
+            plan: attention plan of the scheme, without the logit temperature.
+            factors: (B or 1, T or 1) temperature factors on the queries.
         """
         run = self._compiled if self._compiled and self.training else self._forward
-        args = x, span, plan, factors, memory, watch
+        args = x, context, plan, factors, layer_cache, hook
         if self.recompute and self.training and torch.is_grad_enabled():
             return checkpoint(run, *args, use_reentrant=False, preserve_rng_state=False)
         return run(*args)
@@ -123,14 +125,14 @@ class Block(nn.Module):
     def _forward(
         self,
         x: Tensor,
-        span: Span,
-        plan: Plan | ContentPlan,
+        context: AttentionContext,
+        plan: AttentionPlan | ContentPlan,
         factors: Tensor | None,
-        memory: LayerMemory | LinearMemory | None,
-        watch: Watch | None,
+        layer_cache: LayerCache | LinearLayerCache | None,
+        hook: AttentionHook | None,
     ) -> Tensor:
-        plan = self.attention.position(plan, span, factors)
-        x = span.of_queries(x) + self.attention(self.attention_norm(x), span, plan, memory, watch)
+        plan = self.attention.position(plan, context, factors)
+        x = context.of_queries(x) + self.attention(self.attention_norm(x), context, plan, layer_cache, hook)
         if x.shape[1] == 0:
             return x
         return x + self.mlp(self.mlp_norm(x))

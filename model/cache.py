@@ -1,7 +1,7 @@
-"""What each layer remembers of the tokens it has seen.
+"""Key/value caches, and the states of linear attention.
 
-A layer whose window hides old keys remembers no more than it can still see: the window and the sinks, in a
-buffer that is compacted when it is full. Everything is evicted by order, never by slot.
+A layer with a window keeps only the keys that can still be visible: the window and the sinks, in a buffer
+that is compacted when it is full. Eviction is by token order, not by slot.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from model.errors import ModelError
-from model.position import Places
+from model.position import TokenPositions
 from model.settings import LinearMixer
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def _pick(x: Tensor, index: Tensor, dim: int) -> Tensor:
-    """The slots `index` (B or 1, n) of x along `dim`, row by row; x has B rows, or 1 that stands for all."""
+    """The slots `index` (B or 1, n) of x along `dim`, row by row; x has B rows, or 1 for all."""
     if index.shape[0] == 1:
         return x.index_select(dim, index[0])
     if x.shape[0] == 1:
@@ -34,13 +34,14 @@ def _pick(x: Tensor, index: Tensor, dim: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Step:
-    """How the layers of one kind take the keys of one pass, decided once for all of them.
+class CacheStep:
+    """How the layers of one kind store the keys of one pass.
 
-    kept: slots that stay, moved to the front first; None: all, where they are.
-    start: slot of the first new token, behind what stays.
-    after: None where the new tokens fit; else the slots, of what stays and the new ones, that are remembered
-        after this pass, which sees all of them.
+    Attributes:
+        kept: slots to keep, moved to the front before writing; None: keep all.
+        start: slot of the first new token.
+        after: None if the new tokens fit; otherwise the slots, of the kept and new keys, to store after this
+            pass, which attends to all of them.
     """
 
     kept: Tensor | None
@@ -48,37 +49,41 @@ class Step:
     after: Tensor | None
 
 
-class Shelf:
-    """Order, position and document of the keys of one layer kind, and which of them stay.
+class CacheIndex:
+    """Order, position and document of the cached keys of one layer kind, and the eviction of old keys.
 
     Args:
-        capacity: tokens the whole cache may be given.
-        window, sinks: of the layer kind.
+        capacity: maximum number of tokens in all passes.
+        window, sinks: settings of the layer kind.
     """
 
     def __init__(self, capacity: int, window: int | None, sinks: int):
         self.window, self.sinks = window, sinks
-        # What later queries can see is window − 1 + sinks; twice that makes compaction rare.
+        # Later queries attend to window − 1 + sinks keys; twice that makes compaction rare.
         self.slots = capacity if window is None else min(capacity, 2 * window + sinks)
-        self.capacity, self.step = capacity, Step(None, 0, None)
-        self.places: Places | None = None
+        self.capacity, self.step = capacity, CacheStep(None, 0, None)
+        self.positions: TokenPositions | None = None
         self._filled = 0
 
-    def advance(self, new: Places) -> Places:
-        """Take the new tokens' places; returns those of all keys of the pass."""
+    def advance(self, new: TokenPositions) -> TokenPositions:
+        """Add the new tokens; returns the positions of all keys of the pass."""
         count = new.order.shape[1]
         if new.layout == "packed" and self.sinks and self.window:
-            self.slots = self.capacity  # the sinks of every document stay; which, is known on the device only
-        old = self.places or new.first(0)
+            self.slots = self.capacity  # the sinks of all documents stay; only the device knows them
+        old = self.positions or new.first(0)
         kept = None
         if self._filled + count > self.slots and self._filled > self._hold:
             kept, old = self._compacted(old)
         start = old.order.shape[1]
         keys = self._joined(old, new)
-        after, remembered = None, keys
+        after, stored = None, keys
         if start + count > self.slots:
-            after, remembered = self._compacted(keys)
-        self.step, self.places, self._filled = Step(kept, start, after), remembered, remembered.order.shape[1]
+            after, stored = self._compacted(keys)
+        self.step, self.positions, self._filled = (
+            CacheStep(kept, start, after),
+            stored,
+            stored.order.shape[1],
+        )
         return keys
 
     @property
@@ -86,12 +91,12 @@ class Shelf:
         assert self.window is not None
         return self.window - 1 + self.sinks
 
-    def _joined(self, old: Places, new: Places) -> Places:
-        """Places of the old keys and the new ones behind them."""
+    def _joined(self, old: TokenPositions, new: TokenPositions) -> TokenPositions:
+        """Positions of the old keys followed by the new ones."""
         start = old.order.shape[1]
         if start == 0:
             return new
-        follows = new.reach - new.order.shape[1] == old.reach  # no jump in position between the passes
+        follows = new.reach - new.order.shape[1] == old.reach  # positions continue without a gap
         order, position, document = (
             torch.cat([a, b], dim=1)
             for a, b in (
@@ -109,65 +114,65 @@ class Shelf:
             unit_steps=old.unit_steps and new.unit_steps and follows,
         )
 
-    def _compacted(self, places: Places) -> tuple[Tensor, Places]:
-        """The slots (B or 1, n) that later queries can still see, and their places."""
+    def _compacted(self, positions: TokenPositions) -> tuple[Tensor, TokenPositions]:
+        """The slots (B or 1, n) that are visible to later queries, and their positions."""
         assert self.window is not None
-        filled, device = places.order.shape[1], places.order.device
+        filled, device = positions.order.shape[1], positions.order.device
         first = filled - (self.window - 1)
         index, hidden = torch.arange(first, filled, device=device)[None], None
-        if self.sinks and places.layout == "plain":
+        if self.sinks and positions.layout == "plain":
             index = torch.cat([torch.arange(self.sinks, device=device)[None], index], dim=1)
         elif self.sinks:
-            # A row's sinks stand behind its padding; one missing, or kept anyway, leaves a slot empty.
+            # A row's sinks follow its padding. A missing sink, or one inside the window, leaves a slot empty.
             wanted = torch.arange(self.sinks, device=device)[None, :, None]
-            is_sink = (places.order[:, None] == wanted) & (
-                places.document[:, None] >= 0
+            is_sink = (positions.order[:, None] == wanted) & (
+                positions.document[:, None] >= 0
             )  # (B, sinks, filled)
             at = is_sink.int().argmax(-1)
             hidden = ~is_sink.any(-1) | (at >= first)
             index = torch.cat([at, index.expand(len(at), -1)], dim=1)
         order, position, document = (
-            _pick(x, index, 1) for x in (places.order, places.position, places.document)
+            _pick(x, index, 1) for x in (positions.order, positions.position, positions.document)
         )
         if hidden is not None:
             hidden = torch.cat([hidden, hidden.new_zeros(len(hidden), self.window - 1)], dim=1)
             document = document.masked_fill(hidden, -1)
         kept = replace(
-            places,
+            positions,
             order=order,
             position=position,
             document=document,
-            unit_steps=places.unit_steps and not self.sinks,
+            unit_steps=positions.unit_steps and not self.sinks,
         )
         return index, kept
 
 
-class LayerMemory:
-    """Keys, values and notes of one layer, (B, ·, slots, ·), written in place; the shelf says where."""
+class LayerCache:
+    """Keys, values and extras of one layer, (B, ·, slots, ·), written in place at the slots of `index`."""
 
-    def __init__(self, shelf: Shelf, dtype: torch.dtype):
-        self.shelf, self.dtype = shelf, dtype
+    def __init__(self, index: CacheIndex, dtype: torch.dtype):
+        self.index, self.dtype = index, dtype
         self._buffers: dict[str, Tensor] = {}
         self._filled: dict[str, int] = {}
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Write keys and values (B, G, T, ·) behind what stays; return all of them (B, G, S, ·)."""
+        """Append keys and values (B, G, T, ·); returns all of them (B, G, S, ·)."""
         return self._append("k", k.to(self.dtype)), self._append("v", v.to(self.dtype))
 
-    def notes(self) -> Tensor | None:
-        """(B, S, E) notes of the keys remembered so far; None before the first pass."""
-        buffer = self._buffers.get("notes")
-        return None if buffer is None else buffer[:, 0, : self._filled["notes"]]
+    def extras(self) -> Tensor | None:
+        """(B, S, E) extras of the cached keys; None before the first pass."""
+        buffer = self._buffers.get("extras")
+        return None if buffer is None else buffer[:, 0, : self._filled["extras"]]
 
-    def append_notes(self, new: Tensor) -> Tensor:
-        """Write the notes (B, T, E) of the new tokens; return those of all keys (B, S, E)."""
-        return self._append("notes", new[:, None])[:, 0]
+    def append_extras(self, new: Tensor) -> Tensor:
+        """Append the extras (B, T, E) of the new tokens; returns those of all keys (B, S, E)."""
+        return self._append("extras", new[:, None])[:, 0]
 
     def _append(self, name: str, x: Tensor) -> Tensor:
-        step, count = self.shelf.step, x.shape[2]
+        step, count = self.index.step, x.shape[2]
         if name not in self._buffers:
-            # Made when the first keys come: what a scheme remembers may be wider than a head.
-            shape = (*x.shape[:2], self.shelf.slots, x.shape[3])
+            # Allocated with the first keys: the cached form of a scheme may be wider than head_dim.
+            shape = (*x.shape[:2], self.index.slots, x.shape[3])
             self._buffers[name] = x.new_empty(shape)
             self._filled[name] = 0
         buffer = self._buffers[name]
@@ -187,89 +192,91 @@ class LayerMemory:
 
 
 @dataclass(frozen=True)
-class Sums:
-    """Sums over tokens, one for each of M stretches; what a linear layer knows of its past has one.
+class LinearState:
+    """Sums over the tokens of M segments; the cached state of a linear layer has M = 1.
 
     Attributes:
-        values: (B, G, M, E, D) Σ k vᵀ in the form in which keys are compared.
-        keys: (B, G, M, ·) Σ k in the form that is counted in the denominator.
-        document: (B or 1, M) the document the tokens belong to; None where there is but one.
+        values: (B, G, M, E, D) Σ k vᵀ, with the keys of the numerator.
+        keys: (B, G, M, ·) Σ k, with the keys of the denominator.
+        document: (B or 1, M) document of the tokens; None if there is only one.
     """
 
     values: Tensor
     keys: Tensor
     document: Tensor | None
 
-    def of(self, start: int, stop: int | None) -> Sums:
-        """Some of the stretches."""
+    def of(self, start: int, stop: int | None) -> LinearState:
+        """The segments start, ..., stop − 1."""
         document = None if self.document is None else self.document[:, start:stop]
-        return Sums(self.values[:, :, start:stop], self.keys[:, :, start:stop], document)
+        return LinearState(self.values[:, :, start:stop], self.keys[:, :, start:stop], document)
 
 
-class LinearMemory:
-    """What a layer of linear attention remembers: of fixed size, whatever the number of tokens."""
+class LinearLayerCache:
+    """State of a linear-attention layer; its size does not depend on the number of tokens."""
 
     def __init__(self):
-        self.sums: Sums | None = None
+        self.sums: LinearState | None = None
 
-    def keep(self, sums: Sums) -> None:
-        """Copied: what is given may be a view of the sums of every chunk of a pass."""
+    def keep(self, sums: LinearState) -> None:
+        """Store a copy: `sums` may be a view of the sums of all chunks of a pass."""
         document = None if sums.document is None else sums.document.clone()
-        self.sums = Sums(sums.values.clone(), sums.keys.clone(), document)
+        self.sums = LinearState(sums.values.clone(), sums.keys.clone(), document)
 
 
 class Cache:
-    """Key/value cache of one batch. Places are kept once for each layer kind, not per layer.
+    """Key/value cache of one batch, with one index per layer kind.
 
-    Layers of linear attention remember sums in place of keys, and no places.
+    Linear-attention layers cache sums instead of keys and have no index.
 
     Args:
-        model: whose layers are remembered.
-        batch: rows.
-        capacity: tokens per row; a pass that would exceed it is refused.
-        dtype: of keys and values; by default the weights' own. Sums are float32 or float64.
+        model: the model to cache.
+        batch: number of rows.
+        capacity: maximum number of tokens per row.
+        dtype: dtype of keys and values (default: that of the weights). Sums are float32 or float64.
     """
 
     def __init__(self, model: Transformer, batch: int, capacity: int, dtype: torch.dtype | None = None):
         self.capacity, self.batch, self.filled = capacity, batch, 0
         s = model.settings
-        self.layers: list[LayerMemory] | list[LinearMemory]
+        self.layers: list[LayerCache] | list[LinearLayerCache]
         if isinstance(s.mixer, LinearMixer):
-            self._shelves: dict[str, Shelf | None] = dict.fromkeys(s.kinds)
-            self.layers = [LinearMemory() for _ in s.layer_kinds]
+            self._indices: dict[str, CacheIndex | None] = dict.fromkeys(s.kinds)
+            self.layers = [LinearLayerCache() for _ in s.layer_kinds]
         else:
-            shelves = {kind: Shelf(capacity, choice.window, choice.sinks) for kind, choice in s.kinds.items()}
-            self._shelves = {**shelves}
+            indices = {
+                kind: CacheIndex(capacity, choice.window, choice.sinks) for kind, choice in s.kinds.items()
+            }
+            self._indices = {**indices}
             dtype = dtype or model.embed.weight.dtype
-            self.layers = [LayerMemory(shelves[kind], dtype) for kind in s.layer_kinds]
-        self._follows_length = model.follows_length
-        self._last: Places | None = None
+            self.layers = [LayerCache(indices[kind], dtype) for kind in s.layer_kinds]
+        self._depends_on_length = model.depends_on_length
+        self._last: TokenPositions | None = None
 
-    def advance(self, new: Places) -> dict[str, Places]:
-        """Remember where the tokens of the coming pass stand; returns the places of all keys, by layer kind:
-        under linear attention those of the coming pass.
+    def advance(self, new: TokenPositions) -> dict[str, TokenPositions]:
+        """Add the tokens of the next pass; returns the positions of all keys by layer kind (with linear
+        attention, of the new tokens).
 
         Raises:
-            ModelError: no room; another layout or number of rows than before; another declared length than
-                before under a rule that follows it, which would leave the remembered keys wrong.
+            ModelError: the capacity is exceeded; the layout or the number of rows changed; the declared
+                length changed and the scheme depends on it, which would invalidate cached keys.
         """
         count = self.filled + new.order.shape[1]
         if count > self.capacity:
-            raise ModelError(f"the cache holds {self.capacity} tokens and {count} were given")
+            raise ModelError(f"the cache has a capacity of {self.capacity} tokens, got {count}")
         if self._last is not None:
             self._check(self._last, new)
         self._last, self.filled = new, count
-        return {kind: shelf.advance(new) if shelf else new for kind, shelf in self._shelves.items()}
+        return {kind: index.advance(new) if index else new for kind, index in self._indices.items()}
 
-    def _check(self, old: Places, new: Places) -> None:
+    def _check(self, old: TokenPositions, new: TokenPositions) -> None:
         if old.layout != new.layout:
-            raise ModelError(f"a cache filled in {old.layout} layout cannot go on in {new.layout} layout")
+            raise ModelError(f"a cache filled in {old.layout} layout cannot continue in {new.layout} layout")
         if old.order.shape[0] != new.order.shape[0]:
             raise ModelError(
-                f"a cache begun with {old.order.shape[0]} rows cannot go on with {new.order.shape[0]}"
+                f"a cache created with {old.order.shape[0]} rows cannot continue with {new.order.shape[0]}"
             )
-        if self._follows_length and old.lengths != new.lengths:
+        if self._depends_on_length and old.lengths != new.lengths:
             raise ModelError(
-                f"the cached keys were made for a declared length of {old.lengths}, now {new.lengths}, and "
-                "the scheme depends on it; declare the final length from the first pass on"
+                f"the declared length changed from {old.lengths} to {new.lengths}, and cached keys depend on "
+                "it; declare the final length in the first pass"
             )

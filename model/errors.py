@@ -1,5 +1,5 @@
-"""The one error a user of the model can cause."""
+"""The error class of the model package."""
 
 
 class ModelError(ValueError):
-    """A model setting, length or test-time override that cannot work; the message names it and the mend."""
+    """Invalid model setting, length or test-time override; the message names it and how to fix it."""

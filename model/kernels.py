@@ -1,19 +1,19 @@
-"""softmax(q·k·scale + bias) v over a set of pairs. The only file that knows attention kernels.
+"""Attention kernels: softmax(q·k·scale + bias) v over the pairs of an attention mask.
 
-Lowerings of one meaning, chosen by `attend`:
+`attend` chooses one of these implementations:
 
-- ``sdpa``: PyTorch's fused causal kernel, when nothing but plain causality is asked for;
-- ``flex``: FlexAttention, on GPUs, for every other rule and bias, with heads of 16 features or more; several
+- ``sdpa``: PyTorch's fused kernel for plain causal attention;
+- ``flex``: FlexAttention, on GPUs, for all other masks and biases with head_dim of at least 16; several
   views are merged by their log-sum-exp;
-- ``blocks``: blocks of queries, each through the fused kernel with an additive mask; memory is linear in
-  the number of keys. Where the mask depends on distance alone it is a strided view of one vector of
-  H·(S + block) numbers, so that a window or a distance bias costs what plain causal attention costs;
-- ``explicit``: blocks of queries with their scores spelled out, for several views on a CPU, for sink logits
-  and for weights that are no softmax of q·k + bias (`View.weigh`).
+- ``blocks``: blocks of queries through the fused kernel with an additive mask; memory is linear in the
+  number of keys. A mask that depends on distance alone is a strided view of one vector of H·(S + block)
+  numbers, so a window or a distance bias costs no more than plain causal attention;
+- ``explicit``: blocks of queries with materialized scores, for several views on a CPU, sink logits, and
+  weights other than softmax(q·k + bias) (`AttentionView.weigh`).
 
-`dense` is their slow twin: every score at once, in the dtype given. Tests compare all of them with it.
+`dense` is the reference implementation: all scores at once. Tests compare the others with it.
 
-Shapes: q (B, H, T, D), k and v (B, G, S, D) with G dividing H; T queries are compared with S keys.
+Shapes: q (B, H, T, D), k and v (B, G, S, D) with G dividing H; T queries, S keys.
 """
 
 from __future__ import annotations
@@ -30,39 +30,65 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
 from torch.utils.checkpoint import checkpoint
 
-from model.pairs import QUERY_BLOCK, Block, Pairs, View, mask_dtype, repeated, softmax
+from model.attention_mask import (
+    QUERY_BLOCK,
+    AttentionMask,
+    AttentionView,
+    QueryBlock,
+    mask_dtype,
+    repeated,
+    softmax,
+)
 
-FLEX_FEATURES = 16  # the narrowest heads FlexAttention takes on a GPU
-SCORES_AT_ONCE = 1 << 25  # B·H·t·S of one block where scores or masks are spelled out
+FLEX_FEATURES = 16  # smallest head_dim that FlexAttention supports on a GPU
+SCORES_AT_ONCE = 1 << 25  # B·H·t·S of a block with materialized scores or masks
 KERNELS = ("auto", "sdpa", "flex", "blocks", "explicit", "dense")
-# Told of an attention: (views, values, scale, sink logit) as `attend` was given them, and what came of it.
-Watch = Callable[[list[View], Tensor, float, Tensor | None, Tensor], None]
+# Called with the arguments of `attend` (views, values, scale, sink logit) and its output.
+AttentionHook = Callable[[list[AttentionView], Tensor, float, Tensor | None, Tensor], None]
 
 
 @cache
-def _compiled(function, dynamic: bool | None = None):
-    """Compiled on first use: torch.compile loads Inductor, seconds that a run on the CPU need not pay."""
-    return torch.compile(function, dynamic=dynamic)
+def _compiled(function, dynamic: bool | None, variant: tuple):
+    """`function` compiled on first use, with graphs and a recompile limit of its own for each `variant`.
+
+    Past its recompile limit torch.compile runs eagerly, where FlexAttention and its block mask take O(T²)
+    memory; with `fullgraph` it raises instead.
+    """
+    return torch.compile(function, dynamic=dynamic, fullgraph=True, isolate_recompiles=True)
 
 
-def _fused(function, device: torch.device, dynamic: bool | None = None):
-    """Compiled by itself on a GPU; as it is on the CPU, and inside a model that is compiled as a whole."""
-    if device.type != "cuda" or torch.compiler.is_compiling():
+def _codes(function) -> tuple:
+    """The code of a function and of the functions it captures."""
+    if not hasattr(function, "__code__"):
+        return (None,)
+    cells = [cell.cell_contents for cell in function.__closure__ or ()]
+    inner = [code for f in cells if hasattr(f, "__code__") for code in _codes(f)]
+    return (function.__code__, *inner)
+
+
+def _fused(function, pairs: AttentionMask, dynamic: bool | None = None, *options: bool):
+    """`function` compiled on a GPU; `function` itself on a CPU and inside a compiled model.
+
+    Graphs differ by the code of mask and bias, by gradients, by decoding and by `options`.
+    """
+    if pairs.device.type != "cuda" or torch.compiler.is_compiling():
         return function
-    return _compiled(function, dynamic)
+    codes = *_codes(pairs.mask_mod), *_codes(pairs.bias)
+    variant = (*codes, torch.is_grad_enabled(), pairs.queries == 1, *options)
+    return _compiled(function, dynamic, variant)
 
 
 def attend(
-    views: list[View], v: Tensor, scale: float, kernel: str = "auto", sink: Tensor | None = None
+    views: list[AttentionView], v: Tensor, scale: float, kernel: str = "auto", sink: Tensor | None = None
 ) -> Tensor:
     """Softmax attention over one or several views of disjoint pairs.
 
     Args:
-        views: each pair of query and key must be allowed by at most one view.
+        views: at most one view may allow each query-key pair.
         v: (B, G, S, D) values.
-        scale: factor on q·k, before any bias.
-        kernel: one of KERNELS; ``auto`` chooses by device and by what the pairs ask for.
-        sink: (H,) logit of one more column per head that has no value, as in gpt-oss: it takes weight away.
+        scale: factor on q·k, applied before the bias.
+        kernel: one of KERNELS; ``auto`` chooses by device, mask and bias.
+        sink: (H,) logit of an extra softmax column without a value per head, as in gpt-oss.
 
     Returns:
         (B, H, T, D) in the dtype of `v`.
@@ -79,32 +105,32 @@ def attend(
     if len(views) > 1 or sink is not None:
         return _explicit(views, v, scale, sink)
     q, k = first.q.to(v.dtype), first.k.to(v.dtype)
-    # The CPU's fused kernel wants values as wide as keys; what stands in for it makes all T × S scores.
+    # The CPU's fused kernel requires values as wide as keys; its fallback materializes all T × S scores.
     whole = q.shape[-1] != v.shape[-1] and q.device.type == "cpu" and not torch.is_grad_enabled()
     if kernel == "sdpa" and not (whole and first.pairs.queries > QUERY_BLOCK):
-        if first.pairs.queries == 1:  # the last query sees every key
+        if first.pairs.queries == 1:  # the last query attends to every key
             return F.scaled_dot_product_attention(q, k, v, scale=scale, enable_gqa=True)
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
     return _blocks(q, k, v, first.pairs, scale)
 
 
-def choose(views: list[View], sink: Tensor | None, device: str) -> str:
-    """The lowering of these views on a kind of device."""
+def choose(views: list[AttentionView], sink: Tensor | None, device: str) -> str:
+    """The kernel for these views on a device type."""
     first = views[0]
     pairs, q = first.pairs, first.q
     if any(view.weigh is not None for view in views):
         return "explicit"
-    # `is_causal` aligns top-left: right only when every key is also a query, or for a single, last query.
+    # `is_causal` aligns the mask top-left: correct only for T = S, or for a single, last query.
     causal = pairs.is_causal_only and pairs.queries in (pairs.keys, 1)
     if len(views) == 1 and sink is None and causal:
         return "sdpa"
-    # Triton's products are at least 16 wide and stop at float32.
+    # Triton matrix products are at least 16 wide and do not support float64.
     if device == "cuda" and q.shape[-1] >= FLEX_FEATURES and q.dtype != torch.float64:
         return "flex"
     return "blocks" if len(views) == 1 and sink is None else "explicit"
 
 
-def _flex(views: list[View], v: Tensor, scale: float, sink: Tensor | None) -> Tensor:
+def _flex(views: list[AttentionView], v: Tensor, scale: float, sink: Tensor | None) -> Tensor:
     """Each view through FlexAttention, merged by log-sum-exp."""
     if len(views) == 1 and sink is None:
         return _flex_view(views[0], v, scale, None)
@@ -116,44 +142,44 @@ def _flex(views: list[View], v: Tensor, scale: float, sink: Tensor | None) -> Te
     if sink is not None:
         logs.append(sink.to(logs[0].dtype)[None, :, None, None].expand_as(logs[0]))
     weights = torch.stack(logs).softmax(0)  # (views [+ 1], B, H, T, 1)
-    # A view without a pair for some query has an lse of −inf there, and an output that means nothing.
+    # For a query without visible keys in a view, the lse is −inf and the output is undefined.
     parts = [torch.where(w > 0, w * out, 0.0) for w, out in zip(weights, outputs, strict=False)]
     return torch.stack(parts).sum(0).to(v.dtype)
 
 
-def _flex_view(view: View, v: Tensor, scale: float, aux: AuxRequest | None) -> Any:
-    """(B, H, T, D); with `aux` the pair of that and what was asked for."""
+def _flex_view(view: AttentionView, v: Tensor, scale: float, aux: AuxRequest | None) -> Any:
+    """(B, H, T, D); with `aux`, a tuple with the requested auxiliary outputs."""
     q, k, pairs, bias = view.q.to(v.dtype), view.k.to(v.dtype), view.pairs, view.pairs.bias
     score_mod = None if bias is None else (lambda score, b, h, i, j: score + bias(b, h, i, j).to(score.dtype))
-    run, gqa = _fused(flex_attention, q.device, dynamic=True), q.shape[1] != k.shape[1]
-    mask = pairs.block_mask(_fused(create_block_mask, pairs.device))
+    run, gqa = _fused(flex_attention, pairs, True, aux is not None), q.shape[1] != k.shape[1]
+    mask = pairs.block_mask(_fused(create_block_mask, pairs))
     more: dict[str, Any] = {} if aux is None else {"return_aux": aux}
     return run(q, k, v, score_mod=score_mod, block_mask=mask, scale=scale, enable_gqa=gqa, **more)
 
 
-def lower_ahead(pairs: Pairs) -> None:
-    """Make what layers share of these pairs now, where no single layer may: one that is computed twice, or
-    compiled by itself, would find it there the second time."""
+def precompute_masks(pairs: AttentionMask) -> None:
+    """Create the mask tensors shared by layers before the first layer runs. Layers that are recomputed or
+    compiled separately must not create them."""
     if pairs.is_by_distance:
         pairs.by_distance()
     if pairs.device.type == "cuda" and not pairs.is_causal_only:
-        pairs.block_mask(_fused(create_block_mask, pairs.device))
+        pairs.block_mask(_fused(create_block_mask, pairs))
 
 
 def _recomputed(function, several: bool, *args) -> Tensor:
-    """Recomputing blocks in the backward pass keeps memory linear in T; a single one has nothing to gain."""
+    """Recompute blocks in the backward pass to keep memory linear in T; a single block is kept."""
     if several and torch.is_grad_enabled():
         return checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False)
     return function(*args)
 
 
 def query_block(rows: int, keys: int) -> int:
-    """Queries of a block whose scores (rows = B·H, t, S = keys) are spelled out."""
+    """Number of queries per block with materialized scores (rows = B·H, t, S = keys)."""
     return min(QUERY_BLOCK, max(8, SCORES_AT_ONCE // (rows * keys)))
 
 
-def _blocks(q: Tensor, k: Tensor, v: Tensor, pairs: Pairs, scale: float) -> Tensor:
-    """Blocks of queries through the fused kernel, each with only the keys it may see."""
+def _blocks(q: Tensor, k: Tensor, v: Tensor, pairs: AttentionMask, scale: float) -> Tensor:
+    """Blocks of queries through the fused kernel, each with only its visible keys."""
     by_distance = pairs.is_by_distance
     learned = by_distance and pairs.by_distance().requires_grad
     size = QUERY_BLOCK if by_distance else query_block(pairs.batch * pairs.heads, pairs.keys)
@@ -175,8 +201,7 @@ def _blocks(q: Tensor, k: Tensor, v: Tensor, pairs: Pairs, scale: float) -> Tens
 
 
 def _last_first(queries: int, size: int) -> range:
-    """Starts of the blocks, that of the most keys first: what it leaves free is large enough for all others,
-    where memory that grows block by block would be taken anew each time."""
+    """Starts of the blocks, the block with the most keys first, so the allocator can reuse its memory."""
     return range((queries - 1) // size * size, -1, -size)
 
 
@@ -189,23 +214,23 @@ def _taken(k: Tensor, v: Tensor, keys: slice | Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _masked_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
-    # Autocast would round the mask as well, and copy the strided view; q, k and v are of v's dtype already.
+    # Autocast would round the mask and copy the strided view. q, k and v already have the dtype of v.
     with torch.autocast(q.device.type, enabled=False):
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=True)
 
 
 def _masked_block(
-    q: Tensor, k: Tensor, v: Tensor, pairs: Pairs, start: int, keys: slice | Tensor, scale: float
+    q: Tensor, k: Tensor, v: Tensor, pairs: AttentionMask, start: int, keys: slice | Tensor, scale: float
 ) -> Tensor:
     mask = pairs.mask(start, start + q.shape[2], keys, mask_dtype(q))
     return _masked_attention(q, k, v, mask.expand(-1, -1, q.shape[2], k.shape[2]), scale)
 
 
 def _distance_block(
-    q: Tensor, k: Tensor, v: Tensor, pairs: Pairs, start: int, low: int, scale: float
+    q: Tensor, k: Tensor, v: Tensor, pairs: AttentionMask, start: int, low: int, scale: float
 ) -> Tensor:
-    """One block whose mask is a strided view: with the queries in reverse order, the entry of pair (i', j)
-    lies at a fixed start + i' + j, and strides of +1 and +1 describe it without copying."""
+    """One block whose mask is a strided view: with reversed queries, the entry of pair (i', j) is at
+    offset + i' + j, so strides of (1, 1) describe the mask without a copy."""
     assert pairs.band is not None
     values = pairs.by_distance().to(mask_dtype(q))
     n, keys = q.shape[2], k.shape[2]
@@ -215,7 +240,7 @@ def _distance_block(
     return _masked_attention(q.flip(2), k, v, mask, scale).flip(2)
 
 
-def _explicit(views: list[View], v: Tensor, scale: float, sink: Tensor | None) -> Tensor:
+def _explicit(views: list[AttentionView], v: Tensor, scale: float, sink: Tensor | None) -> Tensor:
     pairs = views[0].pairs
     size = query_block(pairs.batch * pairs.heads, pairs.keys)
     outputs = [
@@ -228,7 +253,7 @@ def _explicit(views: list[View], v: Tensor, scale: float, sink: Tensor | None) -
 
 
 def _explicit_block(
-    views: list[View],
+    views: list[AttentionView],
     v: Tensor,
     scale: float,
     sink: Tensor | None,
@@ -236,19 +261,19 @@ def _explicit_block(
     stop: int,
     whole: bool = False,
 ) -> Tensor:
-    """(B, H, stop − start, D): outputs of these queries, every score spelled out in float32 or float64."""
-    return spell_out(views, v, scale, sink, start, stop, whole).output.to(v.dtype)
+    """(B, H, stop − start, D): outputs of these queries, with materialized scores in float32 or float64."""
+    return attention_details(views, v, scale, sink, start, stop, whole).output.to(v.dtype)
 
 
 @dataclass(frozen=True)
-class Spelled:
-    """Some queries of a pass with every pair spelled out, in float32 or float64.
+class AttentionDetails:
+    """Logits, weights and outputs of a range of queries, in float32 or float64.
 
     Attributes:
-        keys: index of the keys that any of the queries may see, among all keys of the pass.
-        logits: (B, H, t, s) what the softmax was taken of, −inf where hidden; of weights that are no softmax
-            q·k·scale. None unless asked for.
-        weights: (B, H, t, s); a row sums to 1, or to less where a sink, or nothing, takes the rest.
+        keys: index of the keys visible to any of the queries.
+        logits: (B, H, t, s) softmax input, −inf if masked; q·k·scale if the weights are not a softmax. None
+            unless requested.
+        weights: (B, H, t, s); a row sums to 1, or to less with a sink or if no key is visible.
         output: (B, H, t, D).
     """
 
@@ -258,8 +283,8 @@ class Spelled:
     output: Tensor
 
 
-def spell_out(
-    views: list[View],
+def attention_details(
+    views: list[AttentionView],
     v: Tensor,
     scale: float,
     sink: Tensor | None,
@@ -267,33 +292,32 @@ def spell_out(
     stop: int,
     whole: bool = False,
     logits: bool = False,
-) -> Spelled:
-    """What the explicit kernel makes of the queries start, ..., stop − 1, with its weights, whichever kernel
-    the model uses. Arguments are those of `attend`.
+) -> AttentionDetails:
+    """The explicit kernel's intermediate results for queries start, ..., stop − 1. See `attend`.
 
     Args:
-        whole: with every key of the pass, not only those that these queries may see.
-        logits: keep the logits too.
+        whole: include all keys of the pass, not only those visible to these queries.
+        logits: also return the logits.
     """
     pairs, first = views[0].pairs, views[0]
     keys = slice(0, pairs.keys) if whole else pairs.keys_of(start, stop)
     with torch.autocast(v.device.type, enabled=False):
         values = repeated(v[:, :, keys].to(mask_dtype(v)), pairs.heads)
         if first.weigh is not None:
-            block = Block(first, start, stop, keys, scale, sink, keep_logits=logits)
+            block = QueryBlock(first, start, stop, keys, scale, sink, keep_logits=logits)
             weights = first.weigh(block)
             out = weights @ values
             out = out if first.extra is None else out + first.extra(block, weights)
             kept = block.logits
             if logits and kept is None:
                 kept = block.scores.masked_fill(~block.seen, -math.inf)
-            return Spelled(keys, kept, weights, out)
+            return AttentionDetails(keys, kept, weights, out)
         total: Tensor | None = None
         for view in views:
-            block = Block(view, start, stop, keys, scale)
+            block = QueryBlock(view, start, stop, keys, scale)
             scores = block.scores + view.pairs.mask(start, stop, keys, block.scores.dtype)
-            # Views are disjoint: where one allows a pair, the others hold −inf.
+            # Views are disjoint: where one allows a pair, all others have −inf.
             total = scores if total is None else torch.maximum(total, scores)
         assert total is not None
         weights = softmax(total, sink)
-        return Spelled(keys, total if logits else None, weights, weights @ values)
+        return AttentionDetails(keys, total if logits else None, weights, weights @ values)

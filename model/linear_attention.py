@@ -1,8 +1,8 @@
-"""Linear attention with positions: a mixer beside softmax attention that remembers sums in place of keys.
+"""Linear attention with positions: a token mixer whose cache is a sum over past tokens.
 
-With weights that are products of features, w(n, m) = a(q_n)·b(k_m), the sums over the past Σ b(k_m) v_mᵀ say
-all that a query will ever ask: decoding costs and remembers the same at any length. A scheme may touch
-tokens, or queries and keys; there are no logits it could add to.
+The weights are products of features, w(n, m) = a(q_n)·b(k_m), so the sums Σ b(k_m) v_mᵀ over past tokens
+replace the keys: cost and memory per decoded token do not depend on the length. Schemes can change token
+embeddings, queries and keys, but not logits.
 
 Su 2021 (kexue.fm/archives/8265, archives/8338); the feature elu + 1: Katharopoulos et al. 2020
 (arXiv:2006.16236).
@@ -14,36 +14,36 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model.cache import LinearMemory, Sums
+from model.attention_mask import AttentionMask, AttentionView, mask_dtype
+from model.cache import LinearLayerCache, LinearState
 from model.errors import ModelError
-from model.kernels import Watch
-from model.pairs import Pairs, View, mask_dtype
+from model.kernels import AttentionHook
 from model.position import (
     SCHEMES,
+    AttentionContext,
+    AttentionPlan,
     ContentPlan,
-    Geometry,
-    Places,
-    Plan,
+    HeadGeometry,
     PositionSettings,
-    Span,
+    TokenPositions,
 )
 from model.position.temperature import NoTemperature
 from model.projection import Projection
 from model.settings import LinearMixer, ModelSettings
 
-Compared = tuple[Tensor, Tensor]  # queries (B, H, K, E) and keys (B, G, T, E) whose products are weights
+Compared = tuple[Tensor, Tensor]  # queries (B, H, K, E) and keys (B, G, T, E)
 
 
 class LinearAttention(Projection):
-    """Attention whose weights are products of features; R is what the scheme does to queries and keys.
+    """Attention whose weights are products of features; R is the scheme's map of queries and keys.
 
     ``numerator``: o_n = Σ_m (R_n φ(q_n))·(R_m φ(k_m)) v_m / Σ_m φ(q_n)·φ(k_m) with φ = elu + 1. Rotated
-    weights may be negative, and their sum zero: the denominator stays unrotated and positive.
-    ``cosine``: weights 1 + (R_n q̂_n)·(R_m k̂_m) of unit vectors, over their own sum. They are not negative:
-    what the scheme returns is brought to norm 1 once more, and an amplitude (YaRN's) falls away.
+    weights can be negative and sum to zero, so the denominator uses unrotated features and is positive.
+    ``cosine``: weights 1 + (R_n q̂_n)·(R_m k̂_m) of unit vectors, divided by their sum. Vectors are normalized
+    again after the scheme, so weights are nonnegative and an amplitude (as in YaRN) has no effect.
 
-    Computed in chunks: within one, all pairs; between them, sums. Any chunk gives the same result, chunk 1
-    is the recurrence. In float32, or float64 where the model is.
+    Computed in chunks: all pairs within a chunk, sums between chunks. The chunk size does not change the
+    result; size 1 is the recurrence. Runs in float32, or in float64 for float64 models.
     """
 
     def __init__(self, s: ModelSettings, choice: PositionSettings):
@@ -54,19 +54,19 @@ class LinearAttention(Projection):
     def forward(
         self,
         x: Tensor,
-        span: Span,
-        plan: Plan | ContentPlan,
-        memory: LinearMemory | None,
-        watch: Watch | None = None,
+        context: AttentionContext,
+        plan: AttentionPlan | ContentPlan,
+        layer_cache: LinearLayerCache | None,
+        hook: AttentionHook | None = None,
     ) -> Tensor:
-        """x (B, T, C) → (B, K, C) for the span's K queries."""
-        if watch is not None:
+        """x (B, T, C) → (B, K, C) for the K queries of `context`."""
+        if hook is not None:
             raise ModelError(
-                "linear attention (model.mixer.name = linear) remembers sums in place of keys: it has no "
-                "attention weights to look at"
+                "linear attention (model.mixer.name = linear) has no attention weights; attention hooks "
+                "require model.mixer.name = attention"
             )
         bound = plan.bind(x, None)
-        q, k, v = self.queries(span.of_queries(x)), self.keys(x), self.values(x)
+        q, k, v = self.queries(context.of_queries(x)), self.keys(x), self.values(x)
         with torch.autocast(x.device.type, enabled=False):
             q, k, values = (part.to(mask_dtype(v)) for part in (q, k, v))
             q, k = (positive(q), positive(k)) if self.mixer.form == "numerator" else (unit(q), unit(k))
@@ -74,30 +74,30 @@ class LinearAttention(Projection):
             if self.mixer.form == "numerator":
                 compared, counted = (view.q, view.k), (q, k)
             else:
-                # Unit once more: an amplitude or a mixture of frequencies would make weights negative.
+                # Normalize again: an amplitude or a mixture of frequencies could make weights negative.
                 compared, counted = (with_one(unit(view.q)), with_one(unit(view.k))), None
-            document = None if span.new.layout == "plain" else span.new.document
+            document = None if context.new.layout == "plain" else context.new.document
             out, sums = weighted_means(
                 compared,
                 counted,
                 values,
                 pairs=view.pairs,
                 document=document,
-                before=None if memory is None else memory.sums,
+                before=None if layer_cache is None else layer_cache.sums,
                 chunk=self.mixer.chunk,
             )
-        if memory is not None:
-            memory.keep(sums)
+        if layer_cache is not None:
+            layer_cache.keep(sums)
         return self.joined(out.to(v.dtype))
 
     def pair_flops(self, length: int) -> float:
-        """Training FLOPs per token beside the matrices: pairs of a chunk, sums read and written."""
-        pairs = 12 * self.heads * self.features * (min(self.mixer.chunk, length) + 1) / 2
-        return pairs + 6 * (self.heads + self.groups) * self.features**2
+        """Training FLOPs per token without the projections: pairs within a chunk, and updates of the sums."""
+        pairs = 12 * self.heads * self.head_dim * (min(self.mixer.chunk, length) + 1) / 2
+        return pairs + 6 * (self.heads + self.kv_heads) * self.head_dim**2
 
 
 def positive(x: Tensor) -> Tensor:
-    """elu(x) + 1, without the cancellation that makes it 0 in float32 below −17."""
+    """elu(x) + 1 without cancellation, which would return 0 in float32 for x below −17."""
     return x.relu() + x.clamp(max=0).exp()
 
 
@@ -107,7 +107,7 @@ def unit(x: Tensor) -> Tensor:
 
 
 def with_one(x: Tensor) -> Tensor:
-    """A feature 1 before the others, so that a product is 1 + x·y and the sums are Σ v, Σ k vᵀ, n and Σ k."""
+    """Prepend a constant feature 1, so that products are 1 + x·y and sums are Σ v, Σ k vᵀ, n and Σ k."""
     return F.pad(x, (1, 0), value=1.0)
 
 
@@ -116,21 +116,21 @@ def weighted_means(
     counted: Compared | None,
     v: Tensor,
     *,
-    pairs: Pairs,
+    pairs: AttentionMask,
     document: Tensor | None,
-    before: Sums | None,
+    before: LinearState | None,
     chunk: int,
-) -> tuple[Tensor, Sums]:
-    """Σ_m w(n, m) v_m / Σ_m u(n, m) over the keys m that query n may see.
+) -> tuple[Tensor, LinearState]:
+    """Σ_m w(n, m) v_m / Σ_m u(n, m) over the keys m visible to query n.
 
     Args:
-        compared: gives the weights w of values.
-        counted: gives the weights u of the denominator; None where those are w.
+        compared: queries and keys of the weights w.
+        counted: queries and keys of the weights u in the denominator; None: the same as w.
         v: (B, G, T, D).
-        pairs: of the K queries, the last of the T tokens, and the T keys.
-        document: (B or 1, T) of the keys, each in one stretch; None where there is but one, also before.
+        pairs: mask of the K queries, the last of the T tokens, and the T keys.
+        document: (B or 1, T) documents of the keys, each contiguous; None if there is only one in all passes.
         before: sums over earlier tokens.
-        chunk: tokens of one block of pairs.
+        chunk: tokens per chunk.
 
     Returns:
         (B, H, K, D), and the sums over all tokens of each row's last document.
@@ -138,17 +138,17 @@ def weighted_means(
     q, k = compared
     counting = k if counted is None else counted[1]
     queries, groups = q.shape[2], k.shape[1]
-    early = k.shape[2] - queries  # tokens that are remembered and do not ask
+    early = k.shape[2] - queries  # tokens without queries
     size = max(1, min(chunk, queries))
     count = -(-queries // size)
     slots = torch.arange(count * size, device=v.device).clamp(max=max(queries - 1, 0))
 
-    def chunks(x: Tensor) -> Tensor:  # (B, ·, K, E) → (B, ·, N, c, E), zeros behind the end
+    def chunks(x: Tensor) -> Tensor:  # (B, ·, K, E) → (B, ·, N, c, E), zero-padded
         return F.pad(x, (0, 0, 0, count * size - queries)).unflatten(2, (count, size))
 
-    # Sums over what was there before, over the tokens that do not ask and over each chunk, in order of time.
+    # Sums over earlier passes, over the tokens without queries and over each chunk, in order.
     if before is None:
-        before = Sums(
+        before = LinearState(
             v.new_zeros(v.shape[0], groups, 1, k.shape[3], v.shape[3]),
             v.new_zeros(v.shape[0], groups, 1, counting.shape[3]),
             None if document is None else document[:, :1],
@@ -162,13 +162,13 @@ def weighted_means(
     pieces = None if document is None else document[:, early + slots].unflatten(1, (count, size))
     parts.append(_summed(k_chunk, counting_chunk, v_chunk, pieces))
     past = _accumulated(parts)
-    known = past.of(-1 - count, -1)  # a chunk knows all that came before it
+    known = past.of(-1 - count, -1)  # the sums before each chunk
 
-    # Which pairs of a chunk are compared (R, 1, N, 1, c, c), and which queries still are in the document that
-    # the past ended in (R, 1, N, 1, c, 1).
+    # Visible pairs of each chunk (R, 1, N, 1, c, c), and queries in the same document as the end of the
+    # previous tokens (R, 1, N, 1, c, 1).
     row = torch.arange(pairs.rows, device=v.device)[:, None, None, None]
     i, j = slots.view(count, size, 1), early + slots.view(count, 1, size)
-    seen = pairs.rule(row, slots.new_zeros(()), i, j).expand(pairs.rows, count, size, size)
+    seen = pairs.mask_mod(row, slots.new_zeros(()), i, j).expand(pairs.rows, count, size, size)
     seen = seen[:, None, :, None]
     if pieces is None or known.document is None:
         goes_on = None
@@ -199,39 +199,39 @@ def weighted_means(
 
 
 def _product(x: Tensor, y: Tensor) -> Tensor:
-    """x (B, G, N, r, c, E) times y (B, G, N, E, F), the same for the r query heads of a group."""
+    """x (B, G, N, r, c, E) times y (B, G, N, E, F), shared by the r query heads of a group."""
     return (x.flatten(3, 4) @ y).unflatten(3, x.shape[3:5])
 
 
-def _summed(k: Tensor, counting: Tensor, v: Tensor, document: Tensor | None) -> Sums:
-    """Sums over the tokens (B, G, N, c, ·) of each chunk that belong to the document it ends in."""
+def _summed(k: Tensor, counting: Tensor, v: Tensor, document: Tensor | None) -> LinearState:
+    """Sums over the tokens (B, G, N, c, ·) of each chunk that are in the chunk's last document."""
     if document is None:
-        return Sums(k.transpose(-1, -2) @ v, counting.sum(-2), None)
+        return LinearState(k.transpose(-1, -2) @ v, counting.sum(-2), None)
     last = document[..., -1:]
     own = (document == last)[:, None, :, :, None]
-    return Sums(k.transpose(-1, -2) @ (v * own), (counting * own).sum(-2), last[..., 0])
+    return LinearState(k.transpose(-1, -2) @ (v * own), (counting * own).sum(-2), last[..., 0])
 
 
-def _accumulated(parts: list[Sums]) -> Sums:
-    """Sums of each stretch and of all before it that end in the same document."""
+def _accumulated(parts: list[LinearState]) -> LinearState:
+    """Cumulative sums over segments that end in the same document."""
     values, keys = torch.cat([p.values for p in parts], 2), torch.cat([p.keys for p in parts], 2)
     ends = [p.document for p in parts if p.document is not None]
     if not ends:
-        return Sums(values.cumsum(2), keys.cumsum(2), None)
-    # Never a difference of running sums: what another document left would stay behind as rounding error.
+        return LinearState(values.cumsum(2), keys.cumsum(2), None)
+    # Not a difference of cumulative sums, which would leave rounding errors of other documents.
     document = torch.cat(ends, 1)
     same = (document[:, :, None] == document[:, None, :]).tril()[:, None].to(values.dtype)  # (R, 1, M, M)
-    return Sums((same @ values.flatten(3)).view_as(values), same @ keys, document)
+    return LinearState((same @ values.flatten(3)).view_as(values), same @ keys, document)
 
 
-def check_scheme(where: str, choice: PositionSettings, geometry: Geometry) -> None:
-    """Refuse what needs a softmax, or logits to add to, before any compute.
+def check_scheme(where: str, choice: PositionSettings, geometry: HeadGeometry) -> None:
+    """Check that a scheme works with linear attention, i.e. needs no softmax and no logit bias.
 
     Args:
-        where: the scheme's key in the settings.
+        where: the scheme's key in the settings, for error messages.
 
     Raises:
-        ModelError: naming the key and the mend.
+        ModelError: the scheme or one of its settings requires softmax attention.
     """
     advice = "set {} or choose model.mixer.name = attention"
     for key, wanted, kept in (
@@ -242,36 +242,38 @@ def check_scheme(where: str, choice: PositionSettings, geometry: Geometry) -> No
     ):
         if not kept:
             raise ModelError(
-                f"{where}.{key}: linear attention (model.mixer.name = linear) sums over all past tokens, "
-                f"without a softmax, and cannot have it: {advice.format(f'it to {wanted}')}"
+                f"{where}.{key} is not supported by linear attention (model.mixer.name = linear): "
+                f"{advice.format(f'it to {wanted}')}"
             )
-    # Two tokens through a throw-away instance show what the scheme asks for.
+    # Run two tokens through a temporary instance to find out what the scheme requires.
     with torch.device("cpu"), torch.no_grad():
         scheme = SCHEMES[choice.name][1](choice, geometry)
-        places = Places.plain(min(2, scheme.limit or 2))
-        tables = scheme.tables(places, torch.float32)
-        span = Span(places, places, places, 1, geometry.heads, torch.device("cpu"), tables)
-        plan = scheme.plan(span)
+        positions = TokenPositions.plain(min(2, scheme.limit or 2))
+        tables = scheme.tables(positions, torch.float32)
+        context = AttentionContext(
+            positions, positions, positions, 1, geometry.heads, torch.device("cpu"), tables
+        )
+        plan = scheme.plan(context)
         if isinstance(plan, ContentPlan):
-            asks = "reads the layer's input"
+            asks = "reads the layer input"
         else:
-            q = torch.zeros(1, geometry.heads, places.reach, geometry.head_dim)
+            q = torch.zeros(1, geometry.heads, positions.reach, geometry.head_dim)
             views = plan.read(q, plan.write(q[:, : geometry.kv_heads]))
             asks = _beyond_products(views)
     if asks:
         raise ModelError(
-            f"{where}: scheme '{choice.name}' {asks}, and linear attention (model.mixer.name = linear) can "
-            "only compare each query and key in one form: choose a scheme that touches tokens, or rotates "
-            "queries and keys, or model.mixer.name = attention"
+            f"{where}: scheme '{choice.name}' {asks}, which linear attention (model.mixer.name = linear) "
+            "does not support; choose a scheme that changes token embeddings or queries and keys, or set "
+            "model.mixer.name = attention"
         )
 
 
-def _beyond_products(views: list[View]) -> str | None:
-    """What these views ask for that a product of features cannot give."""
+def _beyond_products(views: list[AttentionView]) -> str | None:
+    """The requirement of these views that products of features cannot meet, or None."""
     if len(views) > 1 or any(view.weigh is not None or view.extra is not None for view in views):
-        return "compares pairs of different distance in different forms, or weighs them by its own rule"
+        return "transforms pairs differently by distance, or computes its own attention weights"
     if views[0].pairs.bias is not None:
         return "adds a bias to the logits"
     if not views[0].pairs.is_causal_only:
-        return "hides some of the past"
+        return "masks past tokens"
     return None

@@ -1,4 +1,4 @@
-"""What every mixer of tokens has: projections to queries, keys and values, and one out of the heads."""
+"""Query, key, value and output projections, shared by all token mixers."""
 
 from __future__ import annotations
 
@@ -9,42 +9,42 @@ from model.settings import ModelSettings
 
 
 class HeadNorm(nn.RMSNorm):
-    """RMSNorm over a head's features: autocast gives bfloat16, the fused kernel wants the weight's dtype."""
+    """RMSNorm over head_dim in the dtype of the weight, which the fused kernel requires under autocast."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.to(self.weight.dtype)).to(x.dtype)
 
 
 class Projection(nn.Module):
-    """The weights of a mixer; the same for softmax and for linear attention."""
+    """The projections of a token mixer, the same for softmax and linear attention."""
 
     def __init__(self, s: ModelSettings, choice: PositionSettings):
         super().__init__()
-        self.heads, self.groups, self.features = s.heads, s.kv_heads, s.features
+        self.heads, self.kv_heads, self.head_dim = s.heads, s.kv_heads, s.head_dim
         self.scale = s.attention_scale
-        self.wq = nn.Linear(s.dim, s.heads * s.features, bias=False)
-        self.wk = nn.Linear(s.dim, s.kv_heads * s.features, bias=False)
-        self.wv = nn.Linear(s.dim, s.kv_heads * s.features, bias=False)
-        self.wo = nn.Linear(s.heads * s.features, s.dim, bias=False)
-        self.q_norm = HeadNorm(s.features, eps=s.norm_eps) if s.qk_norm else nn.Identity()
-        self.k_norm = HeadNorm(s.features, eps=s.norm_eps) if s.qk_norm else nn.Identity()
+        self.wq = nn.Linear(s.dim, s.heads * s.head_dim, bias=False)
+        self.wk = nn.Linear(s.dim, s.kv_heads * s.head_dim, bias=False)
+        self.wv = nn.Linear(s.dim, s.kv_heads * s.head_dim, bias=False)
+        self.wo = nn.Linear(s.heads * s.head_dim, s.dim, bias=False)
+        self.q_norm = HeadNorm(s.head_dim, eps=s.norm_eps) if s.qk_norm else nn.Identity()
+        self.k_norm = HeadNorm(s.head_dim, eps=s.norm_eps) if s.qk_norm else nn.Identity()
         self.position = Modifiers(choice, s.heads)
 
-    def queries(self, asked: Tensor) -> Tensor:
+    def queries(self, x: Tensor) -> Tensor:
         """(B, K, C) → (B, H, K, D)."""
-        return self.q_norm(self._split(self.wq(asked), self.heads))
+        return self.q_norm(self._split(self.wq(x), self.heads))
 
     def keys(self, x: Tensor) -> Tensor:
         """(B, T, C) → (B, G, T, D)."""
-        return self.k_norm(self._split(self.wk(x), self.groups))
+        return self.k_norm(self._split(self.wk(x), self.kv_heads))
 
     def values(self, x: Tensor) -> Tensor:
         """(B, T, C) → (B, G, T, D)."""
-        return self._split(self.wv(x), self.groups)
+        return self._split(self.wv(x), self.kv_heads)
 
     def joined(self, heads: Tensor) -> Tensor:
         """(B, H, K, D) → (B, K, C)."""
         return self.wo(heads.transpose(1, 2).flatten(2))
 
     def _split(self, x: Tensor, heads: int) -> Tensor:
-        return x.unflatten(-1, (heads, self.features)).transpose(1, 2)
+        return x.unflatten(-1, (heads, self.head_dim)).transpose(1, 2)

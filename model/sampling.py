@@ -1,4 +1,4 @@
-"""Prefill in chunks, then one token at a time, for ragged batches. Knows no terminal and no tokenizer."""
+"""Token generation for ragged batches: chunked prefill, then one token at a time."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from torch import Tensor
 
 from model.cache import Cache
 from model.errors import ModelError
-from model.position import Places
+from model.position import TokenPositions
 from model.transformer import Transformer
 
-PREFILL_CHUNK = 2048  # tokens of one prefill pass: bounds its memory whatever the prompt
-NUCLEUS = 512  # tokens looked at first for top_p
+PREFILL_CHUNK = 2048  # tokens per prefill pass; bounds its memory
+NUCLEUS = 512  # most likely tokens tried first for top_p
 
 
 @dataclass(frozen=True)
-class Sampling:
-    """How the next token is chosen. The steps apply in the order of the fields.
+class SamplingParams:
+    """Sampling parameters, applied in the order of the fields.
 
     Attributes:
-        repetition_penalty: logits of tokens already in the row, prompt included, are divided by this where
-            positive and multiplied where negative; 1 does nothing. Keskar et al. 2019 (arXiv:1909.05858).
-        temperature: divides the logits; 0 takes the likeliest token (greedy).
-        top_k: only this many likeliest tokens remain.
-        top_p: only the fewest likeliest tokens whose probabilities sum to at least this remain, measured on
-            what top_k left. Holtzman et al. 2019 (arXiv:1904.09751).
-        min_p: tokens less likely than this times the likeliest fall away. Nguyen et al. 2024
+        repetition_penalty: positive logits of tokens already in the row (prompt included) are divided by
+            this, negative ones multiplied; 1: off. Keskar et al. 2019 (arXiv:1909.05858).
+        temperature: divides the logits; 0: greedy.
+        top_k: keep this many most likely tokens.
+        top_p: after top_k, keep the smallest set of most likely tokens with at least this total probability.
+            Holtzman et al. 2019 (arXiv:1904.09751).
+        min_p: drop tokens with less than this fraction of the highest probability. Nguyen et al. 2024
             (arXiv:2407.01082).
 
     Raises:
-        ModelError: a value out of its range.
+        ModelError: a value is out of range.
     """
 
     repetition_penalty: float = 1.0
@@ -43,7 +43,7 @@ class Sampling:
     min_p: float | None = None
 
     def __post_init__(self):
-        # Written so that NaN, which no comparison accepts, is refused as well.
+        # The comparisons are False for NaN, so NaN is rejected as well.
         for name, fine, range_words in (
             ("repetition_penalty", 0 < self.repetition_penalty < float("inf"), "above 0"),
             ("temperature", 0 <= self.temperature < float("inf"), "0 (greedy) or above"),
@@ -66,9 +66,9 @@ class Sampling:
         return torch.where(seen, torch.where(logits > 0, logits / r, logits * r), logits)
 
     def probabilities(self, logits: Tensor) -> Tensor:
-        """(B, V) unnormalised float64 probabilities, 0 for the tokens that fell away.
+        """(B, V) unnormalised float64 probabilities, 0 for dropped tokens.
 
-        Tokens of exactly the last kept probability stay together, so that their order cannot matter.
+        Tokens tied with the last kept probability are all kept, so the result does not depend on their order.
         """
         logits = logits.double() / self.temperature
         if self.top_k is not None and self.top_k < logits.shape[-1]:
@@ -82,9 +82,9 @@ class Sampling:
         return p
 
     def _least_of_nucleus(self, p: Tensor) -> Tensor:
-        """(B, 1) smallest probability that top_p keeps: a token stays while those likelier than it do not yet
-        reach top_p, so the likeliest always does. The nucleus is nearly always found among a few hundred
-        tokens; sorting a vocabulary of 32k costs more than a small model's pass."""
+        """(B, 1) smallest probability that top_p keeps: a token stays if all tokens more likely than it sum
+        to less than top_p. The nucleus is nearly always small, and sorting a vocabulary of 32k
+        costs more than a pass of a small model."""
         assert self.top_p is not None
         for count in (NUCLEUS, p.shape[-1]):
             largest = p.topk(min(count, p.shape[-1]), dim=-1).values
@@ -96,40 +96,40 @@ class Sampling:
     def choose(self, logits: Tensor, seen: Tensor | None, u: Tensor | None) -> Tensor:
         """(B,) token ids drawn from logits (B, V).
 
-        `seen` (B, V) marks the tokens of each row for the repetition penalty; u (B, 1), float64 in [0, 1), is
-        the chance of each row, unused when greedy.
+        Args:
+            seen: (B, V) tokens of each row, for the repetition penalty.
+            u: (B, 1) float64 uniform random numbers in [0, 1), unused if greedy.
         """
         logits = self.penalised(logits, seen)
         if self.greedy or u is None:
             return logits.argmax(-1)
         cumulative = self.probabilities(logits).cumsum(-1)
-        # The first token whose cumulative probability exceeds u·total: never one of probability 0.
+        # The first token whose cumulative probability exceeds u·total; its probability is never 0.
         return torch.searchsorted(cumulative, u * cumulative[:, -1:], right=True)[:, 0]
 
 
 class Generation:
-    """New tokens for a batch of prompts. Iterate once: each step gives the new token of every row.
+    """An iterator over generation steps for a batch of prompts; each step yields one token per row.
 
-    A row that has finished gives None; its end-of-document token is given before. A row's tokens do not
-    depend on what else is in the batch: each row draws from a generator of its own, and rules with
-    ``factor: auto`` see that row's length alone.
+    Finished rows yield None, after their end-of-document token. The tokens of a row do not depend on the rest
+    of the batch: each row has its own random generator and its own declared length.
 
     Args:
-        model: any scheme; its own device and dtype are used.
+        model: the model; its device and dtype are used.
         prompts: token ids of each row, at least one each.
-        tokens: how many new tokens a row gets at most; prompt + tokens is the row's declared length.
-        sampling: how tokens are chosen.
-        seeds: one per row; 0 for all by default, which gives equal rows for equal prompts.
-        eos_id: a row that draws it has finished.
-        cache: False recomputes everything at every step: the slow twin of the cache.
-        prefill_chunk: tokens of one prefill pass.
+        tokens: maximum number of new tokens; prompt + tokens is the declared length of the row.
+        sampling: sampling parameters.
+        seeds: one per row (default: 0 for all, so equal prompts have equal continuations).
+        eos_id: token that finishes a row.
+        cache: False recomputes all tokens at each step, as a reference for the cache.
+        prefill_chunk: tokens per prefill pass.
 
     Attributes:
-        finish: per row None while it runs, then ``eos``, ``length`` or ``stop``.
+        finish: per row None while it is active, then ``eos``, ``length`` or ``stop``.
 
     Raises:
-        ModelError: prompts that cannot be placed or embedded, before anything is computed; logits that are
-            not finite, after the prefill.
+        ModelError: invalid prompts or too many tokens, before any compute; non-finite logits, after the
+            prefill.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class Generation:
         model: Transformer,
         prompts: Sequence[Sequence[int]],
         tokens: int,
-        sampling: Sampling | None = None,
+        sampling: SamplingParams | None = None,
         *,
         seeds: Sequence[int] | None = None,
         eos_id: int | None = None,
@@ -145,18 +145,18 @@ class Generation:
         prefill_chunk: int = PREFILL_CHUNK,
     ):
         _check(model, prompts, tokens)
-        self.model, self.tokens, self.sampling = model, tokens, sampling or Sampling()
+        self.model, self.tokens, self.sampling = model, tokens, sampling or SamplingParams()
         self.eos_id, self.chunk = eos_id, prefill_chunk
         self.finish: list[str | None] = [None] * len(prompts)
         counts = [len(prompt) for prompt in prompts]
         self.width, device = max(counts), model.embed.weight.device
-        # Slots of the whole generation; a pass is a slice of them. The last token is drawn and never read.
+        # Slots of the whole generation; a pass is a slice of them. The last token is never an input.
         slots = self.width + tokens - 1
         if len(set(counts)) == 1:
-            self.places = Places.plain(slots, length=slots + 1, device=device)
+            self.positions = TokenPositions.plain(slots, length=slots + 1, device=device)
         else:
             declared = [count + tokens for count in counts]
-            self.places = Places.left_padded(counts, slots, lengths=declared, device=device)
+            self.positions = TokenPositions.left_padded(counts, slots, lengths=declared, device=device)
         rows = torch.zeros(len(prompts), slots, dtype=torch.int64)
         for row, prompt in zip(rows, prompts, strict=True):
             row[self.width - len(prompt) : self.width] = torch.tensor(prompt)
@@ -168,7 +168,7 @@ class Generation:
         )
 
     def stop(self, row: int) -> None:
-        """Finish a row from outside, for a reason that is not a token (a stop string)."""
+        """Finish a row, e.g. at a stop string."""
         if self.finish[row] in (None, "length"):
             self.finish[row] = "stop"
 
@@ -176,7 +176,9 @@ class Generation:
     def __iter__(self) -> Iterator[list[int | None]]:
         logits = self._prefill()
         if not torch.isfinite(logits).all():
-            raise ModelError("the model's logits are not finite: its weights are damaged or have diverged")
+            raise ModelError(
+                "the model's logits are not finite: its weights are corrupted or training diverged"
+            )
         for step in range(self.tokens):
             chance = None if self.chances is None else self.chances[:, step : step + 1]
             new = self.sampling.choose(logits, self.seen, chance)  # (B,)
@@ -205,24 +207,24 @@ class Generation:
         return logits
 
     def _extend(self, new: Tensor, slot: int) -> Tensor:
-        """(B, V) logits after the tokens new (B,) were put in `slot`."""
+        """(B, V) logits after writing the tokens new (B,) to `slot`."""
         self.rows[:, slot] = new
         return self._pass(slot if self.cache else 0, slot + 1, keep=1)
 
     def _pass(self, start: int, stop: int, keep: int) -> Tensor:
-        p = self.places
-        places = replace(
+        p = self.positions
+        positions = replace(
             p,
             order=p.order[:, start:stop],
             position=p.position[:, start:stop],
             document=p.document[:, start:stop],
             reach=stop,
         )
-        logits = self.model(self.rows[:, start:stop], places, cache=self.cache, keep=keep)  # (B, keep, V)
+        logits = self.model(self.rows[:, start:stop], positions, cache=self.cache, keep=keep)  # (B, keep, V)
         return logits[:, -1] if keep else logits
 
     def _mark(self, prompts: Sequence[Sequence[int]]) -> Tensor:
-        """(B, V) which tokens each prompt holds; padding is not a token."""
+        """(B, V) tokens of each prompt, without padding."""
         seen = torch.zeros(len(prompts), self.model.vocab_size, dtype=torch.bool)
         for row, prompt in zip(seen, prompts, strict=True):
             row[torch.tensor(prompt)] = True
@@ -231,35 +233,35 @@ class Generation:
 
 def _check(model: Transformer, prompts: Sequence[Sequence[int]], tokens: int) -> None:
     if tokens < 1:
-        raise ModelError(f"at least 1 new token must be asked for, got {tokens}")
+        raise ModelError(f"at least 1 new token is required, got {tokens}")
     if not prompts:
-        raise ModelError("there is no prompt to continue")
+        raise ModelError("no prompt: at least one is required")
     for row, prompt in enumerate(prompts):
         if not len(prompt):
-            raise ModelError(f"prompt {row + 1} holds no token: a model needs at least one to continue")
+            raise ModelError(f"prompt {row + 1} has no tokens: at least one is required")
         if min(prompt) < 0 or max(prompt) >= model.vocab_size:
             wrong = next(i for i in prompt if not 0 <= i < model.vocab_size)
             raise ModelError(
-                f"prompt {row + 1} holds token {wrong}, but the model knows 0 to {model.vocab_size - 1}: "
-                "is this the model's own tokenizer?"
+                f"prompt {row + 1} contains token {wrong}, outside the model's vocabulary of 0 to "
+                f"{model.vocab_size - 1}; check the tokenizer"
             )
     longest = max(map(len, prompts))
     needed = longest + tokens - 1
     if model.limit is not None and needed > model.limit:
         room = model.limit - longest + 1
         raise ModelError(
-            f"the model's positions end at {model.limit - 1}, but offset + T = {needed} positions are needed "
-            f"for a prompt of {longest} tokens and {tokens} new ones: "
-            + (f"ask for at most {room} new tokens" if room > 0 else "shorten the prompt")
+            f"the model supports positions up to {model.limit - 1}, but a prompt of {longest} tokens and "
+            f"{tokens} new tokens require offset + T = {needed}: "
+            + (f"generate at most {room} tokens" if room > 0 else "shorten the prompt")
         )
 
 
 def _chances(seeds: Sequence[int], tokens: int) -> Tensor:
-    """(B, tokens) float64 in [0, 1 − 2⁻³²], each row from its own generator, drawn at once: decoding then
-    costs no call of a generator per token and row."""
+    """(B, tokens) float64 uniform in [0, 1 − 2⁻³²], each row from its own generator, drawn in advance to
+    avoid a generator call per token and row."""
     rows = [
         torch.rand(tokens, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
         for seed in seeds
     ]
-    # u·total must stay below total after rounding, or the draw would run past the last candidate.
+    # u·total must be below total after rounding; otherwise the index would be out of range.
     return torch.stack(rows).clamp_(max=1 - 2.0**-32)

@@ -1,4 +1,4 @@
-"""Settings of the model, and which of them a trained checkpoint may be evaluated under."""
+"""Model settings, and which of them can be overridden on a trained checkpoint."""
 
 from __future__ import annotations
 
@@ -6,7 +6,14 @@ import functools
 import operator
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from model.errors import ModelError
 from model.position import SCHEMES, PositionSettings
@@ -14,7 +21,7 @@ from model.position.rotary import RopeSettings
 
 
 def _union(*choices: type[BaseModel]) -> Any:
-    """A type that is any of the choices, told apart by `name`."""
+    """A union of the choices, discriminated by `name`."""
     return Annotated[functools.reduce(operator.or_, choices), Field(discriminator="name")]
 
 
@@ -26,13 +33,13 @@ else:
 
 
 class PatternSettings(BaseModel):
-    """Layers of different kinds: a list of kind names, tiled over the depth, and a scheme for each kind."""
+    """Layers of several kinds: a list of kind names, repeated over the depth, and a scheme per kind."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: Literal["pattern"] = "pattern"
     layers: list[str] = Field(min_length=1, description="kind of each layer from the first, repeated")
-    kinds: dict[str, Scheme] = Field(min_length=1, description="a positional scheme for each kind")
+    kinds: dict[str, Scheme] = Field(min_length=1, description="positional scheme of each kind")
 
     @model_validator(mode="after")
     def _kinds_and_layers_agree(self) -> PatternSettings:
@@ -52,7 +59,7 @@ else:
 
 
 class AttentionMixer(BaseModel):
-    """Softmax attention over remembered keys."""
+    """Softmax attention."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -60,7 +67,7 @@ class AttentionMixer(BaseModel):
 
 
 class LinearMixer(BaseModel):
-    """Linear attention: sums in place of keys, at a cost and memory per token that do not grow (Su 2021)."""
+    """Linear attention: constant cost and memory per token, with sums instead of cached keys (Su 2021)."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -69,22 +76,25 @@ class LinearMixer(BaseModel):
         "numerator",
         description="weights φ(q)·φ(k) with φ = elu + 1, positions in the numerator only; or 1 + cos(q, k)",
     )
-    chunk: int = Field(64, ge=1, description="tokens computed pair by pair at once; the result is the same")
+    chunk: int = Field(64, ge=1, description="tokens per chunk; does not change the result")
 
 
 class MupSettings(BaseModel):
-    """Maximal update parametrisation (Yang et al. 2022, arXiv:2203.03466, table 8): learning rates found at
-    one width hold at others. At the base width it is the standard parametrisation."""
+    """Maximal update parametrisation (Yang et al. 2022, arXiv:2203.03466, table 8): a learning rate tuned at
+    one width transfers to other widths. At the base width it equals the standard parametrisation."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    base_dim: int = Field(ge=1, description="width C at which learning rates were found")
+    base_dim: int = Field(ge=1, description="width C at which learning rates were tuned")
     base_head_dim: int | None = Field(
         None,
         ge=1,
-        description="features D of a head there: attention is by q·k·√base_head_dim / D; null: D is the "
-        "same at every width, which grows by heads, and attention is by q·k / √D",
+        description="head dimension at the base width: logits are q·k·√base_head_dim / D; null: all widths "
+        "have the same head dimension, and logits are q·k / √D",
     )
+
+
+_DERIVED = ("kv_heads", "head_dim", "ffn_dim")
 
 
 class ModelSettings(BaseModel):
@@ -95,27 +105,50 @@ class ModelSettings(BaseModel):
     dim: int = Field(256, ge=1, description="width C of the residual stream")
     layers: int = Field(6, ge=1, description="number of blocks")
     heads: int = Field(8, ge=1, description="query heads H")
-    groups: int | None = Field(None, ge=1, description="key/value heads G, dividing H; null: as many as H")
-    head_dim: int | None = Field(None, ge=1, description="features D of each head; null: dim / heads")
-    hidden: int | None = Field(
-        None, ge=1, description="width of the SwiGLU layer; null: 8/3 dim, rounded up to a multiple of 32"
+    kv_heads: int = Field(
+        default_factory=lambda sizes: sizes["heads"],
+        ge=1,
+        description="key/value heads G, dividing H; null: as many as H",
+    )
+    head_dim: int = Field(
+        default_factory=lambda sizes: sizes["dim"] // sizes["heads"],
+        ge=1,
+        description="dimension D of each head; null: dim / heads",
+    )
+    ffn_dim: int = Field(
+        default_factory=lambda sizes: -(-8 * sizes["dim"] // 3 // 32) * 32,
+        ge=1,
+        description="width of the SwiGLU layer; null: 8/3 dim, rounded up to a multiple of 32",
     )
     qk_norm: bool = Field(False, description="RMSNorm on each head's queries and keys before positions")
-    tied: bool = Field(False, description="the head shares the embedding's weights")
-    norm_eps: float = Field(1e-5, gt=0, description="epsilon of every RMSNorm")
+    tie_embeddings: bool = Field(False, description="tie the output head to the token embedding")
+    norm_eps: float = Field(1e-5, gt=0, description="epsilon of RMSNorm")
     logit_softcap: float | None = Field(
         None, gt=0, description="logits become c·tanh(logits / c); null: no cap"
     )
     mixer: AttentionMixer | LinearMixer = Field(
-        AttentionMixer(), discriminator="name", description="how tokens are mixed"
+        AttentionMixer(), discriminator="name", description="token mixer"
     )
     mup: MupSettings | None = Field(
         None,
-        description="learning rates that hold across widths: matrices learn at lr · base_dim / dim, and the "
+        description="learning rates that transfer across widths: matrices use lr · base_dim / dim, and the "
         "head's input is divided by dim / base_dim; null: standard parametrisation",
         json_schema_extra={"counts_if_given": True},
     )
     position: AnyPosition = Field(RopeSettings.model_validate({}), description="positional scheme")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_derived(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        return {key: value for key, value in values.items() if value is not None or key not in _DERIVED}
+
+    @model_serializer(mode="wrap")
+    def _only_given_sizes(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Omit derived sizes, so that they follow later overrides of the sizes they derive from."""
+        unset = set(_DERIVED) - self.model_fields_set
+        return {key: value for key, value in dump(self).items() if key not in unset}
 
     @model_validator(mode="after")
     def _every_kind_has_a_layer(self) -> ModelSettings:
@@ -124,53 +157,39 @@ class ModelSettings(BaseModel):
                 if kind not in self.layer_kinds:
                     first = self.position.layers.index(kind) + 1
                     raise ValueError(
-                        f"layers = {self.layers} never reaches kind '{kind}', layer {first} of the pattern: "
-                        f"set model.layers to {first} or more, or shorten model.position.layers"
+                        f"layers = {self.layers} does not use kind '{kind}', layer {first} of the pattern: "
+                        f"set model.layers to at least {first}, or shorten model.position.layers"
                     )
         return self
 
     @model_validator(mode="after")
     def _heads_fit(self) -> ModelSettings:
-        if self.head_dim is None and self.dim % self.heads:
+        if "head_dim" not in self.model_fields_set and self.dim % self.heads:
             raise ValueError(
-                f"dim {self.dim} is not divisible by heads {self.heads}: change one of them or give head_dim"
+                f"dim {self.dim} is not divisible by heads {self.heads}: change one of them or set head_dim"
             )
         if self.mup and self.mup.base_head_dim and isinstance(self.mixer, LinearMixer):
             raise ValueError(
                 "mup.base_head_dim: linear attention (mixer.name = linear) does not scale q·k; leave it out"
             )
         if self.heads % self.kv_heads:
-            raise ValueError(f"heads {self.heads} are not divisible by groups {self.groups}")
+            raise ValueError(f"heads {self.heads} are not divisible by kv_heads {self.kv_heads}")
         return self
 
     @property
-    def kv_heads(self) -> int:
-        """G."""
-        return self.groups or self.heads
-
-    @property
-    def features(self) -> int:
-        """D."""
-        return self.head_dim or self.dim // self.heads
-
-    @property
     def width_ratio(self) -> float:
-        """Width over that at which learning rates were found; 1 without `mup`."""
+        """dim / mup.base_dim; 1 without `mup`."""
         return self.dim / self.mup.base_dim if self.mup else 1.0
 
     @property
     def attention_scale(self) -> float:
-        """What q·k is multiplied by: 1/√D, and √D₀/D where `mup` says that D grew from D₀."""
+        """Factor on q·k: 1/√D, or √D₀/D if `mup` sets the base head dimension D₀."""
         base = self.mup.base_head_dim if self.mup else None
-        return self.features**-0.5 if base is None else base**0.5 / self.features
-
-    @property
-    def mlp_width(self) -> int:
-        return self.hidden or -(-8 * self.dim // 3 // 32) * 32
+        return self.head_dim**-0.5 if base is None else base**0.5 / self.head_dim
 
     @property
     def is_pattern(self) -> bool:
-        """Whether layers are of several kinds."""
+        """Whether the layers are of several kinds."""
         return isinstance(self.position, PatternSettings)
 
     @property
@@ -186,7 +205,7 @@ class ModelSettings(BaseModel):
 
 
 def legal_overrides(trained: ModelSettings) -> str:
-    """What may differ from training when a checkpoint is evaluated, in words, for every kind of layer."""
+    """The position settings that can be overridden at test time, for each layer kind."""
     whose = "layers of kind '{}'" if trained.is_pattern else "a checkpoint"
     return "; ".join(
         f"legal for {whose.format(kind)} trained with '{choice.name}': {', '.join(sorted(choice.test_time))}"
@@ -195,10 +214,10 @@ def legal_overrides(trained: ModelSettings) -> str:
 
 
 def check_override(trained: ModelSettings, asked: ModelSettings) -> None:
-    """Refuse test-time settings a checkpoint trained as `trained` cannot honestly be evaluated under.
+    """Check that a checkpoint trained with `trained` can be evaluated with other settings.
 
     Raises:
-        ModelError: naming the first key that may not differ, and those that may.
+        ModelError: a key that cannot be overridden; the message lists those that can.
     """
     legal = legal_overrides(trained)
     for key in type(trained).model_fields:
@@ -219,6 +238,6 @@ def check_override(trained: ModelSettings, asked: ModelSettings) -> None:
         for a, b in ((old, new), (new, old)):
             if a.temperature.learned and a.temperature.name != b.temperature.name:
                 raise ModelError(
-                    f"{where}.temperature: '{a.temperature.name}' is learned, so it can be neither added nor "
-                    f"taken away after training; {legal}"
+                    f"{where}.temperature: '{a.temperature.name}' is learned and cannot be added or removed "
+                    f"after training; {legal}"
                 )

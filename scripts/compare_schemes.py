@@ -1,17 +1,16 @@
-"""Train every positional scheme on the same text in the same order; measure each past its trained length.
+"""Train every positional scheme on the same batches and evaluate each past its training length.
 
-    python scripts/compare_schemes.py                          all of configs/position/ and configs/mixer/
+    python scripts/compare_schemes.py                          all of configs/position/, configs/mixer/
     python scripts/compare_schemes.py --jobs 2                 two at a time, one thread each
     python scripts/compare_schemes.py configs/position/rope.yaml configs/position/t5.yaml
-    python scripts/compare_schemes.py --words training.tokens=2M seed=1
+    python scripts/compare_schemes.py --overrides training.tokens=2M seed=1
 
-For each scheme: NLL at 1×, 2×, 4× and 8× the trained length on the same targets (evaluate.py), the unigram
-model beside it, NLL with the positions of each window permuted (order, and so visibility, is left alone),
-and whether everything the scheme learns has moved. Runs go to runs/schemes/, results to
-docs/results/schemes.md and .csv. The same call goes on where it was interrupted.
+For each scheme: NLL at 1×, 2×, 4× and 8× the training length on the same targets (evaluate.py), the NLL of a
+unigram model, NLL with permuted position numbers (the order of tokens and the attention mask are unchanged),
+and whether training has changed all parameters of the scheme. Runs are in runs/schemes/, results in
+docs/results/schemes.md and .csv. Running it again resumes.
 """
 
-import argparse
 import csv
 import io
 import json
@@ -20,6 +19,7 @@ import platform
 import shlex
 import subprocess
 import sys
+from argparse import Namespace
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -28,16 +28,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 import torch
-import yaml
 
 from data import open_prepared
 from data.files import write_text
-from model import SCHEMES, Places, Transformer
-from training.config import load_settings
-from training.console import Console, run_main
+from model import SCHEMES, TokenPositions, Transformer
+from training.config.load import load_settings
+from training.config.settings import RunSettings
+from training.config.yaml_io import read_yaml
 from training.files import read_json, write_json
-from training.run import MANIFEST, load
-from training.settings import RunSettings
+from training.logging.console import Console, Parser, run_main
+from training.run.directory import MANIFEST, load
 
 ROOT = Path(__file__).resolve().parent.parent
 BASE = ROOT / "configs" / "comparison" / "schemes.yaml"
@@ -46,22 +46,22 @@ WINDOWS, PROBE_SEED = 64, 0
 
 
 @dataclass(frozen=True)
-class Row:
-    """One scheme's line. NLL in nats per token; None where the scheme has no such length or position."""
+class SchemeRow:
+    """The results of one scheme. NLL in nats per token; None if the scheme has no such length or position."""
 
     name: str
-    checkpoint: str  # hash of what was measured
+    checkpoint: str  # hash of the evaluated checkpoint
     layers: int
     scheme: str
     parameters: int
     learned: int  # parameters of the positional scheme
-    seconds: float  # of training, on what else the machine did
+    seconds: float  # of training
     unigram: float
-    nll: dict[str, float | None]  # by multiple of the trained length, "1" ... "8"
-    plain: float  # of the permutation probe's windows, as they are
-    permuted: float | None  # the same windows, positions permuted
+    nll: dict[str, float | None]  # by multiple of the training length, "1" ... "8"
+    plain: float  # NLL of the windows of the permutation probe
+    permuted: float | None  # NLL of the same windows with permuted positions
     permuted_low: float | None  # lower end of the 95% interval of permuted − plain
-    unmoved: list[str]  # learned parameters of the scheme that are where they started
+    unmoved: list[str]  # parameters of the scheme that training has not changed
 
 
 def main() -> int:
@@ -70,26 +70,26 @@ def main() -> int:
     console, folder = Console(), Path(options.runs)
     missing = set(SCHEMES) - {kind for f in files for kind in schemes_of(f)}
     if missing and not options.files:
-        console.say(f"no settings file uses: {', '.join(sorted(missing))}")
+        console.info(f"no settings file uses: {', '.join(sorted(missing))}")
     rows, failures = {}, {}
-    load_settings(RunSettings, [str(BASE), *options.words])  # refuses wrong words at once
+    load_settings(RunSettings, [str(BASE), *options.overrides])  # validates the overrides
 
     def one(file: Path) -> None:
         try:
-            rows[file.stem] = measure(file, folder / file.stem, [*deep_enough(file), *options.words])
+            rows[file.stem] = measure(file, folder / file.stem, [*deep_enough(file), *options.overrides])
         except subprocess.CalledProcessError as error:
             lines = (error.stderr or error.stdout or "").strip().splitlines()
             failures[file.stem] = [line for line in lines if line.startswith("error:")] or lines[-1:]
-            console.say(f"{file.stem}: {failures[file.stem]}")
+            console.info(f"{file.stem}: {failures[file.stem]}")
 
-    subprocess.run(  # once, before several runs ask for it
-        [sys.executable, "scripts/prepare.py", str(BASE), *options.words], cwd=ROOT, check=True
+    subprocess.run(  # once, before parallel runs need it
+        [sys.executable, "scripts/prepare.py", str(BASE), *options.overrides], cwd=ROOT, check=True
     )
     with console.bar("schemes", len(files), "schemes") as bar, ThreadPoolExecutor(options.jobs) as pool:
         for _ in as_completed([pool.submit(one, file) for file in files]):
             bar.advance(1)
     ordered = [rows[f.stem] for f in files if f.stem in rows]
-    text = report(ordered, failures, load_settings(RunSettings, [str(BASE), *options.words]))
+    text = report(ordered, failures, load_settings(RunSettings, [str(BASE), *options.overrides]))
     out = Path(options.out)
     write_text(out.with_suffix(".md"), text)
     write_text(out.with_suffix(".csv"), table_csv(ordered))
@@ -102,39 +102,39 @@ def everything() -> list[Path]:
     return sorted((configs / "position").glob("*.yaml")) + sorted((configs / "mixer").glob("*.yaml"))
 
 
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def parse() -> Namespace:
+    parser = Parser(__doc__)
     parser.add_argument(
         "files", nargs="*", metavar="FILE.yaml", help="default: all of configs/position/ and configs/mixer/"
     )
-    parser.add_argument("--jobs", type=int, default=1, help="schemes at once, one thread each")
-    parser.add_argument("--runs", default="runs/schemes", help="folder of the runs")
-    parser.add_argument("--out", default="docs/results/schemes", help="results, without the ending")
-    parser.add_argument("--words", nargs="*", default=[], metavar="KEY=VALUE", help="settings of every run")
+    parser.add_argument("--jobs", type=int, default=1, help="schemes at a time, one thread each")
+    parser.add_argument("--runs", default="runs/schemes", help="directory of the runs")
+    parser.add_argument("--out", default="docs/results/schemes", help="path of the results, without suffix")
+    parser.add_argument(
+        "--overrides", nargs="*", default=[], metavar="KEY=VALUE", help="overrides for all runs"
+    )
     return parser.parse_args()
 
 
 def schemes_of(file: Path) -> set[str]:
-    """Names of the schemes a settings file chooses."""
+    """Names of the schemes in a settings file."""
     model = load_settings(RunSettings, [str(BASE), str(file), *deep_enough(file)]).model
     return {choice.name for choice in model.kinds.values()}
 
 
 def deep_enough(file: Path) -> list[str]:
-    """Words that give the model a layer for each place of a pattern."""
-    position = (yaml.safe_load(file.read_text(encoding="utf-8")).get("model") or {}).get("position") or {}
+    """Overrides that give the model at least one layer per entry of a layer pattern."""
+    position = (read_yaml(file)[0].get("model") or {}).get("position") or {}
     base = load_settings(RunSettings, [str(BASE)]).model.layers
     needed = len(position.get("layers") or [])
     return [f"model.layers={needed}"] if needed > base else []
 
 
-def measure(file: Path, run: Path, words: list[str]) -> Row:
-    """Train, evaluate and probe one scheme; what is done already is read back.
+def measure(file: Path, run: Path, overrides: list[str]) -> SchemeRow:
+    """Train, evaluate and probe one scheme, or read its stored results.
 
-    train.py is always asked: it refuses a run folder of other settings, and has nothing to do in a finished
-    one.
+    train.py is always called: it rejects a run directory with other settings and does nothing in a
+    finished one.
     """
     found = run / "comparison.json"
     one_thread = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -144,24 +144,23 @@ def measure(file: Path, run: Path, words: list[str]) -> Row:
             [sys.executable, *line], cwd=ROOT, env=one_thread, check=True, capture_output=True, text=True
         )
 
-    call("train.py", str(BASE), str(file), "--folder", str(run), "training.threads=1", *words)
+    call("train.py", str(BASE), str(file), "--run-dir", str(run), "training.num_threads=1", *overrides)
     loaded = load(run)
     if found.is_file() and read_json(found).get("checkpoint") == loaded.checkpoint_hash:
-        return Row(**read_json(found))
+        return SchemeRow(**read_json(found))
     l0 = loaded.settings.train_length
     lengths = [l0 * m for m in MULTIPLES if loaded.model.limit is None or l0 * m <= loaded.model.limit]
-    asked = ["folder=comparison", f"lengths={lengths}", "targets=64", "documents=40", "spans_per_document=1"]
-    # The standard library's source repeats itself by some 4%: such targets are dropped, no reason to stop.
-    call("evaluate.py", str(run), *asked, "rules=[trained]", "contamination.limit=0.1")
+    chosen = ["folder=comparison", f"lengths={lengths}", "targets=64", "documents=40", "spans_per_document=1"]
+    call("evaluate.py", str(run), *chosen, "methods=[trained]")
     results = read_json(run / "evaluation" / "comparison" / "results.json")
-    nll = {str(c["length"] // l0): c["nll"] for c in results["cells"] if c["rule"] == "trained"}
+    nll = {str(c["length"] // l0): c["nll"] for c in results["cells"] if c["method"] == "trained"}
     plain, permuted, low = probe(loaded.model, run)
     learned = [(n, p) for n, p in loaded.model.named_parameters() if "position" in n.split(".")]
     fresh = Transformer(
         loaded.settings.model, loaded.model.vocab_size, l0, loaded.settings.original_length
     ).initialise(loaded.settings.seed)
     start = dict(fresh.named_parameters())
-    row = Row(
+    row = SchemeRow(
         name=file.stem,
         checkpoint=loaded.checkpoint_hash,
         layers=loaded.settings.model.layers,
@@ -189,8 +188,8 @@ def training_seconds(run: Path) -> float:
 
 @torch.no_grad()
 def probe(model: Transformer, run: Path) -> tuple[float, float | None, float | None]:
-    """Mean NLL of held-out windows as they are and with permuted positions; the lower end of the 95% interval
-    of the difference over windows. None where no layer reads positions."""
+    """(NLL of held-out windows, with permuted positions, lower end of the 95% interval of the difference).
+    The last two are None if no layer reads position numbers."""
     store = open_prepared(read_json(run / MANIFEST)["data"]).valid
     length, rng = model.train_length, np.random.default_rng(PROBE_SEED)
     long = np.flatnonzero(store.lengths > length)
@@ -200,7 +199,7 @@ def probe(model: Transformer, run: Path) -> tuple[float, float | None, float | N
         start = rng.integers(0, len(text) - length)
         windows.append(np.asarray(text[start : start + length + 1], dtype=np.int64))
     tokens = torch.from_numpy(np.stack(windows))
-    places = Places.plain(length)
+    places = TokenPositions.plain(length)
     reads = any(SCHEMES[c.name][1].uses_position for c in model.settings.kinds.values())
     plain = nll(model, tokens, [places] * WINDOWS)
     if not reads:
@@ -210,15 +209,15 @@ def probe(model: Transformer, run: Path) -> tuple[float, float | None, float | N
         position = torch.from_numpy(rng.permutation(length))[None]
         shuffled.append(replace(places, position=position, unit_steps=False))
     difference = nll(model, tokens, shuffled) - plain
-    if not difference.any():  # to the last bit: this variant of the scheme does not read them
+    if not difference.any():  # bitwise equal: this variant of the scheme does not read them
         return float(plain.mean()), None, None
     half = 2.0 * difference.std(ddof=1) / len(difference) ** 0.5
     permuted = plain.mean() + difference.mean()
     return float(plain.mean()), float(permuted), float(difference.mean() - half)
 
 
-def nll(model: Transformer, tokens: torch.Tensor, places: list[Places]) -> np.ndarray:
-    """(windows,) mean NLL of each window's second half: a full half window of context."""
+def nll(model: Transformer, tokens: torch.Tensor, places: list[TokenPositions]) -> np.ndarray:
+    """(windows,) mean NLL of the second half of each window."""
     half = tokens.shape[1] // 2
     return np.array(
         [
@@ -228,9 +227,9 @@ def nll(model: Transformer, tokens: torch.Tensor, places: list[Places]) -> np.nd
     )
 
 
-def table_csv(rows: list[Row]) -> str:
+def table_csv(rows: list[SchemeRow]) -> str:
     out = io.StringIO()
-    names = [f.name for f in fields(Row) if f.name not in ("nll", "unmoved")]
+    names = [f.name for f in fields(SchemeRow) if f.name not in ("nll", "unmoved")]
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([*names, *(f"nll_{m}x" for m in MULTIPLES), "unmoved"])
     for row in rows:
@@ -239,7 +238,7 @@ def table_csv(rows: list[Row]) -> str:
     return out.getvalue()
 
 
-def report(rows: list[Row], failures: dict[str, list[str]], settings: RunSettings) -> str:
+def report(rows: list[SchemeRow], failures: dict[str, list[str]], settings: RunSettings) -> str:
     def number(x: float | None) -> str:
         return "–" if x is None else f"{x:.3f}"
 
@@ -249,13 +248,16 @@ def report(rows: list[Row], failures: dict[str, list[str]], settings: RunSetting
         "",
         f"`{shlex.join(['python', *sys.argv])}`; {platform.machine()}, {os.cpu_count()} cores, no GPU, "
         f"torch {torch.__version__}. One seed, {settings.training.tokens:,} tokens ({steps} steps) at {l0}. "
-        "It shows that each scheme learns and uses positions, and the rough shape past the trained length; "
-        "it ranks nothing: differences between schemes need more tokens and several seeds.",
+        "It shows that each scheme learns and uses positions, and roughly how its loss "
+        "changes past the training "
+        "length. It is not a ranking: that requires more tokens and several seeds.",
         "",
-        "NLL in nats per token, at every length on the same held-out targets. *Below unigram*: how far it is "
-        "at the trained length below the unigram model of the training text. *Permuted*: what permuting the "
-        "positions of 64 held-out windows adds, and the lower end of its 95% interval over windows (– where "
-        "no layer reads position numbers). *s*: seconds of training on one core beside other work.",
+        "NLL in nats per token, at every length on the same held-out targets. *Below unigram*: NLL of "
+        "a unigram model of the training data minus NLL at the training length. *Permuted*: "
+        "increase when the "
+        "positions of 64 held-out windows are permuted, and the lower end of its 95% "
+        "interval over windows (– if "
+        "no layer reads position numbers). *s*: seconds of training on one core of a shared machine.",
         "",
         "| configuration | schemes | learned | below unigram | "
         + " | ".join(f"{m}× ({l0 * m})" for m in MULTIPLES)
@@ -283,13 +285,13 @@ def report(rows: list[Row], failures: dict[str, list[str]], settings: RunSetting
         + (f"; not: {', '.join(short)}." if short else "."),
         f"- Worse with permuted positions (interval above 0): {len(probed) - len(blind)} of {len(probed)}"
         + (f"; not: {', '.join(blind)}." if blind else "."),
-        f"- Learned parameters of the scheme that did not move: {'; '.join(still) if still else 'none'}.",
+        f"- Parameters of the scheme that training did not change: {'; '.join(still) if still else 'none'}.",
     ]
     lines += [f"- Failed: {name}: {' '.join(why)}" for name, why in failures.items()]
     return "\n".join(lines) + "\n"
 
 
-def deeper(row: Row, settings: RunSettings) -> str:
+def deeper(row: SchemeRow, settings: RunSettings) -> str:
     return "" if row.layers == settings.model.layers else f" ({row.layers} layers)"
 
 

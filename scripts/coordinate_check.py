@@ -12,7 +12,6 @@ The widths share the features D of a head and differ in the number of heads (--g
 round (--grow features, where muP scales attention by 1/D).
 """
 
-import argparse
 import csv
 import math
 import sys
@@ -23,25 +22,26 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor
 
-from model import ModelSettings, Places, Transformer
-from training.console import run_main
+from model import ModelSettings, TokenPositions, Transformer
+from training.config.optimizer_settings import AdamWBase, AdamWSettings, MuonSettings, OptimizerSettings
 from training.errors import TrainingError
 from training.files import write_text
-from training.optimizer import make_optimizer, set_learning_rates
-from training.optimizer_settings import AdamWRule, AdamWSettings, MuonSettings, OptimizerSettings
+from training.logging.console import Parser, run_main
+from training.optim.optimizer import make_optimizer, set_learning_rates
 
 VOCABULARY, ROWS, LENGTH, HEAD = 64, 8, 32, 16
 PARTS = ("attention", "mlp", "stream", "logits")  # outputs of the last block's parts, of all blocks, the head
 OPTIMIZERS = {
     "adamw": lambda lr: AdamWSettings(lr=lr, weight_decay=0.0),
-    "muon": lambda lr: MuonSettings(lr=lr, weight_decay=0.0, adamw=AdamWRule(lr=lr, weight_decay=0.0)),
+    "muon": lambda lr: MuonSettings(lr=lr, weight_decay=0.0, adamw=AdamWBase(lr=lr, weight_decay=0.0)),
 }
 
 
 @dataclass(frozen=True)
-class Row:
+class ActivationRow:
     """What one activation changed by at every width; `slope` over the logarithms of both."""
 
     kind: str
@@ -65,7 +65,7 @@ def model_of(width: int, base: int | None, grow: str, seed: int) -> Transformer:
     if base is not None:
         mup = {"base_dim": first, "base_head_dim": HEAD if grow == "heads" else first // 2}
     settings = ModelSettings.model_validate(
-        {"dim": width, "layers": 2, "heads": heads, "hidden": 2 * width, "mup": mup}
+        {"dim": width, "layers": 2, "heads": heads, "ffn_dim": 2 * width, "mup": mup}
     )
     return Transformer(settings, VOCABULARY, LENGTH).initialise(seed)
 
@@ -80,7 +80,7 @@ def activations(model: Transformer, tokens: Tensor) -> dict[str, Tensor]:
         module.register_forward_hook(lambda _, __, out, name=name: seen.update({name: out}))
         for name, module in watched.items()
     ]
-    seen["logits"] = model(tokens, Places.plain(tokens.shape[1]))
+    seen["logits"] = model(tokens, TokenPositions.plain(tokens.shape[1]))
     for hook in hooks:
         hook.remove()
     return seen
@@ -94,7 +94,7 @@ def changes(model: Transformer, optimizer: OptimizerSettings, steps: int, seed: 
     update = make_optimizer(model, optimizer)
     set_learning_rates(update, optimizer.rates)
     for _ in range(steps):
-        model(tokens, Places.plain(LENGTH), targets).mean().backward()
+        model(tokens, TokenPositions.plain(LENGTH), targets).mean().backward()
         update.step()
         update.zero_grad()
     after = activations(model, tokens)
@@ -103,7 +103,7 @@ def changes(model: Transformer, optimizer: OptimizerSettings, steps: int, seed: 
 
 def check(
     widths: Sequence[int], optimizer: OptimizerSettings, *, grow: str, steps: int, seeds: int
-) -> list[Row]:
+) -> list[ActivationRow]:
     """The rows of the table: each activation without and with muP, whose base is the smallest width."""
     rows = []
     for kind, base in (("standard", None), ("muP", min(widths))):
@@ -115,11 +115,11 @@ def check(
         }
         for part in PARTS:
             means = {width: sum(one[part] for one in all_) / seeds for width, all_ in found.items()}
-            rows.append(Row(kind, part, means))
+            rows.append(ActivationRow(kind, part, means))
     return rows
 
 
-def table(rows: Sequence[Row], command: str, figure: str) -> str:
+def table(rows: Sequence[ActivationRow], command: str, figure: str) -> str:
     """The rows as a page of Markdown, with the figure of that name."""
     widths = list(rows[0].changes)
     head = ["parametrisation", "activation", *map(str, widths), "slope"]
@@ -142,14 +142,10 @@ def table(rows: Sequence[Row], command: str, figure: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def draw(rows: Sequence[Row], file: Path) -> None:
+def draw(rows: Sequence[ActivationRow]) -> Figure:
     """Changes over width on logarithmic axes, one panel for each activation."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, panels = pyplot.subplots(1, len(PARTS), figsize=(3 * len(PARTS), 3), layout="constrained")
+    figure = Figure(figsize=(3 * len(PARTS), 3), layout="constrained")
+    panels = figure.subplots(1, len(PARTS))
     for panel, part in zip(panels, PARTS, strict=True):
         for row in rows:
             if row.part == part:
@@ -160,14 +156,11 @@ def draw(rows: Sequence[Row], file: Path) -> None:
         panel.minorticks_off()
         panel.legend()
     panels[0].set_ylabel("RMS change")
-    figure.savefig(file, dpi=150)
-    pyplot.close(figure)
+    return figure
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = Parser(__doc__)
     parser.add_argument("--widths", type=int, nargs="+", default=[32, 64, 128, 256])
     parser.add_argument(
         "--grow", choices=("heads", "features"), default="heads", help="what a wider model has more of"
@@ -193,7 +186,7 @@ def main() -> int:
         writer = csv.writer(file)
         writer.writerow(["parametrisation", "activation", "width", "rms_change"])
         writer.writerows((row.kind, row.part, *pair) for row in rows for pair in row.changes.items())
-    draw(rows, given.out.with_suffix(".png"))
+    draw(rows).savefig(given.out.with_suffix(".png"), dpi=150)
     return 0
 
 

@@ -1,13 +1,11 @@
 """Write docs/positions.md: every positional scheme, modifier and sampler, from the registry and docstrings.
 
     python scripts/document_positions.py            write docs/positions.md
-    python scripts/document_positions.py --check    exit with 1 where the file is not what would be written
+    python scripts/document_positions.py --check    exit with status 1 if the file is out of date
 
-Kernels are not written down anywhere: each scheme's plan for a small pass is made and the kernels are asked
-which lowering they would choose for it.
+The kernel of each scheme is determined by planning a small pass.
 """
 
-import argparse
 import inspect
 import re
 import sys
@@ -22,10 +20,10 @@ from pydantic.fields import FieldInfo
 
 from data.files import write_text
 from data.settings import DataSettings
-from model import SCHEMES, ModelSettings, Places, Transformer
+from model import SCHEMES, ModelSettings, TokenPositions, Transformer
 from model.kernels import choose
-from model.position import Position, PositionSettings, Span
-from training.console import run_main
+from model.position import AttentionContext, PositionalScheme, PositionSettings
+from training.logging.console import Parser, run_main
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "docs" / "positions.md"
@@ -35,35 +33,32 @@ LOWERINGS = {
     "flex": "FlexAttention",
     "blocks": "query blocks",
     "strided": "query blocks, strided mask",
-    "explicit": "query blocks, scores spelled out",
+    "explicit": "query blocks, materialized scores",
 }
 
 
 INTRODUCTION = """\
-Every scheme of `model.position`, in the registry's order. *Remembered* is the form in which a cache
-keeps a key; logits with and without a cache are the same for every scheme. *CPU* and *GPU* are the
-kernels that one long pass over plain text takes. *At test time* lists what a trained checkpoint may
-be evaluated under, beside window, sinks and temperature, which may change wherever nothing of them
-is learned. *Exempt from* names checks of the conformance suite that do not hold for a scheme; the
-reason stands in its section."""
+All schemes of `model.position`. *Cached* is the form in which keys are cached; logits are the same with
+and without a cache. *CPU* and *GPU* are the kernels of a long pass over a single document. *At test
+time* lists the settings that can be overridden on a trained checkpoint, in addition to window, sinks and
+temperatures that are not learned. *Exempt from* lists conformance checks that do not apply to a scheme;
+its section gives the reason."""
 
-LEFT_OUT = """## Not here, and why
+LEFT_OUT = """## Not included
 
-- BiPE (arXiv:2401.16421) and Abacus (arXiv:2405.17399): need segment or digit indices from the loader.
+- BiPE (arXiv:2401.16421) and Abacus (arXiv:2405.17399) require segment or digit indices from the loader.
 - LieRE, ComRoPE, HARoPE: learned rotation generators, mostly for vision. CLEX (arXiv:2310.16450), TAPE
   (arXiv:2501.00712), Giraffe's truncated basis (arXiv:2308.10882), GRAPE's additive and contextual forms
-  (arXiv:2512.07805), STRING (arXiv:2410.18745), DoPE (arXiv:2511.09146): no source was at hand to check the
-  formula against.
+  (arXiv:2512.07805), STRING (arXiv:2410.18745), DoPE (arXiv:2511.09146): no source was available to verify
+  the formula.
 - DAPE-V2 (arXiv:2410.04798) and query-dependent relative logits: not built yet.
-- Dynamic NTK that follows the running length: logits of a prefix would change when text is appended, and no
-  cache could be right. `dynamic` takes the declared length, once per sequence.
+- Dynamic NTK with the current length: the logits of a prefix would change when text is appended, which makes
+  caches invalid. `dynamic` uses the declared length, which is constant within a sequence.
 """
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(__doc__)
     parser.add_argument("--check", action="store_true", help="compare only")
     text = document()
     if parser.parse_args().check:
@@ -84,7 +79,7 @@ def document() -> str:
         "",
         *INTRODUCTION.splitlines(),
         "",
-        "| scheme | what it is | remembered | CPU | GPU | at test time | exempt from |",
+        "| scheme | what it is | cached | CPU | GPU | at test time | exempt from |",
         "|---|---|---|---|---|---|---|",
     ]
     for name, (settings, scheme) in SCHEMES.items():
@@ -93,7 +88,7 @@ def document() -> str:
         own = scheme.__dict__.get("exempt", {})
         exempt = ", ".join(own) if isinstance(own, dict) else ""
         summary = first_sentence(settings.__doc__)
-        cells = [f"[{name}](#{name})", summary, remembers(scheme), cpu, gpu, ", ".join(legal), exempt]
+        cells = [f"[{name}](#{name})", summary, cached_form(scheme), cpu, gpu, ", ".join(legal), exempt]
         lines.append("| " + " | ".join(cell.replace("|", "\\|") or "–" for cell in cells) + " |")
     for name, (settings, scheme) in SCHEMES.items():
         lines += ["", f"## {name}", "", *scheme_section(settings, scheme)]
@@ -109,12 +104,12 @@ def document() -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def scheme_section(settings: type[PositionSettings], scheme: type[Position]) -> list[str]:
+def scheme_section(settings: type[PositionSettings], scheme: type[PositionalScheme]) -> list[str]:
     lines = [prose(scheme.__doc__), ""]
     rows = field_table(settings, COMMON)
     lines += rows if len(rows) > 2 else ["No settings of its own."]
     facts = []
-    if not scheme.takes_fractions:
+    if not scheme.supports_fractions:
         facts.append("Positions must be whole numbers.")
     if not scheme.uses_position:
         facts.append("Position numbers are not read; order comes from the causal mask and from content.")
@@ -130,12 +125,12 @@ def kernels(name: str) -> tuple[str, str]:
         {"dim": 64, "layers": 2, "heads": 2, "head_dim": 32, "position": {"name": name}}
     )
     model = Transformer(settings, vocab_size=8, train_length=16).initialise(0)
-    scheme, places = next(iter(model.position.values())), Places.plain(8)
-    assert isinstance(scheme, Position)
-    tables = scheme.tables(places, torch.float32)
-    span = Span(places, places, places, 1, 2, torch.device("cpu"), tables)
+    scheme, positions = next(iter(model.position.values())), TokenPositions.plain(8)
+    assert isinstance(scheme, PositionalScheme)
+    tables = scheme.tables(positions, torch.float32)
+    context = AttentionContext(positions, positions, positions, 1, 2, torch.device("cpu"), tables)
     with torch.no_grad():
-        plan = scheme.plan(span).bind(torch.zeros(1, 8, 64), None)
+        plan = scheme.plan(context).bind(torch.zeros(1, 8, 64), None)
         views = plan.read(torch.zeros(1, 2, 8, 32), plan.write(torch.zeros(1, 2, 8, 32)))
     cpu, gpu = (choose(views, None, device) for device in ("cpu", "cuda"))
     if cpu == "blocks" and views[0].pairs.is_by_distance:
@@ -143,8 +138,8 @@ def kernels(name: str) -> tuple[str, str]:
     return LOWERINGS[cpu], LOWERINGS[gpu]
 
 
-def remembers(scheme: type[Position]) -> str:
-    return scheme.remembers
+def cached_form(scheme: type[PositionalScheme]) -> str:
+    return scheme.cached_form
 
 
 def prose(doc: str | None) -> str:

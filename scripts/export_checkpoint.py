@@ -8,27 +8,25 @@ The names are those of the model; tied weights are written once. Of a run with a
 hash.
 """
 
-import argparse
 import os
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # started as a script, from any folder
 
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from training.console import Console, run_main
+from training.checkpoint.snapshot import weights_of
 from training.errors import TrainingError
 from training.files import sync
-from training.image import weights_of
-from training.run import load
+from training.logging.console import Console, Parser, run_main
+from training.run.directory import load
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("run", type=Path)
+    parser = Parser(__doc__)
+    parser.add_argument("run", type=Path, metavar="RUN")
     parser.add_argument("--step", type=int, help="of the checkpoint; by default the newest good one")
     parser.add_argument("--weights", choices=("last", "ema"), help="by default the mean where there is one")
     parser.add_argument("--out", type=Path, required=True, help="the file, which must not exist yet")
@@ -45,10 +43,12 @@ def main() -> int:
         save_file(weights, draft, {"format": "pt"} | said)
         sync(draft)
         os.replace(draft, options.out)
+    except (OSError, SafetensorError) as error:
+        raise TrainingError(f"{options.out} cannot be written: {error}") from error
     finally:
         draft.unlink(missing_ok=True)
     size = options.out.stat().st_size / 1e6
-    Console().say(f"{options.out}: {len(weights)} tensors of step {loaded.step}, {size:,.1f} MB")
+    Console().info(f"{options.out}: {len(weights)} tensors of step {loaded.step}, {size:,.1f} MB")
     return 0
 
 

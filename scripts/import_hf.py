@@ -6,7 +6,6 @@ HF_FOLDER holds config.json and model.safetensors (or shards with their index). 
 of the folder is run, nothing is downloaded. What would be computed otherwise than by transformers is refused.
 """
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -14,18 +13,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # started as a scr
 
 from data.settings import DataSettings, SentencePieceSettings
 from data.tokenizer import Tokenizer, load_sentencepiece
-from interop import Foreign, InteropError, read_folder
-from training.checkpoint import save_weights_only
-from training.console import Console, run_main
-from training.run import create_run, is_run
-from training.settings import RunSettings, TrainingSettings
-from training.telling_settings import ValidationSettings
+from interop import ImportedModel, InteropError, read_folder
+from training.checkpoint.storage import save_weights_only
+from training.config.settings import RunSettings, TrainingSettings
+from training.config.trainer_settings import ValidationSettings
+from training.logging.console import Console, Parser, run_main
+from training.run.directory import create_run, is_run
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(__doc__)
     parser.add_argument("folder", metavar="HF_FOLDER", help="folder with config.json and safetensors")
     parser.add_argument("--tokenizer", required=True, metavar="FILE", help="the model's sentencepiece model")
     parser.add_argument("--out", metavar="RUN", help="run folder to make; default: runs/<name of HF_FOLDER>")
@@ -33,8 +30,8 @@ def main() -> None:
     out = Path(args.out or Path("runs") / Path(args.folder).resolve().name)
     run, model = import_folder(Path(args.folder), Path(args.tokenizer), out)
     console = Console()
-    console.say(f"{run}: {model.parameter_count():,} parameters, trained length {model.train_length}")
-    console.say(f'next: python generate.py {run} --prompt "Once upon a time"')
+    console.info(f"{run}: {model.parameter_count():,} parameters, trained length {model.train_length}")
+    console.info(f'next: python generate.py {run} --prompt "Once upon a time"')
 
 
 def import_folder(folder: Path, tokenizer_file: Path, out: Path):
@@ -45,12 +42,14 @@ def import_folder(folder: Path, tokenizer_file: Path, out: Path):
     if is_run(out):
         raise InteropError(f"{out} already is a run: give another --out")
     source = {"imported_from": [str(path) for path in foreign.files]}
-    save_weights_only(out, foreign.model, state=source)  # first: the manifest, last, makes it a run
     create_run(out, _settings(foreign, tokenizer_file), tokenizer, sys.argv, source)
+    save_weights_only(
+        out, foreign.model, state=source
+    )  # after it: checkpoints without a manifest are refused
     return out, foreign.model
 
 
-def _check_tokenizer(tokenizer: Tokenizer, file: Path, foreign: Foreign) -> None:
+def _check_tokenizer(tokenizer: Tokenizer, file: Path, foreign: ImportedModel) -> None:
     shape = foreign.shape
     for what, own, wanted in (
         ("vocabulary size", tokenizer.vocab_size, shape.vocab_size),
@@ -63,7 +62,7 @@ def _check_tokenizer(tokenizer: Tokenizer, file: Path, foreign: Foreign) -> None
             )
 
 
-def _settings(foreign: Foreign, tokenizer_file: Path) -> RunSettings:
+def _settings(foreign: ImportedModel, tokenizer_file: Path) -> RunSettings:
     shape, plain = foreign.shape, TrainingSettings()
     # What a foreign model was trained on is not known; its length and shape are all that can be said.
     choice = SentencePieceSettings(model=str(tokenizer_file), vocab_size=max(264, shape.vocab_size))

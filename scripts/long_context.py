@@ -32,14 +32,14 @@ import torch
 
 from data.files import write_text
 from evaluation import ModelScorer
-from evaluation.forecast import memory_needed
+from evaluation.scoring.forecast import memory_needed
 from model import SCHEMES, Transformer
-from training.config import load_settings
-from training.console import Console, duration, run_main
+from training.config.load import load_settings
+from training.config.settings import RunSettings
 from training.errors import TrainingError
-from training.hardware import peak_memory, prepare_cpu
-from training.run import is_run, load
-from training.settings import RunSettings
+from training.logging.console import Console, Parser, duration, run_main
+from training.run.directory import is_run, load
+from training.run.hardware import peak_memory, prepare_cpu
 
 ROOT = Path(__file__).resolve().parent.parent
 SUBJECTS = ["rope", "none", "sinusoidal", "alibi", "kerple", "t5", "fire", "fox"]
@@ -56,7 +56,7 @@ starts. Machine: {machine}.
 
 
 @dataclass(frozen=True)
-class Row:
+class SpanRow:
     """One measurement."""
 
     subject: str
@@ -72,9 +72,7 @@ class Row:
 
 def main() -> int:
     assert __doc__
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = Parser(__doc__)
     parser.add_argument("subjects", nargs="*", default=SUBJECTS, help="run folders or names of schemes")
     parser.add_argument("--length", default="131072", help="input tokens; several with commas")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of each measurement")
@@ -93,12 +91,12 @@ def main() -> int:
     for length in sorted(lengths):
         for subject in options.subjects:
             words = [subject, "--length", str(length), "--threads", str(options.threads), "--one"]
-            console.say(f"{subject} at {length:,} tokens ...")
+            console.info(f"{subject} at {length:,} tokens ...")
             done = subprocess.run([sys.executable, __file__, *words], stdout=subprocess.PIPE, text=True)
             if done.returncode:  # it has said why
                 return done.returncode
-            row = Row(**json.loads(done.stdout.splitlines()[-1]))
-            console.say(f"{subject} at {length:,} tokens: {told(row)}")
+            row = SpanRow(**json.loads(done.stdout.splitlines()[-1]))
+            console.info(f"{subject} at {length:,} tokens: {told(row)}")
             keep(row, folder)
     rows = read(folder)
     console.table("", *table([row for row in rows if row.length in lengths]))
@@ -126,7 +124,7 @@ def model_of(subject: str, length: int) -> Transformer:
     return model
 
 
-def measure(subject: str, length: int, threads: int) -> Row:
+def measure(subject: str, length: int, threads: int) -> SpanRow:
     """Time and peak memory of this process for one span."""
     prepare_cpu(threads)
     model = model_of(subject, length)
@@ -135,7 +133,7 @@ def measure(subject: str, length: int, threads: int) -> Row:
     scorer(tokens[:, : WARM + 1], min(TARGETS, length))  # libraries are loaded, tables begun
     before, clock, used = peak_memory(device), time.perf_counter(), time.process_time()
     nll = scorer(tokens, TARGETS)
-    return Row(
+    return SpanRow(
         subject=subject,
         length=length,
         threads=threads,
@@ -148,32 +146,32 @@ def measure(subject: str, length: int, threads: int) -> Row:
     )
 
 
-def told(row: Row) -> str:
+def told(row: SpanRow) -> str:
     return (
         f"{duration(row.seconds)} by the clock, {row.cpu_seconds:.0f} CPU seconds, "
         f"peak {row.peak_gib:.2f} GiB"
     )
 
 
-def read(folder: Path) -> list[Row]:
+def read(folder: Path) -> list[SpanRow]:
     """The rows measured so far."""
     path = folder / "long_context.csv"
     if not path.exists():
         return []
     with path.open(newline="", encoding="utf-8") as file:
         return [
-            Row(**{field.name: field.type(row[field.name]) for field in fields(Row)})  # type: ignore[operator]
+            SpanRow(**{field.name: field.type(row[field.name]) for field in fields(SpanRow)})  # type: ignore[operator]
             for row in csv.DictReader(file)
         ]
 
 
-def keep(row: Row, folder: Path) -> None:
+def keep(row: SpanRow, folder: Path) -> None:
     """Write the row among the others, in both files."""
     same = (row.subject, row.length, row.threads)
     rows = [old for old in read(folder) if (old.subject, old.length, old.threads) != same] + [row]
     rows.sort(key=lambda one: (-one.length, one.threads, one.subject))
     text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, fieldnames=[field.name for field in fields(Row)])
+    writer = csv.DictWriter(text, fieldnames=[field.name for field in fields(SpanRow)])
     writer.writeheader()
     writer.writerows(
         {k: f"{v:.4g}" if isinstance(v, float) else v for k, v in asdict(one).items()} for one in rows
@@ -184,7 +182,7 @@ def keep(row: Row, folder: Path) -> None:
     write_text(folder / "long_context.md", HEAD.format(machine=machine()) + body + "\n")
 
 
-def table(rows: list[Row]) -> tuple[list[str], list[list[str]]]:
+def table(rows: list[SpanRow]) -> tuple[list[str], list[list[str]]]:
     columns = [
         *("subject", "length", "threads", "CPU seconds", "by the clock", "peak GiB", "of it the span"),
         "forecast",

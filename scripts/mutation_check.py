@@ -9,7 +9,7 @@ when its tests run and one fails; it is a fault of the table when its text is no
 tests fail without it, or when they cannot run at all.
 """
 
-import argparse
+import re
 import shlex
 import shutil
 import subprocess
@@ -25,13 +25,24 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import yaml
 
 from data.files import write_text
-from training.console import Console, run_main
 from training.errors import TrainingError
+from training.logging.console import Console, Parser, run_main
 
 ROOT = Path(__file__).resolve().parent.parent
 TABLE = ROOT / "tests" / "mutants.yaml"
-COPIED = ("model", "data", "training", "evaluation", "interop", "tests", "configs", "scripts")
-FILES = ("pyproject.toml", "train.py", "generate.py", "evaluate.py")
+COPIED = (
+    "model",
+    "data",
+    "training",
+    "evaluation",
+    "studies",
+    "interop",
+    "generation",
+    "tests",
+    "configs",
+    "scripts",
+)
+FILES = ("pyproject.toml", "train.py", "generate.py", "evaluate.py", "study.py")
 
 
 @dataclass(frozen=True)
@@ -44,7 +55,7 @@ class Mutant:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class MutantOutcome:
     mutant: Mutant
     verdict: str  # caught, survived, or what is wrong with the table
     by: str  # first failing test
@@ -52,9 +63,7 @@ class Outcome:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(__doc__)
     parser.add_argument("words", nargs="*", help="only mutants whose name holds one of these")
     parser.add_argument("--jobs", type=int, default=2, help="mutants tested at once")
     parser.add_argument("--out", help="write the table there, as Markdown")
@@ -80,7 +89,7 @@ def main() -> int:
             for outcome in workers.map(lambda m: test(Path(folder), m), chosen):
                 outcomes.append(outcome)
                 if outcome.verdict != "caught":
-                    console.say(f"{outcome.mutant.name}: {outcome.verdict}")
+                    console.info(f"{outcome.mutant.name}: {outcome.verdict}")
                 bar.advance(1)
     text = report(outcomes, time.monotonic() - start)
     print(text)
@@ -102,11 +111,11 @@ def misplaced(mutants: list[Mutant]) -> list[str]:
     return [m.name for m in mutants if (ROOT / m.file).read_text(encoding="utf-8").count(m.old) != 1]
 
 
-def test(folder: Path, mutant: Mutant) -> Outcome:
+def test(folder: Path, mutant: Mutant) -> MutantOutcome:
     start = time.monotonic()
     status, first = run(folder, mutant, mutant.tests)
     verdict = {0: "survived", 1: "caught"}.get(status, f"the tests did not run (status {status})")
-    return Outcome(mutant, verdict, first, time.monotonic() - start)
+    return MutantOutcome(mutant, verdict, first, time.monotonic() - start)
 
 
 def run(folder: Path, mutant: Mutant | None, tests: str) -> tuple[int, str]:
@@ -132,13 +141,16 @@ def run(folder: Path, mutant: Mutant | None, tests: str) -> tuple[int, str]:
     ]
     done = subprocess.run(line, cwd=copy, capture_output=True, text=True, timeout=900, check=False)
     shutil.rmtree(copy)
-    words = ("FAILED ", "ERROR ")
-    failed = [x.split(" - ")[0] for x in done.stdout.splitlines() if x.startswith(words)]
-    last = (done.stdout + done.stderr).strip().splitlines()[-1:] or [""]
-    return done.returncode, (failed or last)[0].removeprefix("FAILED ")
+    return done.returncode, first_failure(done.stdout + done.stderr)
 
 
-def report(outcomes: list[Outcome], seconds: float) -> str:
+def first_failure(output: str) -> str:
+    """The first failed test in pytest's output; its last line where none is named."""
+    failed = re.findall(r"^(?:FAILED|ERROR) (.*?)(?: - .*)?$", output, re.MULTILINE)
+    return (failed or output.strip().splitlines()[-1:] or [""])[0]
+
+
+def report(outcomes: list[MutantOutcome], seconds: float) -> str:
     caught = sum(o.verdict == "caught" for o in outcomes)
     lines = [
         "# Wrong formulas, planted",

@@ -1,23 +1,23 @@
-"""Draw what positional schemes do: no training, a few seconds, numbers beside each figure.
+"""Plot what positional schemes compute, without training; takes a few seconds.
 
-  python scripts/plot_positions.py                                  every figure, into docs/figures/positions
+  python scripts/plot_positions.py                                  all figures, to docs/figures/positions
   python scripts/plot_positions.py decay --theta 10000 1000000      two bases
   python scripts/plot_positions.py wavelengths --theta 500000 --dim 128 --train-length 8192
   python scripts/plot_positions.py rules --factor 16
   python scripts/plot_positions.py decay --scheme '{name: rope, scaling: {name: yarn, factor: 4}}'
-  python scripts/plot_positions.py biases --run runs/NAME           as trained, beside those that start
+  python scripts/plot_positions.py biases --run runs/NAME           as trained and as initialized
 
 figures:
-  encodings      what a token of ones becomes at positions 0, 1, 2, ...: one panel a scheme
-  inner_product  p_n · p_(n+d) of sinusoidal embeddings: knows distance, not direction
-  decay          mean_j |Σ_(k<j) exp(i·d·θ_k)|, the bound on scores at distance d, by scheme, base and rule
-  angles         the angle between two tokens, RoPE against He and Xu's slower turn
-  wavelengths    tokens of one turn of each pair, those marked that never made one in training
-  biases         what schemes add to a logit at distance d, in one head
-  rules          frequencies under each scaling rule, as a share of those trained
+  encodings      a token of ones at positions 0, 1, 2, ...: one panel per scheme
+  inner_product  p_n · p_(n+d) of sinusoidal embeddings: depends on distance, not on direction
+  decay          mean_j |Σ_(k<j) exp(i·d·θ_k)|, the bound on scores at distance d, by scheme, base and method
+  angles         rotation angle between two tokens: RoPE and He and Xu's slower rotation
+  wavelengths    wavelength of each pair of features; marked: longer than the training length
+  biases         bias added to a logit at distance d, in one head
+  rules          frequencies under each scaling method, relative to the trained ones
 
-Each figure is written as PNG, as SVG with its words as text, and as CSV with the numbers drawn. The same
-command writes the same bytes. Schemes and rules are found in the registry: a new one appears by itself.
+Each figure is written as PNG, SVG with text as text, and CSV with the plotted numbers. The same command
+writes the same bytes. Schemes and methods come from the registry, so new ones are included automatically.
 """
 
 import argparse
@@ -29,34 +29,35 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # started as a script, from any folder
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # allows running from any directory
 
 from data.files import write_text
-from evaluation.curves import Shape
-from evaluation.drawings import FIGURES, Asked, Drawing
-from evaluation.figures import save
-from training.console import Console, run_main
-from training.run import load
+from evaluation.reports.figures import save
+from evaluation.schemes.curves import SchemeShape
+from evaluation.schemes.figure_specs import FIGURES, FigureRequest, FigureSpec
+from training.config.yaml_io import parse_yaml
+from training.errors import ConfigError
+from training.logging.console import Console, Parser, run_main
+from training.run.directory import load
 
 
 def choice_of(text: str) -> dict[str, Any]:
-    """The settings of a scheme from its name alone or from YAML."""
+    """The settings of a scheme from its name or from YAML."""
     try:
-        read = yaml.safe_load(text)
-    except yaml.YAMLError:
+        read, _ = parse_yaml(text, text, numbered=False)
+    except ConfigError:
         read = None
     choice = {"name": read} if isinstance(read, str) else read
     if not isinstance(choice, dict) or "name" not in choice:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no scheme: give a name, as rope, or settings, as '{{name: rope, theta: 500000}}'"
+            f"{text!r} is not a scheme: use a name such as rope, or settings such as "
+            f"'{{name: rope, theta: 500000}}'"
         )
     return choice
 
 
 def number(kind: type, low: float) -> Callable[[str], Any]:
-    """A reader of numbers that are at least `low`, for argparse."""
+    """An argparse type for numbers of at least `low`."""
 
     def read(text: str):
         try:
@@ -72,19 +73,17 @@ def number(kind: type, low: float) -> Callable[[str], Any]:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(__doc__)
     add = parser.add_argument
-    add("figures", nargs="*", metavar="FIGURE", help="which; default: all")
+    add("figures", nargs="*", metavar="FIGURE", help="default: all")
     add(
         "--scheme",
         action="append",
         default=[],
         type=choice_of,
         metavar="YAML",
-        help="a scheme, by name or settings, in place of the usual ones in encodings, decay, wavelengths and "
-        "biases; may be given several times",
+        help="a scheme, by name or settings, instead of the default ones in encodings, decay, wavelengths "
+        "and biases; repeatable",
     )
     add(
         "--theta",
@@ -92,37 +91,43 @@ def parse() -> argparse.Namespace:
         type=number(float, 1.0001),
         default=[10_000.0, 500_000.0],
         metavar="B",
-        help="bases b of the frequencies b^(−2k/D); where one is drawn, the first (10000 500000)",
+        help="bases b of the frequencies b^(−2k/D); figures of one base use the first (10000 500000)",
     )
-    add("--dim", type=number(int, 4), default=128, metavar="D", help="features of a head (128)")
+    add("--dim", type=number(int, 4), default=128, metavar="D", help="head dimension (128)")
     add("--heads", type=number(int, 1), default=8, metavar="H", help="heads of the biases (8)")
-    add("--head", type=number(int, 0), default=3, metavar="h", help="the head that is drawn, from 0 (3)")
-    add("--train-length", type=number(int, 2), default=2048, metavar="L0", help="in tokens (2048)")
+    add("--head", type=number(int, 0), default=3, metavar="h", help="index of the plotted head (3)")
+    add(
+        "--train-length",
+        type=number(int, 2),
+        default=2048,
+        metavar="L0",
+        help="training length in tokens (2048)",
+    )
     add(
         "--factor",
         type=number(float, 1),
         default=8.0,
         metavar="s",
-        help="rules are drawn for s times the trained length (8)",
+        help="scaling methods are plotted for s times the training length (8)",
     )
     add(
         "--distance",
         type=number(int, 8),
         default=256,
         metavar="N",
-        help="longest in decay and inner_product (256)",
+        help="maximum distance in decay and inner_product (256)",
     )
-    add("--tokens", type=number(int, 2), default=8, metavar="N", help="tokens of encodings (8)")
-    add("--run", action="append", default=[], metavar="RUN", help="biases: a trained run beside the others")
-    add("--dpi", type=number(int, 50), default=130, metavar="N", help="of the PNG, 6.4 inches wide (130)")
-    add("--bare", action="store_true", help="no title, subtitle and note: for a figure with a caption")
-    add("--out", type=Path, metavar="FOLDER", help="default: docs/figures/positions of this repository")
+    add("--tokens", type=number(int, 2), default=8, metavar="N", help="number of tokens in encodings (8)")
+    add("--run", action="append", default=[], metavar="RUN", help="biases: also plot a trained run")
+    add("--dpi", type=number(int, 50), default=130, metavar="N", help="resolution of the PNG (130)")
+    add("--bare", action="store_true", help="omit title, subtitle and note")
+    add("--out", type=Path, metavar="FOLDER", help="default: docs/figures/positions")
     args = parser.parse_args()
     for name in args.figures:
         if name not in FIGURES:
-            parser.error(f"there is no figure {name!r}; there are {', '.join(FIGURES)}")
+            parser.error(f"unknown figure {name!r}; known: {', '.join(FIGURES)}")
     if args.head >= args.heads:
-        parser.error(f"--head {args.head} does not exist among --heads {args.heads}, counted from 0")
+        parser.error(f"--head must be less than --heads {args.heads}, got {args.head}")
     return args
 
 
@@ -133,8 +138,8 @@ def main() -> None:
     for run in args.run:
         for layers, scheme in load(run).model.position.items():
             trained[f"{Path(run).name} {layers}"] = scheme.double()
-    ask = Asked(
-        shape=Shape(args.dim, args.heads, args.train_length),
+    request = FigureRequest(
+        shape=SchemeShape(args.dim, args.heads, args.train_length),
         thetas=args.theta,
         factor=args.factor,
         distance=args.distance,
@@ -145,13 +150,13 @@ def main() -> None:
         bare=args.bare,
     )
     for name in args.figures or FIGURES:
-        drawing = FIGURES[name](ask)
+        drawing = FIGURES[name](request)
         write_text(out / f"{name}.csv", table(drawing))
-        console.say(str(save(drawing.figure, out, name, args.dpi)))
+        console.info(str(save(drawing.figure, out, name, args.dpi)))
 
 
-def table(drawing: Drawing) -> str:
-    """The numbers as CSV."""
+def table(drawing: FigureSpec) -> str:
+    """The plotted numbers as CSV."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(drawing.columns)

@@ -1,14 +1,13 @@
-"""Where the best learning rate lies on each line of a study's grid: loss over rate, one line a width.
+"""Plot the loss of a study over a hyperparameter: by default over the learning rate, one line per width.
 
     python study.py configs/studies/mup.yaml --jobs 2
     python scripts/plot_sweep.py runs/studies/mup --out docs/results/mup
 
-Reads the results.json of a study whose grid has an axis of numbers (--over) and one more (--lines); schemes
-get a panel each, seeds are averaged over. Says which value is best on each line, in how many seeds, and how
-many steps of the grid the best ones of a scheme lie apart. Writes OUT.md, OUT.csv, OUT.png and OUT.svg.
+Reads results.json of a study whose grid has a numeric axis (--over) and one other axis (--lines), besides the
+scheme (one panel each) and the seed (averaged). Reports the best value of each line, for the mean and each
+seed, and how many grid steps the best values of a scheme differ. Writes OUT.md, OUT.csv, OUT.png and OUT.svg.
 """
 
-import argparse
 import csv
 import io
 import sys
@@ -23,17 +22,17 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from evaluation.comparable import comparable
-from evaluation.figures import COLOURS, INK, MARKERS, STYLE, save
+from evaluation.reports.figures import COLOURS, INK, MARKERS, STYLE, save
 from studies.errors import StudyError
-from studies.gather import RESULTS, read_results
-from studies.stored import SEED, Study, evaluations_of, read_losses, read_study, stated
-from training.console import run_main
+from studies.results.gather import RESULTS, read_results
+from studies.results.stored import SEED, StoredStudy, evaluations_of, read_losses, read_study
 from training.files import write_text
+from training.logging.console import Parser, run_main
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """One line: NLL by value and seed, the values ascending."""
+    """One line: NLL by value (ascending) and seed."""
 
     variant: str
     label: str
@@ -45,27 +44,28 @@ class Sweep:
 
     @property
     def best(self) -> float:
-        """The value with the least mean."""
+        """The value with the lowest mean."""
         return min(self.means, key=self.means.__getitem__)
 
     @property
     def winners(self) -> list[float]:
-        """The best value of each seed by itself."""
+        """The best value of each seed."""
         seeds = next(iter(self.nll.values()))
         return [min(self.nll, key=lambda value: self.nll[value][seed]) for seed in seeds]
 
 
-def read_sweeps(study: Study, evaluation: str, over: str, lines: str) -> list[Sweep]:
-    """Every line of the study's grid, at the trained length and as trained.
+def read_sweeps(study: StoredStudy, evaluation: str, over: str, lines: str) -> list[Sweep]:
+    """All lines of the grid: NLL at the training length, as trained.
 
-    Raises StudyError where the grid has not these axes and no others, or cells have no result yet, and
-    EvaluationError where they were not measured on the same targets.
+    Raises StudyError if the grid has other axes or cells have no results yet, and EvaluationError if they
+    were evaluated on different targets.
     """
     axes = [axis for axis, _ in study.groups[0]]
     if sorted(axes) != sorted({over, lines}):
         raise StudyError(
-            f"the study's axes beside the scheme and {SEED} are {', '.join(axes) or 'none'}, and one line is "
-            f"drawn for each of two: choose them with --over and --lines"
+            f"besides the scheme and {SEED} the axes are {', '.join(axes) or 'none'}; choose "
+            "exactly two with "
+            "--over and --lines"
         )
     found: dict[tuple[str, str], dict[float, dict[str, float]]] = {}
     measured: list[tuple[str, dict]] = []
@@ -74,17 +74,17 @@ def read_sweeps(study: Study, evaluation: str, over: str, lines: str) -> list[Sw
         try:
             value = float(at[over])
         except ValueError:
-            raise StudyError(f"axis {over} has a place {at[over]!r}, which is no number") from None
+            raise StudyError(f"axis {over}: {at[over]!r} is not a number") from None
         where = ", ".join(f"{axis}={place}" for axis, place in group)
         losses = read_losses(study, evaluation, group)
         if losses is not None:
-            measured.append(stated(where, losses.facts))
+            measured.append((where, losses.facts))
         for variant in study.variants:
             units = losses.reference.get(variant.name, {}) if losses else {}
             wanted = [cell.seed for cell in study.of(variant, group)]
             if sorted(units) != sorted(wanted):
-                why = next(iter(losses.apart.values()), "") if losses else ""
-                why = why or "not every seed is measured; run the study again"
+                why = next(iter(losses.excluded.values()), "") if losses else ""
+                why = why or "some seeds have no results; run the study again"
                 raise StudyError(f"{variant.name}, {where}: {why}")
             line = found.setdefault((variant.name, at[lines]), {})
             line[value] = {seed: float(nll.mean()) for seed, nll in units.items()}
@@ -95,27 +95,27 @@ def read_sweeps(study: Study, evaluation: str, over: str, lines: str) -> list[Sw
     ]
 
 
-def _order(study: Study, variant: str) -> int:
+def _order(study: StoredStudy, variant: str) -> int:
     return [one.name for one in study.variants].index(variant)
 
 
 def spread(sweeps: Sequence[Sweep]) -> int:
-    """Steps of the grid between the lowest and the highest best value."""
+    """Grid steps between the lowest and the highest best value."""
     values = list(sweeps[0].nll)
     places = [values.index(sweep.best) for sweep in sweeps]
     return max(places) - min(places)
 
 
 def page(sweeps: Sequence[Sweep], command: str, figure: str, over: str, lines: str) -> str:
-    """The sweeps as Markdown, the least of each line in bold."""
+    """The sweeps as Markdown, with the lowest NLL of each line in bold."""
     values = list(sweeps[0].nll)
     seeds = len(next(iter(sweeps[0].nll.values())))
     parts = [
         f"# Best {over} by {lines}",
         f"`{command}`",
-        f"NLL in nats a token at the trained length, mean over documents and {seeds} training "
-        f"seed{'s' if seeds > 1 else ''}; bold: the least of its line. The last column is the best {over} of "
-        "each seed by itself.",
+        f"NLL in nats per token at the training length, mean over documents and {seeds} training "
+        f"seed{'s' if seeds > 1 else ''}; bold: the lowest of its line. Last column: the best {over} of "
+        "each seed.",
     ]
     for variant in dict.fromkeys(sweep.variant for sweep in sweeps):
         mine = [sweep for sweep in sweeps if sweep.variant == variant]
@@ -132,9 +132,13 @@ def page(sweeps: Sequence[Sweep], command: str, figure: str, over: str, lines: s
         apart = "the same" if steps == 0 else f"{steps} step{'s' if steps > 1 else ''} of the grid apart"
         ends = "" if steps == 0 else f", from {min(s.best for s in mine):g} to {max(s.best for s in mine):g}"
         edge = [sweep.label for sweep in mine if sweep.best in (values[0], values[-1])]
-        beyond = f" At {lines} {', '.join(edge)} it is at the grid's end, and may lie beyond." if edge else ""
+        beyond = ""
+        if edge:
+            beyond = (
+                f" At {lines} {', '.join(edge)} it is the last value of the grid and may not be the optimum."
+            )
         parts += [f"## {variant}", f"Best {over}: {apart}{ends}.{beyond}", "\n".join(rows)]
-    parts.append(f"![NLL over {over}, a line for each {lines}]({figure})")
+    parts.append(f"![NLL over {over}, one line per {lines}]({figure})")
     return "\n\n".join(parts) + "\n"
 
 
@@ -149,7 +153,7 @@ def csv_text(sweeps: Sequence[Sweep], over: str, lines: str) -> str:
 
 
 def draw(sweeps: Sequence[Sweep], over: str, lines: str) -> Figure:
-    """A panel for each scheme, seeds as small points, the best of each line ringed."""
+    """One panel per scheme; seeds are small points, the best value of each line has a ring."""
     variants = list(dict.fromkeys(sweep.variant for sweep in sweeps))
     with rc_context(STYLE):
         figure = Figure(figsize=(3.2 * len(variants), 3.1), layout="constrained")
@@ -172,36 +176,38 @@ def draw(sweeps: Sequence[Sweep], over: str, lines: str) -> Figure:
             panel.set(xlabel=over, title=variant)
             panel.grid(alpha=0.3)
             panel.spines[["top", "right"]].set_visible(False)
-        panels[0].set_ylabel("NLL, nats a token")
+        panels[0].set_ylabel("NLL, nats per token")
         panels[-1].legend(title=lines, frameon=False)
     return figure
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    parser = Parser(__doc__)
+    parser.add_argument("study", type=Path, metavar="STUDY", help="directory of a study")
+    parser.add_argument("--over", default="rate", metavar="AXIS", help="numeric axis along x (default: rate)")
+    parser.add_argument(
+        "--lines", default="width", metavar="AXIS", help="axis with one line per label (default: width)"
     )
-    parser.add_argument("study", type=Path, metavar="STUDY", help="folder of a study")
-    parser.add_argument("--over", default="rate", metavar="AXIS", help="of numbers, along x (rate)")
-    parser.add_argument("--lines", default="width", metavar="AXIS", help="a line for each place (width)")
-    parser.add_argument("--evaluation", metavar="NAME", help="default: the study's first")
-    parser.add_argument("--out", type=Path, metavar="PATH", help="without a suffix; default: STUDY/sweep")
-    given = parser.parse_args()
-    study = read_study(read_results(given.study))
+    parser.add_argument("--evaluation", metavar="NAME", help="default: the first of the study")
+    parser.add_argument(
+        "--out", type=Path, metavar="PATH", help="output path without suffix (default: STUDY/sweep)"
+    )
+    options = parser.parse_args()
+    study = read_study(read_results(options.study))
     names = evaluations_of(study)
-    name = given.evaluation or next(iter(names), "")
+    name = options.evaluation or next(iter(names), "")
     if name not in names:
-        known = ", ".join(names) or "none yet: run the study first"
-        raise StudyError(f"{given.study / RESULTS} has no evaluation {name!r}; it has {known}")
-    sweeps = read_sweeps(study, name, given.over, given.lines)
-    out = given.out or given.study / "sweep"
+        known = ", ".join(names) or "none; run the study first"
+        raise StudyError(f"{options.study / RESULTS} has no evaluation {name!r}; known: {known}")
+    sweeps = read_sweeps(study, name, options.over, options.lines)
+    out = options.out or options.study / "sweep"
     out.parent.mkdir(parents=True, exist_ok=True)
     command = " ".join(["python", "scripts/plot_sweep.py", *sys.argv[1:]])
-    text = page(sweeps, command, f"{out.name}.png", given.over, given.lines)
+    text = page(sweeps, command, f"{out.name}.png", options.over, options.lines)
     print(text)
     write_text(out.with_suffix(".md"), text)
-    write_text(out.with_suffix(".csv"), csv_text(sweeps, given.over, given.lines))
-    save(draw(sweeps, given.over, given.lines), out.parent, out.name)
+    write_text(out.with_suffix(".csv"), csv_text(sweeps, options.over, options.lines))
+    save(draw(sweeps, options.over, options.lines), out.parent, out.name)
     return 0
 
 

@@ -9,24 +9,24 @@ call that was interrupted goes on where it stopped; nothing is done twice. The l
 the folder made; its prepared.json holds the figures of the tables.
 """
 
-import argparse
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from data import Batches, DataError, DataSettings, prepare, prepared_folder
-from data.summary import show
-from training.config import describe, load_settings
-from training.console import Console, run_main
-from training.settings import RunSettings
+from data import BatchSampler, DataError, DataSettings, prepare, prepared_folder
+from data.preparation.summary import show
+from training.config.help import describe_setting
+from training.config.load import load_settings
+from training.config.schema import schema_of
+from training.config.settings import RunSettings
+from training.logging.console import Console, Parser, run_main
 
 
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, add_help=False
-    )
-    parser.add_argument("words", nargs="*", metavar="FILE.yaml | key.inner=value")
+def parse() -> Namespace:
+    parser = Parser(__doc__, add_help=False)
+    parser.add_argument("words", nargs="*", default=[], metavar="FILE.yaml | key.inner=value")
     parser.add_argument(
         "--workers", type=int, metavar="N", help="processes that tokenise; default: one a core"
     )
@@ -38,7 +38,7 @@ def parse() -> argparse.Namespace:
     if options.help:
         print(parser.format_help())
         print("settings of data (write data.KEY=value):\n")
-        print(describe(DataSettings))
+        print(describe_setting([schema_of(DataSettings)], "all"))
         sys.exit(0)
     return options
 
@@ -51,9 +51,11 @@ def main() -> None:
     if old:  # a new one has just been shown
         show(prepared.summary, console)
     if prepared.train.n_tokens > settings.train_length:
-        batches = Batches(prepared.train, settings.plan, packing=settings.data.packing, seed=settings.seed)
+        batches = BatchSampler(
+            prepared.train, settings.plan, packing=settings.data.packing, seed=settings.seed
+        )
         for length in sorted({portion.length for portion in settings.plan}):
-            console.say(
+            console.info(
                 f"windows of {length:,} tokens, {settings.data.packing}: "
                 f"{batches.windows_per_epoch(length):,} an epoch; {batches.cut_share(length):.1%} of the "
                 "documents are cut by a window's edge"
@@ -61,7 +63,7 @@ def main() -> None:
     if options.verify:
         for store in (prepared.train, prepared.valid):
             store.verify()
-        console.say("every shard is as it was written")
+        console.info("every shard is as it was written")
     print(prepared.folder)
 
 

@@ -14,7 +14,7 @@ run=runs/quickstart
 step "2/5 text: the source of Python's standard library"
 python scripts/prepare.py configs/quickstart.yaml
 step "3/5 training at 256 tokens: about 4 minutes on 2 cores"
-python train.py configs/quickstart.yaml --folder "$run"
+python train.py configs/quickstart.yaml --run-dir "$run"
 step "4/5 evaluation at 256 to 4096 tokens: about 2 minutes on 2 cores"
 python evaluate.py "$run" configs/evaluation/quickstart.yaml
 step "5/5 text from the trained model"

@@ -9,7 +9,6 @@ Nothing is measured here. Parameters and FLOPs are the model's own, of configs/b
 assumption.
 """
 
-import argparse
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -22,12 +21,12 @@ import torch
 
 from data.files import write_text
 from model import ModelSettings, Transformer
-from training.config import load_settings
-from training.console import run_main
-from training.hardware import RECOMPUTED, USUAL_SHARE
-from training.memory import FLOAT, HALF, Layout, activations, block_parameters, matrices
-from training.memory import memory as memory_of
-from training.settings import RunSettings
+from training.config.load import load_settings
+from training.config.settings import RunSettings
+from training.logging.console import Parser, run_main
+from training.run.hardware import RECOMPUTED, USUAL_SHARE
+from training.run.memory import FLOAT, HALF, MemoryLayout, activations, block_parameters, matrices
+from training.run.memory import memory as memory_of
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "docs" / "scaling.md"
@@ -63,7 +62,7 @@ GPUS = {
 
 
 @dataclass(frozen=True)
-class Shape:
+class ModelShape:
     """What the formulas need to know of a run: P parameters, of which `matrices` are multiplied with."""
 
     name: str
@@ -95,16 +94,16 @@ class Shape:
 
     def activations(self, half: bool, checkpointing: bool) -> float:
         """Bytes a token that the backward pass finds."""
-        layout = Layout(1, False, 1, checkpointing, half)
+        layout = MemoryLayout(1, False, 1, checkpointing, half)
         return activations(self.model, self.settings.train_length, layout)
 
 
-def memory(shape: Shape, layout: Layout) -> dict[str, float]:
+def memory(shape: ModelShape, layout: MemoryLayout) -> dict[str, float]:
     """Bytes on each GPU by what they hold."""
     return memory_of(shape.model, shape.settings.train_length, layout)
 
 
-def passes(shape: Shape, layout: Layout) -> int:
+def passes(shape: ModelShape, layout: MemoryLayout) -> int:
     """Forward and backward passes of a step on each GPU."""
     return -(-shape.settings.training.batch_size // (layout.world * layout.sequences))
 
@@ -118,7 +117,7 @@ def gather_seconds(size: float, world: int, gpu: Gpu) -> float:
     return size * (1 - 1 / inside) / gpu.link + between
 
 
-def communication(shape: Shape, layout: Layout, gpu: Gpu) -> float:
+def communication(shape: ModelShape, layout: MemoryLayout, gpu: Gpu) -> float:
     """Seconds a step, nothing hidden. DDP: float32 gradients summed once, a reduction and a gather. FSDP2:
     in every pass weights are gathered twice in bfloat16 and gradients reduced in float32."""
     if not layout.sharded:
@@ -127,14 +126,14 @@ def communication(shape: Shape, layout: Layout, gpu: Gpu) -> float:
     return passes(shape, layout) * gather_seconds(each, layout.world, gpu)
 
 
-def compute(shape: Shape, layout: Layout, gpu: Gpu, share: float = USUAL_SHARE) -> float:
+def compute(shape: ModelShape, layout: MemoryLayout, gpu: Gpu, share: float = USUAL_SHARE) -> float:
     """Seconds a step of matrix work and attention; checkpointing does the forward third again."""
     tokens = passes(shape, layout) * layout.sequences * shape.settings.train_length
     again = RECOMPUTED if layout.checkpointing else 1.0
     return again * tokens * shape.flops / (share * gpu.peak)
 
 
-def best_layout(shape: Shape, world: int, sharded: bool, gpu: Gpu) -> Layout | None:
+def best_layout(shape: ModelShape, world: int, sharded: bool, gpu: Gpu) -> MemoryLayout | None:
     """The most sequences a pass, a power of two, without checkpointing where even one fits without; None
     where nothing fits, or the batch cannot be shared by so many."""
     each, rest = divmod(shape.settings.training.batch_size, world)
@@ -145,7 +144,7 @@ def best_layout(shape: Shape, world: int, sharded: bool, gpu: Gpu) -> Layout | N
             layout
             for k in range(each.bit_length())
             if each % (1 << k) == 0
-            and sum(memory(shape, layout := Layout(world, sharded, 1 << k, checkpointing)).values())
+            and sum(memory(shape, layout := MemoryLayout(world, sharded, 1 << k, checkpointing)).values())
             <= USABLE * gpu.memory
         ]
         if fitting:
@@ -153,11 +152,11 @@ def best_layout(shape: Shape, world: int, sharded: bool, gpu: Gpu) -> Layout | N
     return None
 
 
-def shapes() -> list[Shape]:
+def shapes() -> list[ModelShape]:
     found = []
     for name, config in SIZES.items():
         file = ROOT / "configs" / f"{config}.yaml"
-        found.append(Shape(name, load_settings(RunSettings, [str(file)])))
+        found.append(ModelShape(name, load_settings(RunSettings, [str(file)])))
     return found
 
 
@@ -171,7 +170,7 @@ def states_table(gpu: Gpu) -> str:
     rows = []
     for shape in shapes():
         for world, sharded in ((1, False), (8, False), (8, True), (64, True), (512, True)):
-            parts = memory(shape, Layout(world, sharded, 1))
+            parts = memory(shape, MemoryLayout(world, sharded, 1))
             states = sum(parts[key] for key in ("weights", "gradients", "moments"))
             total = sum(parts.values())
             fits = "yes" if total <= USABLE * gpu.memory else "no"
@@ -268,9 +267,9 @@ class Anchor:
     checkpointing: bool = False
 
 
-LLAMA2 = {"dim": 4096, "layers": 32, "heads": 32, "groups": 32, "hidden": 11008}
-LLAMA3 = {"dim": 4096, "layers": 32, "heads": 32, "groups": 8, "hidden": 14336}
-TINY = {"dim": 2048, "layers": 22, "heads": 32, "groups": 4, "hidden": 5632}
+LLAMA2 = {"dim": 4096, "layers": 32, "heads": 32, "kv_heads": 32, "ffn_dim": 11008}
+LLAMA3 = {"dim": 4096, "layers": 32, "heads": 32, "kv_heads": 8, "ffn_dim": 14336}
+TINY = {"dim": 2048, "layers": 22, "heads": 32, "kv_heads": 4, "ffn_dim": 5632}
 ANCHORS = (
     Anchor("TinyLlama, 1.1B, A100 40 GB", "a100", TINY, 2048, 32_000, 24_000),
     Anchor("fms-fsdp #89, 7B, H100", "h100", LLAMA2, 4096, 32_000, 9_600),
@@ -311,9 +310,7 @@ def filled(document: str, gpu: Gpu) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = Parser(__doc__)
     parser.add_argument("--gpu", choices=list(GPUS), default="h100", help="hardware (h100)")
     parser.add_argument("--write", action="store_true", help="put the tables into docs/scaling.md")
     given = parser.parse_args()

@@ -13,7 +13,6 @@ first step that differs is named. Exit status: 0 if nothing differs; 1 if someth
 struck with steps after them.
 """
 
-import argparse
 import math
 import os
 import random
@@ -24,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from argparse import Namespace
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -34,13 +34,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 from safetensors.torch import load_file
 
-from training.branch import read_run_settings
-from training.checkpoint import MANIFEST, find_checkpoint
-from training.console import Console, run_main
+from training.checkpoint.storage import MANIFEST, find_checkpoint
 from training.errors import TrainingError
 from training.files import read_json
-from training.log import read_metrics
-from training.run import SETTINGS, not_a_run
+from training.logging.console import Console, Parser, run_main
+from training.logging.metrics_file import read_metrics
+from training.run.directory import SETTINGS, not_a_run
+from training.run.extension import read_run_settings
 
 ROOT = Path(__file__).resolve().parent.parent
 TOLERANCE = 1e-10  # of losses and gradient norms in float64, between numbers of processes
@@ -58,17 +58,15 @@ class Attempt:
     killed: bool
 
 
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def parse() -> Namespace:
+    parser = Parser(__doc__)
     parser.add_argument("words", nargs="+", metavar="RUN | FILE.yaml | key.inner=value")
     parser.add_argument("--steps", type=int, metavar="N", help="a budget of N steps instead of the run's")
     parser.add_argument("--kills", type=int, default=3, metavar="N", help="at least 2 (default: 3)")
     parser.add_argument("--ranks", type=int, nargs=2, metavar=("A", "B"), help="numbers of processes")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the moments of the kills")
     parser.add_argument("--out", metavar="FOLDER", help="keep both runs there (default: a temporary folder)")
-    return parser.parse_intermixed_args()
+    return parser.parse_args()
 
 
 def main() -> int:
@@ -85,7 +83,7 @@ def main() -> int:
         if (out / name).exists():
             raise TrainingError(f"{out / name} is there already: remove it, or give another --out")
     out.mkdir(parents=True, exist_ok=True)
-    console.say(f"reference: {steps} steps on {processes(ranks[0])}, not disturbed")
+    console.info(f"reference: {steps} steps on {processes(ranks[0])}, not disturbed")
     run_through(words, out / "reference", ranks[0])
     reference = read_metrics(out / "reference" / "metrics.jsonl")
     edges = edges_of(reference)
@@ -96,11 +94,11 @@ def main() -> int:
     if status == 0 and options.out is None:
         shutil.rmtree(out)
     else:
-        console.say(f"both runs are kept in {out}")
+        console.info(f"both runs are kept in {out}")
     return status
 
 
-def words_of(options: argparse.Namespace) -> tuple[list[str], int]:
+def words_of(options: Namespace) -> tuple[list[str], int]:
     """The words of both runs, and how many steps they take."""
     words = [settings_of(word) for word in options.words]
     if options.ranks and options.ranks[0] != options.ranks[1]:
@@ -116,10 +114,10 @@ def words_of(options: argparse.Namespace) -> tuple[list[str], int]:
             f"{steps} steps are too few for {options.kills} kills, which take 3 each: give "
             f"--steps {3 * options.kills}{fewer}"
         )
-    every = settings.training.checkpoint.every
+    every = settings.training.checkpoint.interval
     if every is None or every > steps // 4:
-        words.append(f"training.checkpoint.every={max(1, steps // 8)}")
-    return [*words, "training.log_every=1000000", "training.wandb.mode=disabled"], steps
+        words.append(f"training.checkpoint.interval={max(1, steps // 8)}")
+    return [*words, "training.log_interval=1000000", "training.wandb.mode=disabled"], steps
 
 
 def settings_of(word: str) -> str:
@@ -134,7 +132,7 @@ def settings_of(word: str) -> str:
 
 def every_of(words: list[str]) -> int:
     settings, _ = read_run_settings(words)
-    return settings.training.checkpoint.every or settings.steps
+    return settings.training.checkpoint.interval or settings.steps
 
 
 def processes(ranks: int) -> str:
@@ -153,7 +151,7 @@ def started(words: list[str], folder: Path, ranks: int) -> subprocess.Popen:
             environment.setdefault("OMP_NUM_THREADS", "1")
     with open(f"{folder}.log", "ab") as log:
         return subprocess.Popen(
-            [*prefix, str(ROOT / "train.py"), *words, "--folder", str(folder)],
+            [*prefix, str(ROOT / "train.py"), *words, "--run-dir", str(folder)],
             stdout=log,
             stderr=log,
             env=environment,
@@ -257,7 +255,7 @@ def run_killed(
     for i, moment in enumerate([*moments, None]):
         number, begun = ranks[(i + 1) % 2], behind(folder)
         goal = "to the end" if moment is None else f"to be killed after step {moment}"
-        console.say(f"attempt {i + 1}: from step {begun} on {processes(number)}, {goal}")
+        console.info(f"attempt {i + 1}: from step {begun} on {processes(number)}, {goal}")
         if moment is None:
             run_through(words, folder, number)
             attempts.append(Attempt(number, begun, told(folder), False))
@@ -280,7 +278,7 @@ def run_killed(
             )
         attempts.append(Attempt(number, begun, told(folder), struck))
         if not struck:
-            console.say(f"attempt {i + 1} was done before it could be killed")
+            console.info(f"attempt {i + 1} was done before it could be killed")
             break
     return attempts
 

@@ -1,5 +1,5 @@
-"""The user errors of this package: their message is for the person at the terminal."""
+"""The user errors of this package; commands print their message without a traceback."""
 
 
 class StudyError(ValueError):
-    """A study file, a study folder or its results are wrong; the message names the thing and the mend."""
+    """A study file, a study folder or its results are invalid; the message names the problem and its fix."""

@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import importlib.util
+import io
+import os
+import random
 import re
+import runpy
+import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
+from accelerate.commands.launch import launch_command_parser
+from torch.distributed.run import get_args_parser
 
-from model import SCHEMES, Cache, Places, Transformer
-from tests.model.zoo import V, close, ids, settings_of
+import evaluate
+from model import SCHEMES, Cache, TokenPositions, Transformer
+from tests.interop.llamas import llama
+from tests.model.zoo import V, close, ids, initialised, settings_of
 
 ROOT = Path(__file__).resolve().parent.parent
+SOURCE = re.compile(r"arXiv:\d{4}\.\d{4,5}|without a paper|He and Xu")
 
 
 def test_the_page_of_positions_is_what_the_registry_says():
@@ -25,7 +37,7 @@ def test_the_page_of_positions_is_what_the_registry_says():
 def test_every_scheme_names_its_source_or_says_it_has_none():
     for name, (settings, scheme) in SCHEMES.items():
         text = f"{settings.__doc__} {scheme.__doc__}"
-        assert re.search(r"arXiv:\d{4}\.\d{4,5}|without a paper|He and Xu", text), name
+        assert SOURCE.search(text), name
 
 
 def test_every_setting_of_a_scheme_is_described():
@@ -34,32 +46,298 @@ def test_every_setting_of_a_scheme_is_described():
             assert key == "name" or (field.description and len(field.description) > 8), f"{name}.{key}"
 
 
+WALKTHROUGH = ROOT / "docs" / "adding_a_scheme.md"
+
+
 def walkthrough() -> str:
-    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    return text[text.index("## Adding a positional scheme") :]
+    return WALKTHROUGH.read_text(encoding="utf-8")
 
 
-def test_the_walk_through_stays_short():
-    assert len(walkthrough().splitlines()) < 60
+# The name of each example's file, and its code.
+EXAMPLES = dict(re.findall(r"`model/position/(\w+)\.py`:\n\n```python\n(.*?)```", walkthrough(), flags=re.S))
+
+
+def test_the_pages_stay_short():
+    assert len(walkthrough().splitlines()) < 140
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 160
 
 
 @torch.no_grad()
-def test_the_example_of_the_walk_through_works(tmp_path, monkeypatch):
-    """Its file is written, registered and run: cache against full pass, and the penalty by hand."""
-    code = re.search(r"```python\n(.*?)```", walkthrough(), flags=re.S)
-    assert code is not None
-    file = tmp_path / "root.py"
-    file.write_text(code[1], encoding="utf-8")
-    spec = importlib.util.spec_from_file_location("root_example", file)
+@pytest.mark.parametrize("name", ["root", "slow_rope"])
+def test_an_example_of_the_walk_through_works(name, tmp_path, monkeypatch):
+    """Its file is written, registered and run: full pass against cache and against NoPE."""
+    model = example(name, tmp_path, monkeypatch)
+    tokens = ids(2, 19)
+    whole, cache = model(tokens, TokenPositions.plain(19)), Cache(model, 2, 19)
+    parts = [model(tokens[:, n : n + 1], TokenPositions.plain(1, offset=n), cache=cache) for n in range(19)]
+    close(torch.cat(parts, dim=1), whole)
+    without = Transformer(settings_of({"name": "none"}), V, 11).initialise(0).double().eval()
+    assert (without(tokens, TokenPositions.plain(19)) - whole).abs().max() > 1e-3
+    assert len(EXAMPLES) == walkthrough().count("```python")
+
+
+def test_the_example_of_a_rotation_by_hand(tmp_path, monkeypatch):
+    """Ten features and L0 11: θ_0 = 1/1.5 turns 1.17 times, θ_1 = 10000^(-1/5)/1.5 = 0.106 less than once."""
+    frequencies, amplitude = example("slow_rope", tmp_path, monkeypatch).position["all"].frequencies(1.0)
+    assert frequencies.tolist() == pytest.approx([1 / 1.5, 0, 0, 0, 0])
+    assert amplitude == 1
+
+
+def example(name, folder, monkeypatch) -> Transformer:
+    file = folder / f"{name}.py"
+    file.write_text(EXAMPLES[name], encoding="utf-8")
+    spec = importlib.util.spec_from_file_location(f"{name}_example", file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    monkeypatch.setitem(SCHEMES, "root", (module.RootSettings, module.Root))
-    shape = settings_of({"name": "none"}).model_copy(update={"position": module.RootSettings()})
-    model = Transformer(shape, V, 11).initialise(0).double().eval()
-    tokens = ids(2, 19)
-    whole, cache = model(tokens, Places.plain(19)), Cache(model, 2, 19)
-    parts = [model(tokens[:, n : n + 1], Places.plain(1, offset=n), cache=cache) for n in range(19)]
-    close(torch.cat(parts, dim=1), whole)
-    without = Transformer(settings_of({"name": "none"}), V, 11).initialise(0).double().eval()
-    assert (without(tokens, Places.plain(19)) - whole).abs().max() > 1e-3
+    title = name.title().replace("_", "")
+    settings, scheme = getattr(module, f"{title}Settings"), getattr(module, title)
+    assert SOURCE.search(scheme.__doc__)
+    monkeypatch.setitem(SCHEMES, name, (settings, scheme))
+    shape = settings_of({"name": "none"}).model_copy(update={"position": settings()})
+    return initialised(Transformer(shape, V, 11), 0).double().eval()
+
+
+# Every command of the documents runs in a copy of the clone, on a run trained there by scripts/quickstart.sh.
+# In the suite the run is a miniature (MINIATURE and SMALL are added); the slow test adds nothing.
+PLACEHOLDERS = {
+    "RUN": "runs/quickstart",
+    "RUNS...": "runs/quickstart",
+    "A": "runs/quickstart",
+    "B": "runs/branch",
+    "BRANCH": "runs/branch",
+    "RESULTS.json": "runs/quickstart/evaluation/quickstart/results.json",
+    "FILE": "configs/studies/quick.yaml",
+    "FOLDER": "llama",
+    "tokenizer.model": "runs/quickstart/tokenizer/tokenizer.model",
+    "N": "2",
+}
+TEXT = ["data.source={name: files, path: texts}", "data.tokenizer.vocab_size=320", "data.valid_fraction=0.7"]
+MINIATURE = [
+    "train_length=256",
+    "model.dim=16",
+    "model.layers=4",
+    "model.heads=4",
+    "model.kv_heads=2",
+    "model.ffn_dim=24",
+    "training.tokens=4K",
+    "training.batch_size=4",
+    "training.micro_batch_size=null",
+    "training.compile=false",
+]
+SMALL = {"documents": 8, "spans_per_document": 1, "least_documents": 1, "windows": 2}
+SMALL |= {"prompts": 2, "items": 4, "haystacks": 4, "length": 512}
+# Scripts whose commands take minutes to hours: only their --help runs.
+LONG = (
+    "compare_schemes",
+    "coordinate_check",
+    "long_context",
+    "mutation_check",
+    "plot_sweep",
+    "verify_resume",
+)
+SHELL = re.compile(r"^(?:[A-Z_]+=\S+ )*(?:python|torchrun|accelerate|sbatch|bash|export|\.) ")
+
+
+def documents() -> list[Path]:
+    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def blocks(text: str) -> list[str]:
+    """The Python code of a Markdown text."""
+    return re.findall(r"^```python\n(.*?)^```", text, flags=re.S | re.M)
+
+
+def commands(text: str) -> list[str]:
+    """The shell commands of a Markdown text: those in fenced blocks, and inline code that begins like one."""
+    found = []
+    for kind, block in re.findall(r"^```(\w*)\n(.*?)^```", text, flags=re.S | re.M):
+        for line in block.replace("\\\n", " ").splitlines():
+            prompt = line.startswith("$ ")
+            if kind == "bash" or prompt:
+                found.append(" ".join(line.removeprefix("$ ").split(" # ")[0].split()))
+    outside = re.sub(r"^```.*?^```", "", text, flags=re.S | re.M)
+    found += [" ".join(code.split()) for code in re.findall(r"`([^`]+)`", outside)]
+    return [line for line in found if SHELL.match(line)]
+
+
+COMMANDS = sorted({line for file in documents() for line in commands(file.read_text(encoding="utf-8"))})
+BLOCKS = {
+    f"{file.stem}-{i}": block
+    for file in documents()
+    if file != WALKTHROUGH
+    for i, block in enumerate(blocks(file.read_text(encoding="utf-8")))
+}
+
+
+def text_for(words) -> list[str]:
+    """The miniature text, whose folder a command may name itself."""
+    return TEXT[1:] if "data.source.path=texts" in words else TEXT
+
+
+class Clone:
+    """A folder that looks like a clone with the quick start's run in it."""
+
+    def __init__(self, folder: Path, miniature: bool):
+        self.folder, self.miniature = folder, miniature
+        for name in ("configs", "scripts", "docs"):
+            shutil.copytree(ROOT / name, folder / name)
+        for file in ROOT.glob("*.py"):
+            shutil.copy(file, folder)
+        (folder / "texts").mkdir()
+        rng = random.Random(3)
+        words = ["".join(rng.choices("abcdefgh", k=rng.randint(2, 6))) for _ in range(400)]
+        shared = rng.choices(words, k=60)  # as source code repeats itself
+        for i in range(66):
+            text = " ".join(word for _ in range(5) for word in (*shared, *rng.choices(words, k=600)))
+            (folder / "texts" / f"{i:02}.txt").write_text(text, encoding="utf-8")
+
+    def run(self, *words: str) -> int:
+        """A Python script in this process: imports are paid once. Returns its exit status."""
+        before, argv, stdin = Path.cwd(), sys.argv, sys.stdin
+        os.chdir(self.folder)
+        sys.argv, sys.stdin = list(words), io.TextIOWrapper(io.BytesIO())
+        try:
+            runpy.run_path(words[0], run_name="__main__")
+        except SystemExit as left:
+            return int(left.code or 0)
+        finally:
+            os.chdir(before)
+            sys.argv, sys.stdin = argv, stdin
+            torch.set_flush_denormal(False)
+        return 0
+
+    def block(self, source: str) -> None:
+        """A Python block of the documents, in the folder of the clone."""
+        (self.folder / "block.py").write_text(source, encoding="utf-8")
+        assert self.run("block.py") == 0
+
+    def command(self, line: str) -> int:
+        """A line of the documents as a reader would give it."""
+        words = shlex.split(line)
+        while "=" in words[0] or words[0] == "export":
+            words.pop(0)
+            if not words:
+                return 0
+        program, *words = [PLACEHOLDERS.get(word, word) for word in words]
+        if program == "python":
+            return self.python(*words)
+        if program == "bash":
+            return subprocess.run(["bash", "-n", words[0]], cwd=ROOT, check=False).returncode
+        if program == "." or len(words) < 2:
+            return 0  # a program's name
+        if program == "sbatch":
+            script = next(word for word in words if word.endswith(".sh"))
+            assert (ROOT / script).is_file()
+            return self.python("train.py", *words[words.index(script) + 1 :], "--dry-run")
+        launch = launch_command_parser() if program == "accelerate" else get_args_parser()
+        found = launch.parse_args(words[1:] if program == "accelerate" else words)
+        assert program == "torchrun" or (ROOT / found.config_file).is_file()
+        script, rest = found.training_script, found.training_script_args
+        return self.python(script, *rest, *(["--dry-run"] if program == "accelerate" else []))
+
+    def python(self, script: str, *words: str) -> int:
+        name = Path(script).stem
+        if name in LONG:
+            return self.run(script, "--help")
+        if name == "train" and "--help" not in words:
+            return self.train(*words)
+        if name == "study" and "--report" in words:
+            return 0  # of a study that was run: tests/studies
+        if name == "study" and "--dry-run" not in words:
+            return self.run(script, words[0], "--dry-run")
+        if name == "prepare" and self.miniature:
+            words = (*words, *text_for(words))
+        if name in ("evaluate", "compare_parent") and self.miniature and "--help" not in words:
+            known = evaluate.kind_of(
+                [word for word in words if not word.startswith(("--", "runs/"))]
+            ).settings.model_fields
+            words = (*words, *(f"{key}={value}" for key, value in SMALL.items() if key in known))
+        return self.run(script, *words)
+
+    def train(self, *words: str) -> int:
+        if any(word.startswith("parent.run=") for word in words):  # inherits text and sizes
+            return self.run("train.py", *words, "training.tokens=4K")
+        return self.run("train.py", *words, *((*text_for(words), *MINIATURE) if self.miniature else ()))
+
+
+def quick_start(folder: Path, miniature: bool) -> Clone:
+    """Everything that scripts/quickstart.sh does after it has installed the packages."""
+    clone = Clone(folder, miniature)
+    script = (ROOT / "scripts" / "quickstart.sh").read_text(encoding="utf-8")
+    for line in re.findall(r"^python .*", script, flags=re.M):
+        assert clone.command(line.replace('"$run"', "runs/quickstart")) == 0, line
+    extension = ["configs/extension/yarn.yaml", "parent.run=runs/quickstart", "--run-dir", "runs/branch"]
+    assert clone.train(*extension) == 0
+    llama(vocab_size=320).save_pretrained(folder / "llama")
+    return clone
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory) -> Clone:
+    return quick_start(tmp_path_factory.mktemp("clone"), miniature=True)
+
+
+def test_the_documents_have_commands():
+    assert len(COMMANDS) > 30 and "python evaluate.py RUN configs/evaluation/extension.yaml" in COMMANDS
+    assert len(BLOCKS) >= 2
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_every_command_of_the_documents_runs(clone, line):
+    assert clone.command(line) == 0
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_every_python_block_of_the_documents_runs(clone, name):
+    clone.block(BLOCKS[name])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.filterwarnings("default")  # Jupyter's own
+def test_the_notebook_runs(clone, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *os.environ.get("PYTHONPATH", "").split()]))
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    notebook = nbformat.read(ROOT / "docs" / "notebooks" / "quickstart.ipynb", as_version=4)
+    resources = {"metadata": {"path": str(clone.folder)}}
+    nbclient.NotebookClient(notebook, timeout=600, kernel_name="python3", resources=resources).execute()
+    images = [
+        output
+        for cell in notebook.cells
+        if cell.cell_type == "code"
+        for output in cell.outputs
+        if "image/png" in output.get("data", {})
+    ]
+    assert len(images) >= 2
+
+
+def test_the_site_builds(tmp_path):
+    pytest.importorskip("mkdocs")
+    line = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+    found = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert found.returncode == 0, found.stdout + found.stderr
+
+
+PATHS = re.compile(
+    r"`((?:model|data|training|evaluation|studies|interop|scripts|configs|tests)/[\w/.-]+\.\w+)`"
+)
+
+
+@pytest.mark.parametrize(
+    "file", ["architecture.md", "configuration.md", "comparison.md", "data.md", "training.md"]
+)
+def test_every_file_that_a_page_names_exists(file):
+    text = (ROOT / "docs" / file).read_text(encoding="utf-8")
+    text = text[text.index("## Sextant") :] if file == "comparison.md" else text
+    missing = [path for path in PATHS.findall(text) if not (ROOT / path).exists()]
+    assert not missing
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3 * 3600)
+def test_every_evaluation_and_sample_of_the_documents_runs_on_the_quick_start(tmp_path):
+    clone = quick_start(tmp_path, miniature=False)
+    for line in COMMANDS:
+        if re.match(r"python (evaluate|generate)\.py|torchrun", line):
+            assert clone.command(line) == 0, line

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from training.exits import RANK_LOST, REQUEUE
+from training.errors import RANK_LOST, REQUEUE
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = sorted((ROOT / "scripts" / "launch").glob("*.sh"))

@@ -7,16 +7,22 @@ import math
 import sys
 from typing import Literal
 
+import numpy as np
 import pytest
+import torch
 from matplotlib.text import Text
 
-from evaluation import EvaluationError, curves, drawings
-from evaluation.curves import Shape
-from evaluation.drawings import FIGURES, Asked
+from evaluation import EvaluationError
+from evaluation.schemes import curves
+from evaluation.schemes import figure_specs as drawings
+from evaluation.schemes.curves import SchemeShape
+from evaluation.schemes.figure_specs import FIGURES, FigureRequest
+from evaluation.schemes.figures import _oblique
 from model import ModelSettings, Transformer
-from model.pairs import View
-from model.position import SCHEMES, Plan, Position, PositionSettings
+from model.attention_mask import AttentionView
+from model.position import SCHEMES, AttentionPlan, PositionalScheme, PositionSettings
 from scripts import plot_positions
+from training.errors import TrainingError
 
 
 def column(drawing, value: str, **where) -> list:
@@ -27,7 +33,7 @@ def column(drawing, value: str, **where) -> list:
 
 def test_encodings_are_those_printed_in_the_document_they_come_from():
     """Four tokens of two ones each. The document prints additions without the token for the first five."""
-    drawing = drawings.encodings(Asked(tokens=4))
+    drawing = drawings.encodings(FigureRequest(tokens=4))
     printed = {
         "integer": [0, 0, 1, 1, 2, 2, 3, 3],
         "unit_interval": [0, 0, 0.25, 0.25, 0.5, 0.5, 0.75, 0.75],
@@ -42,13 +48,13 @@ def test_encodings_are_those_printed_in_the_document_they_come_from():
 
 
 def test_eight_tokens_take_three_bits():
-    drawing = drawings.encodings(Asked(tokens=8))
+    drawing = drawings.encodings(FigureRequest(tokens=8))
     bits = [1 + int(bit) for n in range(8) for bit in format(n, "03b")]
     assert column(drawing, "value", scheme="binary") == bits
 
 
 def test_inner_products_are_sums_of_cosines():
-    drawing = drawings.inner_product(Asked(Shape(dim=10), thetas=[70.0], distance=9))
+    drawing = drawings.inner_product(FigureRequest(SchemeShape(dim=10), thetas=[70.0], distance=9))
     distances = column(drawing, "distance", features=10)
     assert distances == list(range(-9, 10))
     expected = [sum(math.cos(d * 70 ** (-2 * k / 10)) for k in range(5)) for d in distances]
@@ -70,7 +76,7 @@ def test_decay_has_the_values_of_an_independent_sum():
         128: 9.2729,
         256: 6.5431,
     }
-    values = column(drawings.decay(Asked()), "bound", scheme="rope, base 10,000")
+    values = column(drawings.decay(FigureRequest()), "bound", scheme="rope, base 10,000")
     assert len(values) == 257
     for distance, value in known.items():
         assert values[distance] == pytest.approx(value, abs=6e-5)
@@ -78,7 +84,7 @@ def test_decay_has_the_values_of_an_independent_sum():
 
 def test_decay_under_a_rule_and_another_base():
     """Dividing positions by 4 shows at distance 4d what was at d."""
-    ask = Asked(Shape(dim=12), thetas=[300.0], factor=4.0, distance=40)
+    ask = FigureRequest(SchemeShape(dim=12), thetas=[300.0], factor=4.0, distance=40)
     found = drawings.decay(ask)
     plain, linear = (column(found, "bound", scheme=name) for name in ("rope, base 300", "linear"))
     assert linear[::4] == pytest.approx(plain[:11], abs=1e-12)
@@ -90,7 +96,7 @@ def test_decay_under_a_rule_and_another_base():
 
 
 def test_angles_are_those_of_he_and_xu():
-    drawing = drawings.angles(Asked())
+    drawing = drawings.angles(FigureRequest())
     before = column(drawing, "angle_radians", scheme="rope", pair=0)
     assert before[5] == 6 and before[6] == pytest.approx(0.7168, abs=5e-5)  # their text, on distances 6 and 7
     after = column(drawing, "angle_radians", scheme="he_xu", pair=0)
@@ -100,21 +106,21 @@ def test_angles_are_those_of_he_and_xu():
 
 
 def test_angles_follow_the_base_and_the_width():
-    drawing = drawings.angles(Asked(Shape(dim=12, train_length=300), thetas=[50.0]))
+    drawing = drawings.angles(FigureRequest(SchemeShape(dim=12, train_length=300), thetas=[50.0]))
     for name, first in (("rope", 1.0), ("he_xu", math.pi / 600)):
         expected = [d * first * 50 ** (-2 * 3 / 12) % (2 * math.pi) for d in range(1, 51)]
         assert column(drawing, "angle_radians", scheme=name, pair=3) == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize(
-    ("theta", "dim", "length", "turning"),
+    ("theta", "dim", "length", "rotated_pairs"),
     [(10_000.0, 128, 4096, 46), (10_000.0, 128, 2048, None), (5e5, 64, 8192, None), (50.0, 8, 4096, 4)],
 )
-def test_pairs_that_never_turned_are_those_past_the_critical_dimension(theta, dim, length, turning):
+def test_pairs_that_never_turned_are_those_past_the_critical_dimension(theta, dim, length, rotated_pairs):
     """D_c = 2⌈D/2 · log_b(L0 / 2π)⌉ (Liu et al. 2023); 92 for the first case."""
     pairs = min(dim // 2, math.ceil(dim / 2 * math.log(length / (2 * math.pi)) / math.log(theta)))
-    assert turning in (None, pairs)
-    drawing = drawings.wavelengths(Asked(Shape(dim=dim, train_length=length), thetas=[theta]))
+    assert rotated_pairs in (None, pairs)
+    drawing = drawings.wavelengths(FigureRequest(SchemeShape(dim=dim, train_length=length), thetas=[theta]))
     whole = column(drawing, "whole_turn")
     assert whole == [True] * pairs + [False] * (dim // 2 - pairs)
     assert f": {dim // 2 - pairs} of {dim // 2}" in drawing.figure.axes[0].texts[-1].get_text()
@@ -123,7 +129,7 @@ def test_pairs_that_never_turned_are_those_past_the_critical_dimension(theta, di
 
 
 def test_biases_of_alibi_are_its_slopes():
-    drawing = drawings.biases(Asked(Shape(dim=8, heads=8, train_length=100), head=2))
+    drawing = drawings.biases(FigureRequest(SchemeShape(dim=8, heads=8, train_length=100), head=2))
     found = dict(
         zip(*(column(drawing, key, scheme="alibi") for key in ("distance", "bias_nats")), strict=True)
     )
@@ -132,8 +138,8 @@ def test_biases_of_alibi_are_its_slopes():
 
 
 def test_biases_of_the_other_schemes_follow_their_formulas():
-    shape, head = Shape(dim=16, heads=4, train_length=200), 1
-    drawing = drawings.biases(Asked(shape, head=head))
+    shape, head = SchemeShape(dim=16, heads=4, train_length=200), 1
+    drawing = drawings.biases(FigureRequest(shape, head=head))
     start = curves.biased(shape, 200)
 
     def drawn(label: str) -> dict[int, float]:
@@ -162,16 +168,16 @@ class AddedSettings(PositionSettings):
     form: Literal["root", "root_again", "square"] = "root"
 
 
-class Added(Position):
-    def plan(self, span):
+class Added(PositionalScheme):
+    def plan(self, context):
         power = 2.0 if self.settings.form == "square" else 0.5
-        pairs = span.pairs(distance=lambda h, d: 5 - (h + 1) * d.double() ** power)
-        return Plan(read=lambda q, k: [View(q, k, pairs)])
+        pairs = context.pairs(distance=lambda h, d: 5 - (h + 1) * d.double() ** power)
+        return AttentionPlan(read=lambda q, k: [AttentionView(q, k, pairs)])
 
 
 def test_a_scheme_that_is_added_appears_in_each_of_its_forms(monkeypatch):
     monkeypatch.setitem(SCHEMES, "added", (AddedSettings, Added))
-    drawing = drawings.biases(Asked(Shape(dim=8, heads=4, train_length=50), head=1))
+    drawing = drawings.biases(FigureRequest(SchemeShape(dim=8, heads=4, train_length=50), head=1))
     assert "added root_again" not in column(drawing, "scheme")
     for label, power in (("added root", 0.5), ("added square", 2)):
         d = column(drawing, "distance", scheme=label)
@@ -181,28 +187,28 @@ def test_a_scheme_that_is_added_appears_in_each_of_its_forms(monkeypatch):
         assert column(drawing, "bias_nats", scheme=label)[0] == 5
 
 
-class Halves(Position):
+class Halves(PositionalScheme):
     """Near and far pairs in views of their own; only far ones have a bias."""
 
-    def plan(self, span):
-        q, k = span.q_position, span.k_position
-        near = span.pairs(rule=lambda b, h, i, j: q[b, i] - k[b, j] < 3)
-        far = span.pairs(
-            rule=lambda b, h, i, j: q[b, i] - k[b, j] >= 3,
+    def plan(self, context):
+        q, k = context.q_position, context.k_position
+        near = context.pairs(mask_mod=lambda b, h, i, j: q[b, i] - k[b, j] < 3)
+        far = context.pairs(
+            mask_mod=lambda b, h, i, j: q[b, i] - k[b, j] >= 3,
             bias=lambda b, h, i, j: -(h + 2.0) * (q[b, i] - k[b, j]),
         )
-        return Plan(read=lambda q, k: [View(q, k, near), View(q, k, far)])
+        return AttentionPlan(read=lambda q, k: [AttentionView(q, k, near), AttentionView(q, k, far)])
 
 
 def test_views_of_disjoint_pairs_are_read_together(monkeypatch):
     monkeypatch.setitem(SCHEMES, "added", (AddedSettings, Halves))
-    values = curves.bias(curves.build({"name": "added"}, Shape(dim=8, heads=2)), 5)
+    values = curves.bias(curves.build({"name": "added"}, SchemeShape(dim=8, heads=2)), 5)
     assert values is not None
     assert values.tolist() == [[0, 0, 0, -6, -8, -10], [0, 0, 0, -9, -12, -15]]
 
 
 def test_every_scheme_with_a_bias_is_found_and_no_other():
-    found = curves.biased(Shape(dim=8, heads=4, train_length=64), 64)
+    found = curves.biased(SchemeShape(dim=8, heads=4, train_length=64), 64)
     names = {label.split()[0] for label in found}
     assert "alibi" in names and not names & {"none", "rope", "sinusoidal", "learned", "integer"}
     for label, scheme in found.items():
@@ -211,31 +217,33 @@ def test_every_scheme_with_a_bias_is_found_and_no_other():
 
 
 def test_a_windowed_bias_ends_with_its_window():
-    scheme = curves.build({"name": "alibi", "window": 5}, Shape(dim=8, heads=2))
+    scheme = curves.build({"name": "alibi", "window": 5}, SchemeShape(dim=8, heads=2))
     values = curves.bias(scheme, 9)
     assert values is not None
     assert values[0].tolist() == pytest.approx([0.0, -1 / 16, -2 / 16, -3 / 16, -4 / 16] + [-math.inf] * 5)
     settings = {"name": "alibi", "window": 5}
-    axes = drawings.biases(Asked(Shape(dim=8, train_length=64), schemes=[settings])).figure.axes[0]
+    axes = drawings.biases(
+        FigureRequest(SchemeShape(dim=8, train_length=64), schemes=[settings])
+    ).figure.axes[0]
     assert axes.texts[0].get_text() == "alibi, window 5"
     assert axes.texts[0].xy == (4, pytest.approx(-4 / 16))
 
 
 def test_rules_have_the_ratios_of_their_formulas():
-    drawing = drawings.rules(Asked(Shape(dim=16, train_length=512), factor=4.0))
-    assert column(drawing, "frequency_ratio", rule="none") == [1.0] * 8
-    assert column(drawing, "frequency_ratio", rule="linear") == pytest.approx([0.25] * 8)
+    drawing = drawings.methods(FigureRequest(SchemeShape(dim=16, train_length=512), factor=4.0))
+    assert column(drawing, "frequency_ratio", method="none") == [1.0] * 8
+    assert column(drawing, "frequency_ratio", method="linear") == pytest.approx([0.25] * 8)
     ntk = [4 ** (-2 * k / 14) for k in range(8)]
-    assert column(drawing, "frequency_ratio", rule="ntk = dynamic") == pytest.approx(ntk, rel=1e-12)
-    assert column(drawing, "frequency_ratio", rule="drop") == [0.0] * 8
+    assert column(drawing, "frequency_ratio", method="ntk = dynamic") == pytest.approx(ntk, rel=1e-12)
+    assert column(drawing, "frequency_ratio", method="drop") == [0.0] * 8
     llama3 = []
     for k in range(8):
         turns = 512 * 10_000 ** (-k / 8) / (2 * math.pi)
         kept = min(max((turns - 1) / 3, 0), 1)
         llama3.append(kept + (1 - kept) / 4)
     assert 0.25 < llama3[4] < 1 or 0.25 < llama3[3] < 1
-    assert column(drawing, "frequency_ratio", rule="llama3") == pytest.approx(llama3, rel=1e-12)
-    both = [column(drawing, "frequency_ratio", rule=f"yarn {ramp}") for ramp in ("dim", "wavelength")]
+    assert column(drawing, "frequency_ratio", method="llama3") == pytest.approx(llama3, rel=1e-12)
+    both = [column(drawing, "frequency_ratio", method=f"yarn {ramp}") for ramp in ("dim", "wavelength")]
     assert both[0][0] == both[1][0] == 1 and both[0] != both[1]
     assert any("longrope" in text.get_text() for text in drawing.figure.texts)
 
@@ -244,9 +252,9 @@ def test_rules_have_the_ratios_of_their_formulas():
 @pytest.mark.parametrize(
     "ask",
     [
-        Asked(),
-        Asked(Shape(8, 3, 300), thetas=[5e7], factor=32.0, distance=20, tokens=5, head=0),
-        Asked(Shape(64, 12, 5000), thetas=[100.0, 1e4, 5e5], factor=1.5, bare=True),
+        FigureRequest(),
+        FigureRequest(SchemeShape(8, 3, 300), thetas=[5e7], factor=32.0, distance=20, tokens=5, head=0),
+        FigureRequest(SchemeShape(64, 12, 5000), thetas=[100.0, 1e4, 5e5], factor=1.5, bare=True),
     ],
     ids=["usual", "small", "bare"],
 )
@@ -318,9 +326,9 @@ def test_schemes_of_ones_own_and_trained_runs_are_drawn(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["decay", "--scheme", "alibi"], "'alibi' turns no pairs at fixed frequencies; those that do: rope"),
-        (["biases", "--scheme", "rope"], "rope adds no bias by position"),
-        (["decay", "--scheme", "rop"], "no positional scheme is called 'rop'"),
+        (["decay", "--scheme", "alibi"], "'alibi' has no fixed frequencies; choose one of rope"),
+        (["biases", "--scheme", "rope"], "rope adds no positional bias"),
+        (["decay", "--scheme", "rop"], "unknown positional scheme 'rop'"),
         (["decay", "--scheme", "{name: rope, theta: -1}"], "scheme 'rope': theta: "),
     ],
 )
@@ -332,15 +340,27 @@ def test_what_cannot_be_drawn_is_refused(words, message, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["waves"], "there is no figure 'waves'; there are encodings"),
+        (["waves"], "'waves'; known: encodings"),
         (["--dim", "two"], "'two' is not a whole number of at least 4"),
         (["--theta", "0.5"], "'0.5' is not a number of at least"),
-        (["--scheme", "{theta: 3}"], "is no scheme: give a name"),
-        (["--scheme", "{"], "is no scheme: give a name"),
-        (["--head", "8"], "--head 8 does not exist among --heads 8"),
+        (["--scheme", "{theta: 3}"], "is not a scheme"),
+        (["--scheme", "{"], "is not a scheme"),
+        (["--head", "8"], "--head must be less than --heads 8"),
     ],
 )
-def test_words_that_mean_nothing_are_refused(words, message, monkeypatch, capsys):
-    with pytest.raises(SystemExit) as ended:
+def test_words_that_mean_nothing_are_refused(words, message, monkeypatch):
+    with pytest.raises(TrainingError) as caught:
         run(monkeypatch, *words)
-    assert ended.value.code == 2 and message in capsys.readouterr().err
+    assert message in str(caught.value)
+
+
+def test_rules_that_follow_the_length_are_drawn_at_the_factor_asked_for():
+    ask = FigureRequest(factor=4.0)
+    plain = curves.build({"name": "rope"}, ask.shape)
+    auto = curves.build({"name": "rope", "scaling": {"name": "linear", "factor": "auto"}}, ask.shape)
+    assert torch.equal(ask.frequencies(auto), ask.frequencies(plain) / 4)
+
+
+def test_depth_is_drawn_shorter_than_the_features_in_the_plane():
+    sizes = np.linalg.norm(_oblique(np.eye(4)), axis=1)
+    assert sizes[3] == sizes[2] == 1 > sizes[1] > sizes[0] > 0

@@ -3,18 +3,18 @@
 import pytest
 import torch
 
-from model import Places, Transformer
+from model import TokenPositions, Transformer
 from scripts import scaling
-from scripts.scaling import GPUS, Layout, Shape
-from training.config import load_settings
-from training.settings import RunSettings
+from scripts.scaling import GPUS, MemoryLayout, ModelShape
+from training.config.load import load_settings
+from training.config.settings import RunSettings
 
 
-def shape_of(*words: str) -> Shape:
-    return Shape("x", load_settings(RunSettings, ["data.tokenizer.name=bytes", *words]))
+def shape_of(*words: str) -> ModelShape:
+    return ModelShape("x", load_settings(RunSettings, ["data.tokenizer.name=bytes", *words]))
 
 
-def kept_bytes(shape: Shape, sequences: int) -> int:
+def kept_bytes(shape: ModelShape, sequences: int) -> int:
     """Bytes of all that a forward pass of the model leaves for its backward pass, weights apart."""
     s = shape.settings
     model = Transformer(s.model, 258, s.train_length).initialise(0)
@@ -29,15 +29,15 @@ def kept_bytes(shape: Shape, sequences: int) -> int:
         return x
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        model(tokens[:, :-1], Places.plain(s.train_length), tokens[:, 1:])
+        model(tokens[:, :-1], TokenPositions.plain(s.train_length), tokens[:, 1:])
     return sum(size for _, size in kept.values())
 
 
 @pytest.mark.parametrize(
     "words",
     [
-        ["model.dim=96", "model.heads=6", "model.groups=2", "train_length=40"],
-        ["model.dim=64", "model.heads=4", "model.groups=4", "model.head_dim=24", "train_length=72"],
+        ["model.dim=96", "model.heads=6", "model.kv_heads=2", "train_length=40"],
+        ["model.dim=64", "model.heads=4", "model.kv_heads=4", "model.head_dim=24", "train_length=72"],
     ],
 )
 def test_a_block_keeps_what_the_formula_says(words):
@@ -55,18 +55,18 @@ def test_memory_by_hand():
     shape = next(one for one in scaling.shapes() if one.name == "1B")
     p, block = 1_100_048_384, 44_044_288
     assert (shape.parameters, shape.block) == (p, block)
-    alone = scaling.memory(shape, Layout(1, False, 4))
+    alone = scaling.memory(shape, MemoryLayout(1, False, 4))
     assert [alone[key] for key in ("weights", "gradients", "moments", "buckets")] == [4 * p, 4 * p, 8 * p, 0]
     assert alone["bfloat16 copies"] == 2 * (22 * block + 32_000 * 2048)
     # 4·C + H + 2 in float32; 2·C + (3·32 + 2·4)·64 + 4·5632 in bfloat16
     kept = 4 * (4 * 2048 + 34) + 2 * (2 * 2048 + 104 * 64 + 4 * 5632)
     assert alone["activations"] == 4 * 2048 * 22 * kept
-    again = scaling.memory(shape, Layout(1, False, 4, checkpointing=True))
+    again = scaling.memory(shape, MemoryLayout(1, False, 4, checkpointing=True))
     assert again["activations"] == 4 * 2048 * (22 * 2048 * 4 + kept)
-    split = scaling.memory(shape, Layout(8, True, 4))
+    split = scaling.memory(shape, MemoryLayout(8, True, 4))
     assert split["weights"] == p / 2 and split["moments"] == p
     assert split["whole blocks"] == 10 * block + 8 * (p - 22 * block)
-    assert scaling.memory(shape, Layout(8, False, 4))["buckets"] == 4 * p
+    assert scaling.memory(shape, MemoryLayout(8, False, 4))["buckets"] == 4 * p
 
 
 def test_communication_by_hand():
@@ -77,12 +77,12 @@ def test_communication_by_hand():
     assert scaling.gather_seconds(8e9, 64, gpu) == pytest.approx(7e9 / 450e9 + 7e9 / 400e9)
     shape = next(one for one in scaling.shapes() if one.name == "1B")
     p = shape.parameters
-    ddp = scaling.communication(shape, Layout(8, False, 8), gpu)
+    ddp = scaling.communication(shape, MemoryLayout(8, False, 8), gpu)
     assert ddp == pytest.approx(2 * 4 * p * 7 / 8 / 450e9)  # whatever the passes: once a step
-    fsdp = scaling.communication(shape, Layout(8, True, 8), gpu)
-    assert scaling.passes(shape, Layout(8, True, 8)) == 4
+    fsdp = scaling.communication(shape, MemoryLayout(8, True, 8), gpu)
+    assert scaling.passes(shape, MemoryLayout(8, True, 8)) == 4
     assert fsdp == pytest.approx(4 * (2 + 2 + 4) * p * 7 / 8 / 450e9)
-    work = scaling.compute(shape, Layout(8, True, 8), gpu, share=0.5)
+    work = scaling.compute(shape, MemoryLayout(8, True, 8), gpu, share=0.5)
     assert work == pytest.approx(256 * 2048 * shape.flops / 8 / (0.5 * 989e12))
 
 
@@ -98,12 +98,12 @@ def test_a_layout_fits_or_there_is_none():
     assert scaling.best_layout(seven, 8, False, gpu) is None  # its states alone are 108 GB
 
 
-def most(shape: Shape, world: int, sharded: bool, checkpointing: bool = False) -> int:
+def most(shape: ModelShape, world: int, sharded: bool, checkpointing: bool = False) -> int:
     """The most sequences a pass has room for."""
     room = scaling.USABLE * GPUS["h100"].memory
 
     def fits(n: int) -> bool:
-        return sum(scaling.memory(shape, Layout(world, sharded, n, checkpointing)).values()) <= room
+        return sum(scaling.memory(shape, MemoryLayout(world, sharded, n, checkpointing)).values()) <= room
 
     return next(n for n in range(100) if not fits(n + 1))
 
@@ -115,9 +115,9 @@ def test_what_the_document_says_of_1b_and_of_where_ddp_ends():
     assert [(scaling.passes(shape, one), one.sequences) for one in layouts if one] == [(4, 8), (4, 8)]
     sizes, file = {}, str(scaling.ROOT / "configs" / "1b.yaml")
     for dim, layers, hidden in ((2816, 30, 7552), (3072, 28, 8192), (3072, 32, 8192)):
-        heads = ["model.groups=4", f"model.heads={dim // 64}", f"model.hidden={hidden}"]
+        heads = ["model.kv_heads=4", f"model.heads={dim // 64}", f"model.ffn_dim={hidden}"]
         words = [file, f"model.dim={dim}", f"model.layers={layers}", *heads]
-        one = Shape("x", load_settings(RunSettings, words))
+        one = ModelShape("x", load_settings(RunSettings, words))
         sizes[f"{one.parameters / 1e9:.1f}B"] = [most(one, 8, False, again) > 0 for again in (False, True)]
     assert sizes == {"2.6B": [True, True], "2.9B": [False, True], "3.3B": [False, False]}
 

@@ -1,28 +1,29 @@
-"""Writing files so that a kill, a power cut or a full disk never leaves half of one under its name."""
+"""Atomic files and validated JSON, with TrainingError as the error."""
 
 import errno
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from data import files
 from data.files import sha256_of
 from training.errors import TrainingError
 
-__all__ = ["is_disk_full", "read_json", "sha256_of", "sync", "write_json", "write_text"]
+__all__ = ["is_disk_full", "read_json", "sha256_of", "sync", "with_keys", "write_json", "write_text"]
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Whether an error says that there is no room left; safetensors says it in words only."""
+    """Whether an error means a full disk; safetensors reports this only in the message."""
     if isinstance(error, OSError) and error.errno in _FULL:
         return True
     return any(os.strerror(number) in str(error) for number in _FULL)
 
 
 def write_text(file: Path, text: str) -> None:
-    """Put a whole text under a name at once; raises TrainingError naming the file where that fails."""
+    """Write a text file atomically; raises TrainingError with the file's name."""
     try:
         files.write_text(file, text)
     except OSError as error:
@@ -33,21 +34,35 @@ def write_json(file: Path, value: dict) -> None:
     write_text(file, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def read_json(file: Path) -> dict:
-    """The object in a JSON file; raises TrainingError naming the file where it is missing or broken."""
+def read_json(file: Path, needed: Mapping[str, type] | None = None) -> dict:
+    """Read the object in a JSON file and check that it has the `needed` keys of these types.
+
+    Raises TrainingError with the name of the file or key that is missing or invalid.
+    """
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise TrainingError(f"{file}: missing") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise TrainingError(f"{file}: not readable as JSON ({error})") from None
     if not isinstance(value, dict):
         raise TrainingError(f"{file}: not a JSON object")
+    return with_keys(file, value, needed or {})
+
+
+def with_keys(where: object, value: object, needed: Mapping[str, type]) -> dict:
+    """Check that `value` is an object with these keys of these types, and return it."""
+    if not isinstance(value, dict):
+        raise TrainingError(f"{where}: not a JSON object; restore it")
+    for key, kind in needed.items():
+        if not isinstance(value.get(key), kind):
+            state = "is of the wrong type" if key in value else "is missing"
+            raise TrainingError(f"{where}: {key} {state}; restore the file")
     return value
 
 
 def sync(path: Path) -> None:
-    """Force a file, or the names in a folder, to the disk."""
+    """Flush a file or a folder to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

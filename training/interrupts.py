@@ -1,25 +1,28 @@
-"""Signals that ask a run to leave, and with which exit status it does."""
+"""Signal handling: save a checkpoint and exit with a status for the scheduler, which may requeue the job."""
 
+import ctypes
 import os
 import signal
 import sys
 import threading
 
-from training.exits import INTERRUPTED, REQUEUE
+from training.errors import INTERRUPTED, REQUEUE
 
-PATIENCE = 0.5  # seconds in which the main thread must have heard a signal
-_ASK = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+PATIENCE = 0.5  # seconds in which the main thread must have handled a signal
+_ASK = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+_SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux's prctl
 
 
 class Interrupts:
-    """Turns signals into exit statuses that say whether the same command is to be started again.
+    """Turns signals into exit statuses.
 
-    SIGINT (Ctrl-C) leaves for good, and a second one ends at once. SIGTERM and SIGUSR1, which schedulers send
-    ahead of taking the machine away, leave with the status that asks to be started again; they may come
-    several times, through the launcher and directly, and a repetition changes nothing.
+    SIGINT (Ctrl-C) exits with INTERRUPTED; a second one exits at once. SIGTERM and SIGUSR1, which schedulers
+    send before they stop a job, and SIGHUP of a closed terminal (unless ignored, as under nohup) exit with
+    REQUEUE; repeated signals, e.g. through the launcher and directly, have no further effect. On Linux, a
+    process started by torchrun or `accelerate launch` also receives SIGTERM when its launcher dies.
 
-    Until `begin_steps` there is nothing to save: the block is left at once, by KeyboardInterrupt or
-    SystemExit. From then on a signal is a request to save and leave, read from `status` after every step.
+    Before `begin_steps` there is nothing to save: a signal leaves the block at once, by KeyboardInterrupt or
+    SystemExit. Afterwards a signal sets `status`, which the training loop reads in every step.
     """
 
     def __init__(self):
@@ -35,8 +38,10 @@ class Interrupts:
         self._thread = threading.Thread(target=self._listen, daemon=True)
         self._thread.start()
         for number in _ASK:
-            self._before[number] = signal.signal(number, self._note)
-        os.register_at_fork(after_in_child=self._restore)  # what a library's fork is sent is not for this one
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                self._before[number] = signal.signal(number, self._note)
+        _end_with_launcher()
+        os.register_at_fork(after_in_child=self._restore)  # forked children use the default handlers
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -52,7 +57,7 @@ class Interrupts:
             signal.set_wakeup_fd(self._wakeup)
 
     def begin_steps(self) -> None:
-        """From here on there is something to save."""
+        """From here on a signal sets `status` instead of exiting."""
         self._at_steps = True
 
     def _note(self, number: int, frame: object) -> None:
@@ -70,11 +75,11 @@ class Interrupts:
             raise SystemExit(REQUEUE)
 
     def _listen(self) -> None:
-        """End a process whose main thread is in a library, or waits for others, and so hears no signal: at
-        any before the first step, at a second Ctrl-C after it, of which the main thread would have died."""
+        """Exit where the main thread cannot handle a signal because it is inside a library call or waits for
+        other processes: on any signal before the first step, on a second Ctrl-C afterwards."""
         heard = []
         while number := os.read(self._pipe, 1):
-            if number[0] not in _ASK:  # every signal that Python handles comes here
+            if number[0] not in _ASK:  # Python writes every handled signal to the pipe
                 continue
             heard.append(number[0])
             again = len(heard) > 1 and set(heard) == {signal.SIGINT} and not self._left.wait(PATIENCE)
@@ -84,15 +89,25 @@ class Interrupts:
 
     @property
     def status(self) -> int:
-        """The exit status asked for, 0 while no signal has come."""
+        """The exit status that a signal requested; 0: none."""
         if self.received is None:
             return 0
         return INTERRUPTED if self.received == signal.SIGINT else REQUEUE
+
+
+def _end_with_launcher() -> None:
+    """Request SIGTERM when the launcher dies; otherwise its processes would continue to train."""
+    if sys.platform != "linux" or "TORCHELASTIC_RUN_ID" not in os.environ:
+        return
+    launcher = os.getppid()
+    ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM, 0, 0, 0)
+    if os.getppid() != launcher:  # it died before the request
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _say(number: int) -> None:
     rank = os.environ.get("RANK", "0")
     who = "" if rank == "0" else f"(process {rank}) "
     text = f"stopped by {signal.Signals(number).name} before the first step: nothing to save. "
-    text = "interrupted" if number == signal.SIGINT else f"{text}The same command goes on from here"
+    text = "interrupted" if number == signal.SIGINT else f"{text}Run the same command again to resume"
     print(who + text, file=sys.stderr, flush=True)

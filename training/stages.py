@@ -1,32 +1,30 @@
-"""Stages of a run: from which step on it sees windows of which length, and its positional schemes run under
-which settings.
+"""The schedule of a run: its stages (window length, batch size, position settings) and learning rates.
 
-A pure function of the step, so that a resumed run finds its stage by itself. `training.stages` and
-`training.changes` make the stages; what may change is what a trained checkpoint may be evaluated under, for
-the weights go on.
+Stages come from `training.stages` and `training.changes`, and are a pure function of the step, so resuming
+needs no state. Position settings may change as a trained checkpoint allows at test time.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from data.windows import Portion
+from data.sampling.segments import Segment
 from model import ModelError, ModelSettings
+from training.config.settings import RunSettings, TrainingSettings
+from training.config.test_time import override
 from training.errors import TrainingError
-from training.overrides import override
-from training.schedule import learning_rate, steps_of
-from training.settings import RunSettings, TrainingSettings
+from training.optim.lr_schedule import learning_rate, steps_of
 
 
 @dataclass(frozen=True)
 class Stage:
-    """What holds for update `start` (0, 1, ...) and those after it, up to the next stage."""
+    """Settings of the updates from `start` (0, 1, ...) to the next stage."""
 
     start: int
     model: ModelSettings
     length: int  # tokens of a window
     batch_size: int  # windows of a step, all ranks
-    words: tuple[str, ...] = ()  # what changed in the positional scheme
+    words: tuple[str, ...] = ()  # overrides of the positional scheme
     warmup: int = 0  # updates in which the learning rate rises again
     is_resized: bool = False  # length or batch size differ from the stage before
 
@@ -35,41 +33,41 @@ class Stage:
         return min(1.0, (step - self.start + 1) / self.warmup) if self.warmup else 1.0
 
     def describe(self) -> str:
-        told = [f"windows of {self.length} tokens, {self.batch_size} a step"] if self.is_resized else []
-        told += [f"positions change: {', '.join(self.words)}"] if self.words else []
-        rise = [f"the learning rate rises again over {self.warmup} steps"] if self.warmup else []
-        return f"after step {self.start} {'; '.join(told + rise)}"
+        parts = [f"windows of {self.length} tokens, {self.batch_size} a step"] if self.is_resized else []
+        parts += [f"positions change: {', '.join(self.words)}"] if self.words else []
+        rise = [f"the learning rate warms up over {self.warmup} steps"] if self.warmup else []
+        return f"after step {self.start} {'; '.join(parts + rise)}"
 
 
 @dataclass(frozen=True)
 class _Edge:
-    """Where something changes, and the setting that says so."""
+    """The start of a stage, and the setting that defines it."""
 
     start: int
     where: str
     words: Sequence[str]
     warmup: int
-    portion: Portion | None = None  # None: as before
+    portion: Segment | None = None  # None: as before
 
 
 def stages_of(settings: RunSettings) -> list[Stage]:
-    """The stages of a run in order; the first is the run as its model is set.
+    """The stages of a run in order; the first has the model as set.
 
     Raises:
         TrainingError: a change outside the run or out of order, one that changes nothing, or one that the
-            weights do not allow, named by its place in `training.changes` or `training.stages`.
+            weights do not allow; names its index in `training.changes` or `training.stages`.
     """
     first, current, steps = settings.plan[0], settings, settings.steps
     stages = [Stage(0, settings.model, first.length, first.batch_size)]
     for edge in sorted(_edges(settings), key=lambda edge: edge.start):
-        before, size = stages[-1], edge.portion or Portion(stages[-1].length, stages[-1].batch_size)
+        before, size = stages[-1], edge.portion or Segment(stages[-1].length, stages[-1].batch_size)
         if edge.words:
             current = _changed(current, edge.words, f"{edge.where}.words")
         resized = (size.length, size.batch_size) != (before.length, before.batch_size)
         made = Stage(
             edge.start, current.model, size.length, size.batch_size, tuple(edge.words), edge.warmup, resized
         )
-        if before.start == edge.start:  # a change at the edge of two stages
+        if before.start == edge.start:  # a change at the start of a stage
             words, warmup = before.words + made.words, max(before.warmup, made.warmup)
             stages[-1] = replace(made, words=words, warmup=warmup, is_resized=before.is_resized or resized)
         elif resized or edge.words or edge.warmup:
@@ -86,11 +84,11 @@ def stages_of(settings: RunSettings) -> list[Stage]:
 
 
 def _edges(settings: RunSettings) -> list[_Edge]:
-    """Where stages of `training.stages` begin, all but the first, and then what `training.changes` says."""
+    """The starts of `training.stages`, without the first, then those of `training.changes`."""
     t, plan, steps = settings.training, settings.plan, settings.steps
     if t.stages and (t.stages[0].words or t.stages[0].warmup):
         raise TrainingError(
-            "training.stages.0 has no stage before it: model.position and training.schedule say how it begins"
+            "training.stages.0 cannot have words or warmup: set model.position and training.schedule"
         )
     edges, before = [], 0
     for i, start in enumerate(accumulate(portion.steps for portion in plan[:-1])):
@@ -101,8 +99,8 @@ def _edges(settings: RunSettings) -> list[_Edge]:
         if not before < start < steps:
             earlier = f"come after the change before it, at step {before}, and " if before else ""
             raise TrainingError(
-                f"{where}.at = {change.at:g} is step {start}: it must {earlier}lie between 1 and "
-                f"{steps - 1}, for the run has {steps} steps"
+                f"{where}.at = {change.at:g} is step {start}: it must {earlier}be between 1 and "
+                f"{steps - 1}, as the run has {steps} steps"
             )
         edges.append(_Edge(start, where, change.words, steps_of(change.warmup, steps)))
         before = start
@@ -110,7 +108,7 @@ def _edges(settings: RunSettings) -> list[_Edge]:
 
 
 def _changed(current: RunSettings, words: Sequence[str], where: str) -> RunSettings:
-    """The settings with a change's words laid over those before it."""
+    """The settings with the overrides of a change."""
     try:
         asked = override(current, words)
     except (ModelError, TrainingError) as error:
@@ -126,13 +124,13 @@ def stage_of(stages: Sequence[Stage], step: int) -> Stage:
 
 
 def stage_after(stages: Sequence[Stage], done: int) -> Stage:
-    """The stage that weights after `done` updates were last trained in: that of a checkpoint."""
+    """The stage of the last of `done` updates: that of a checkpoint."""
     return stage_of(stages, max(done - 1, 0))
 
 
 def last_trained(settings: RunSettings, done: int) -> tuple[RunSettings, str]:
-    """The settings that weights after `done` updates were last trained under, and one sentence about the
-    changes on the way to them, '' if there were none."""
+    """The settings of the last of `done` updates, and a line about the changes up to it, '' if there were
+    none."""
     stages = stages_of(settings)
     last = stage_after(stages, done)
     passed = [
@@ -148,3 +146,24 @@ def learning_rates(training: TrainingSettings, stage: Stage, step: int, steps: i
         name: learning_rate(training.schedule, peak, step, steps) * stage.rise(step)
         for name, peak in training.optimizer.rates.items()
     }
+
+
+class TrainingSchedule:
+    """The stage and the learning rates of every step of a run."""
+
+    def __init__(self, settings: RunSettings):
+        self.settings, self.stages = settings, stages_of(settings)
+
+    def stage(self, step: int) -> Stage:
+        """The stage of update `step`."""
+        return stage_of(self.stages, step)
+
+    def learning_rates(self, step: int) -> dict[str, float]:
+        """Every learning rate at update `step`, by its name in metrics.jsonl."""
+        return learning_rates(self.settings.training, self.stage(step), step, self.settings.steps)
+
+    def micro_batch_size(self, step: int) -> int | None:
+        """Sequences per device and forward pass: as many tokens as training.micro_batch_size sequences of
+        train_length have. None: the whole batch."""
+        size, longest = self.settings.training.micro_batch_size, self.settings.train_length
+        return None if size is None else max(1, size * longest // self.stage(step).length)

@@ -1,4 +1,4 @@
-"""Where text comes from."""
+"""Text sources."""
 
 from data.settings import SourceSettings, TaskSource
 from data.sources.base import GENERATED, Document, Source
@@ -7,21 +7,21 @@ from data.sources.hub import Hub
 from data.sources.local import Files
 from data.sources.prepared import PreparedText
 from data.sources.stdlib import Stdlib
-from data.sources.task import Tasks
+from data.sources.task import TaskDocuments
 from data.text_settings import TextSettings
 
 SOURCES = {"stdlib": Stdlib, "filler": Filler, "files": Files, "hub": Hub, "prepared": PreparedText}
 
 
 def open_text(settings: TextSettings, place: str) -> Source:
-    """A source of text that was found; `place` is the setting that asks for it, for messages."""
+    """Open a source of existing text. `place` is the name of its setting, for messages."""
     return SOURCES[settings.name](settings, place)
 
 
 def open_source(settings: SourceSettings, place: str = "data.source") -> Source:
-    """Any source: of text, or of items of a task."""
+    """Open any source: existing text or task items."""
     if isinstance(settings, TaskSource):
-        return Tasks(settings, place, open_text)
+        return TaskDocuments(settings, place, open_text)
     return open_text(settings, place)
 
 

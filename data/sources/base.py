@@ -1,13 +1,13 @@
-"""What a source of text is: a lazy, repeatable sequence of documents."""
+"""The interface of text sources: a lazy, repeatable sequence of documents."""
 
 from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
-GENERATED = "task:"  # how the names of documents begin that were made and not found
+GENERATED = "task:"  # prefix of the names of generated documents
 
 
 class Document(NamedTuple):
-    """One document, or, where `fault` says why, one that cannot be used (`text` is then empty)."""
+    """One document. If it is unusable, `fault` gives the reason and `text` is empty."""
 
     name: str
     text: str
@@ -17,18 +17,20 @@ class Document(NamedTuple):
 
 class Source(Protocol):
     label: str  # short name for folders and messages
-    place: str  # the setting that asks for it, for messages: data.source, data.mixture.0.source
+    place: str  # the setting that specifies it, for messages: data.source, data.mixture.0.source
 
     def check(self) -> None:
-        """Raise DataError where something of this machine that it reads is not there; no text is read."""
+        """Raise DataError if a local input is missing. Reads no text."""
         ...
 
     def fingerprint(self) -> str:
-        """Changes when the documents may have changed; cheap (no text is read)."""
+        """A hash that changes when the documents may have changed. Reads no text."""
         ...
 
     def documents(self, start: int = 0) -> Iterator[Document]:
-        """The documents from number `start` on, in the same order every time; faulty ones count."""
+        """Yield the documents from index `start` on, always in the same order. Unusable documents are
+        included.
+        """
         ...
 
 
@@ -36,21 +38,26 @@ def as_list(value: str | list[str]) -> list[str]:
     return [value] if isinstance(value, str) else value
 
 
+def utf8(name: str) -> str:
+    """Escape the characters of a name that UTF-8 cannot represent (file names in another encoding)."""
+    return name.encode(errors="backslashreplace").decode()
+
+
 def checked(name: str, text: object, cluster: object = None, key: str = "text") -> Document:
-    """A document from whatever a record held under `key`."""
+    """Build a document from the value of a record under `key`."""
     if text is None or not isinstance(text, str):
         return Document(name, "", fault=f"no text under the key {key!r}")
     if not text.strip():
         return Document(name, "", fault="empty")
     try:
         text.encode()
-    except UnicodeEncodeError:  # JSON may spell half a surrogate pair, which no UTF-8 file can hold
+    except UnicodeEncodeError:  # JSON allows unpaired surrogates, which UTF-8 cannot represent
         return Document(name, "", fault="invalid Unicode")
-    return Document(name, text, None if cluster is None else str(cluster))
+    return Document(name, text, None if cluster is None else utf8(str(cluster)))
 
 
-def decoded(name: str, raw: bytes, cluster: str | None = None) -> Document:
-    """A document from the bytes of a file. Text files hold no NUL, so one marks a binary file."""
+def decoded(name: str, raw: bytes | bytearray, cluster: str | None = None) -> Document:
+    """Build a document from the bytes of a file. Text files contain no NUL, so a NUL marks a binary file."""
     if b"\0" in raw:
         return Document(name, "", fault="binary")
     try:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from data.draws import below, bits, key_of
+from data.sampling.random_draws import below, bits, key_of
 from data.sources.base import Document
 from data.text_settings import FillerSource
 
@@ -17,7 +17,7 @@ SENTENCES = (
     "Here we go.",
     "There and back again.",
 )
-DOCUMENTS, LENGTH = 512, 20_000  # documents, and sentences of each: some 340,000 characters
+DOCUMENTS, LENGTH = 512, 20_000  # documents, and sentences per document: about 340,000 characters
 
 
 class Filler:
@@ -27,7 +27,7 @@ class Filler:
         self.place = place
 
     def check(self) -> None:
-        pass  # made on the spot
+        pass  # generated on the fly; needs no files
 
     def fingerprint(self) -> str:
         return hashlib.sha256(repr((SENTENCES, DOCUMENTS, LENGTH)).encode()).hexdigest()

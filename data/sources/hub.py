@@ -10,7 +10,7 @@ from data.files import canonical
 from data.sources.base import Document, as_list, checked
 from data.text_settings import HubSource
 
-FORMATS = {"arrow", "csv", "json", "parquet", "text"}  # paths that name no data set
+FORMATS = {"arrow", "csv", "json", "parquet", "text"}  # values of `path` that name a format, not a data set
 
 
 class Hub:
@@ -21,18 +21,21 @@ class Hub:
         )
 
     def check(self) -> None:
-        """Local files of a format are looked for; what lies on the hub, only its server can tell."""
+        """Check local files of a format. Files on the hub are not checked, because that requires
+        the network.
+        """
         files = as_list(self.settings.data_files or []) if self.settings.path in FORMATS else []
         for file in files:
             if "://" not in file and not has_magic(file) and not Path(file).expanduser().exists():
                 raise DataError(f"{self.place}.data_files: {file} does not exist; give existing files")
 
     def fingerprint(self) -> str:
-        # Asking the hub for its newest commit would need the network on every call; `revision` pins it.
+        # The newest commit is not queried, because that requires the network on every call; `revision` pins
+        # it.
         return hashlib.sha256(canonical(self.settings.model_dump())).hexdigest()
 
     def documents(self, start: int = 0) -> Iterator[Document]:
-        import datasets  # here, since it takes two seconds that no other source needs
+        import datasets  # imported here: takes two seconds that other sources do not need
         from datasets.exceptions import DatasetsError
 
         s = self.settings
@@ -50,7 +53,7 @@ class Hub:
                 f"{self.place}: cannot load {s.path!r} (split {s.split!r}): {_first_line(error)}; "
                 "check path, subset, split, data_files and the network"
             ) from error
-        # The text alone crosses from Arrow to Python: other columns can be large (embeddings, images).
+        # Read only the text column from Arrow: other columns can be large (embeddings, images).
         keys = [key for key in (s.text_key, s.name_key, s.cluster_key) if key is not None]
         if rows.column_names is not None:
             missing = [key for key in keys if key not in rows.column_names]
@@ -61,7 +64,7 @@ class Hub:
                 )
             rows = rows.select_columns(keys)
         if isinstance(rows, datasets.Dataset) and start >= len(rows):
-            return  # a map-style data set refuses to skip all of its rows
+            return  # skipping all rows of a map-style data set raises an error
         if start:
             rows = rows.skip(start)
         for number, row in enumerate(rows, start=start):

@@ -1,38 +1,40 @@
-"""Folders and files of this machine: plain text, code, jsonl (plain, gz, zst), parquet."""
+"""Local folders and files: plain text, code, jsonl (plain, gz, zst), parquet."""
 
 import fnmatch
-import gzip
 import hashlib
-import io
 import itertools
 import json
-import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, cast
+from typing import TypeVar
 
 import pyarrow
 import pyarrow.parquet
-import zstandard
 
 from data.errors import DataError
-from data.sources.base import Document, as_list, checked, decoded
+from data.sources.base import Document, as_list, checked, decoded, utf8
 from data.text_settings import FilesSource
 
 BLOCK = 1 << 20
+LARGEST = 1 << 28  # default limit on the bytes of a document
 JSON_ENDINGS = (".jsonl", ".json", ".ndjson")
+CODECS = {".gz": "gzip", ".zst": "zstd"}
+TOO_LARGE = object()  # replaces a record that is too large
+T = TypeVar("T")
 
 
 class Files:
     def __init__(self, settings: FilesSource, place: str):
         self.settings, self.place = settings, place
         self.paths = [Path(p).expanduser() for p in as_list(settings.path)]
-        self.label = self.paths[0].resolve().name.split(".")[0] or "files"
+        self.label = utf8(self.paths[0].resolve().name.split(".")[0]) or "files"
+        self.most = settings.max_document_bytes or LARGEST
         self._files: list[tuple[str, Path]] | None = None
 
     def files(self) -> list[tuple[str, Path]]:
-        """(name, path) of each file, in the order of the paths given and sorted by name inside each."""
+        """(name, path) of each file, in the order of the given paths and sorted by name within
+        each folder.
+        """
         if self._files is None:
             found: dict[Path, str] = {}
             for path in self.paths:
@@ -41,11 +43,11 @@ class Files:
                         f"{self.place}.path: {path} does not exist; give an existing folder or file"
                     )
                 if path.is_file():
-                    found.setdefault(path, path.name)
+                    found.setdefault(path, utf8(path.name))
                 else:
                     prefix = f"{path.name}/" if len(self.paths) > 1 else ""
                     for name in self._inside(path):
-                        found.setdefault(path / name, prefix + name)
+                        found.setdefault(path / name, utf8(prefix + name))
             if not found:
                 raise DataError(
                     f"no file in {', '.join(map(str, self.paths))} matches "
@@ -80,7 +82,8 @@ class Files:
         return hashlib.sha256("\n".join(listing).encode()).hexdigest()
 
     def documents(self, start: int = 0) -> Iterator[Document]:
-        # A folder of plain files can be entered at any file; record files are read again and skipped over.
+        # A folder of plain files can be read from any file on; record files are read from the start and
+        # skipped.
         if self.settings.separator is None and all(_records(path) is None for _, path in self.files()):
             return self._read(self.files()[start:])
         return itertools.islice(self._read(self.files()), start, None)
@@ -90,38 +93,39 @@ class Files:
         for name, path in files:
             reader = _records(path)
             if reader is not None:
-                for number, record in enumerate(_sound(path, reader(path, self._columns(), self.place))):
-                    yield self._document(name, number, record)
-            elif self.settings.separator is None:
-                yield decoded(name, path.read_bytes(), clusters.get(path.name))
+                records = reader(path, self._columns(), self.place, self.most)
+                for number, record in enumerate(_sound(path, records)):
+                    yield self._document(f"{name}#{number}", record)
+            elif self.settings.separator is not None:
+                parts = _parts(path, self.settings.separator.encode(), self.most)
+                for number, part in enumerate(_sound(path, parts)):
+                    yield self._text(f"{name}#{number}", part, clusters.get(path.name))
             else:
-                yield from self._cut(name, path, self.settings.separator, clusters.get(path.name))
+                raw = path.read_bytes() if path.stat().st_size <= self.most else None
+                yield self._text(name, raw, clusters.get(path.name))
+
+    def _text(self, name: str, raw: bytes | bytearray | None, cluster: str | None) -> Document:
+        return self._too_large(name) if raw is None else decoded(name, raw, cluster)
+
+    def _too_large(self, name: str) -> Document:
+        return Document(name, "", fault=f"larger than {self.place}.max_document_bytes ({self.most:,})")
 
     def _columns(self) -> list[str]:
         keys = (self.settings.text_key, self.settings.name_key, self.settings.cluster_key)
         return [key for key in keys if key is not None]
 
-    def _document(self, file: str, number: int, record: object) -> Document:
-        name = f"{file}#{number}"
+    def _document(self, name: str, record: object) -> Document:
+        if record is TOO_LARGE:
+            return self._too_large(name)
         if not isinstance(record, dict):
             return Document(name, "", fault="not a JSON object")
         if self.settings.name_key is not None:
-            name = str(record.get(self.settings.name_key, name))
+            name = utf8(str(record.get(self.settings.name_key, name)))
         cluster = record.get(self.settings.cluster_key) if self.settings.cluster_key else None
-        return checked(name, record.get(self.settings.text_key), cluster, self.settings.text_key)
-
-    def _cut(self, name: str, path: Path, separator: str, cluster: str | None) -> Iterator[Document]:
-        """The parts of one file, read in blocks so that its size does not matter."""
-        mark = separator.encode()
-        number, rest = 0, b""
-        with open(path, "rb") as file:
-            while block := file.read(BLOCK):
-                *parts, rest = (rest + block).split(mark)
-                for part in parts:
-                    yield decoded(f"{name}#{number}", part, cluster)
-                    number += 1
-        if rest.strip():  # text after the last separator; a file that ends with one has no further document
-            yield decoded(f"{name}#{number}", rest, cluster)
+        text = record.get(self.settings.text_key)
+        if isinstance(text, str) and len(text.encode(errors="surrogatepass")) > self.most:
+            return self._too_large(name)
+        return checked(name, text, cluster, self.settings.text_key)
 
     def _clusters(self) -> dict[str, str]:
         path, key = self._manifest(), self.settings.cluster_key
@@ -129,79 +133,72 @@ class Files:
             return {}
         self.check()
         table = {}
-        for line, record in enumerate(_json_lines(path, [], self.place), start=1):
-            if not isinstance(record, dict) or "file" not in record or key not in record:
+        for line, record in enumerate(_json_lines(path, [], self.place, self.most), start=1):
+            if not isinstance(record, dict) or not isinstance(record.get("file"), str) or key not in record:
                 raise DataError(f"{path} line {line}: no JSON object with the keys 'file' and {key!r}")
             table[record["file"]] = str(record[key])
         return table
 
 
 def _records(path: Path):
-    """The reader of a record file, None for plain text."""
+    """Return the reader of a record file, or None for plain text."""
     name = path.name.lower()
     if name.endswith(".parquet"):
         return _parquet_rows
-    bare = name.removesuffix(".gz").removesuffix(".zst")
-    return _json_lines if bare.endswith(JSON_ENDINGS) else None
+    for ending in CODECS:
+        name = name.removesuffix(ending)
+    return _json_lines if name.endswith(JSON_ENDINGS) else None
 
 
-def _sound(path: Path, records: Iterator[object]) -> Iterator[object]:
-    """A compressed or columnar file that ends too early is an error: half a corpus must not pass for one."""
+def _sound(path: Path, records: Iterator[T]) -> Iterator[T]:
+    """Raise an error if a compressed or columnar file is truncated, so that a partial corpus is never
+    accepted.
+    """
     try:
         yield from records
-    except (EOFError, zlib.error, gzip.BadGzipFile, zstandard.ZstdError, pyarrow.ArrowException) as error:
+    except (pyarrow.ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # an error of the disk, not of the file
+            raise
         raise DataError(f"{path} is damaged or cut short ({error}); fetch it again") from error
 
 
-@contextmanager
-def _opened(path: Path) -> Iterator[IO[bytes]]:
+def _parts(path: Path, mark: bytes, most: int) -> Iterator[bytearray | None]:
+    """Yield the parts of a file between separators, decompressed incrementally; None for a part above `most`
+    bytes.
+    """
+    codec = CODECS.get(path.suffix.lower())
     with open(path, "rb") as raw:
-        if path.name.endswith(".gz"):
-            yield cast(IO[bytes], gzip.GzipFile(fileobj=raw))
-        elif path.name.endswith(".zst"):
-            yield io.BufferedReader(_Frames(raw), BLOCK)
-        else:
-            yield raw
+        file = raw if codec is None else pyarrow.CompressedInputStream(raw, codec)
+        rest, searched, is_large = bytearray(), 0, False
+        while block := file.read(BLOCK):
+            rest += block
+            while (end := rest.find(mark, searched)) >= 0:
+                yield None if is_large or end > most else rest[:end]
+                del rest[: end + len(mark)]
+                searched, is_large = 0, False
+            searched = max(0, len(rest) - len(mark) + 1)  # the separator may cross a block edge
+            if is_large or searched > most:
+                del rest[:searched]
+                searched, is_large = 0, True
+        if is_large or len(rest) > most:
+            yield None
+        elif rest.strip():  # no further part after a separator at the end of the file
+            yield rest
 
 
-class _Frames(io.RawIOBase):
-    """The content of zstd frames, end to end; zstandard's own reader is silent about a truncated frame."""
-
-    def __init__(self, raw: IO[bytes]):
-        self.raw, self.frame, self.ready, self.rest = raw, None, b"", b""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, target) -> int:
-        while not self.ready:
-            block = self.rest or self.raw.read(BLOCK)
-            if not block:
-                if self.frame is not None:
-                    raise EOFError("a zstd frame without its end")
-                return 0
-            self.frame = self.frame or zstandard.ZstdDecompressor().decompressobj()
-            self.ready, self.rest = self.frame.decompress(block), b""
-            if self.frame.eof:
-                self.rest, self.frame = self.frame.unused_data, None
-        n = min(len(target), len(self.ready))
-        target[:n], self.ready = self.ready[:n], self.ready[n:]
-        return n
-
-
-def _json_lines(path: Path, columns: list[str], place: str) -> Iterator[object]:
-    with _opened(path) as file:
-        for line in file:
-            if not line.strip():
-                continue
+def _json_lines(path: Path, columns: list[str], place: str, most: int) -> Iterator[object]:
+    for line in _parts(path, b"\n", most):
+        if line is None:
+            yield TOO_LARGE
+        elif line.strip():
             try:
                 yield json.loads(line)
-            except ValueError:  # malformed JSON or bytes that are no UTF-8
+            except (ValueError, RecursionError):  # malformed, not UTF-8, or nested too deeply
                 yield None
 
 
-def _parquet_rows(path: Path, columns: list[str], place: str) -> Iterator[object]:
-    with pyarrow.parquet.ParquetFile(path) as file:
+def _parquet_rows(path: Path, columns: list[str], place: str, most: int) -> Iterator[object]:
+    with open(path, "rb") as raw, pyarrow.parquet.ParquetFile(raw) as file:
         missing = [name for name in columns if name not in file.schema_arrow.names]
         if missing:
             raise DataError(

@@ -1,4 +1,4 @@
-"""Text that has been prepared already, read back from its tokens."""
+"""Text of a finished preparation, decoded from its tokens."""
 
 import itertools
 from collections.abc import Iterator
@@ -6,13 +6,13 @@ from pathlib import Path
 
 from data.errors import DataError
 from data.sources.base import Document, checked
-from data.store import Store
+from data.store import TokenStore
 from data.text_settings import PreparedSource
 from data.tokenizer import load_tokenizer
 
 
 def finished_folder(path: str, setting: str) -> Path:
-    """The prepared folder that `setting` names; DataError where it is none."""
+    """The prepared folder that `setting` specifies. Raises DataError if it is not a finished preparation."""
     folder = Path(path).expanduser()
     if not (folder / "prepared.json").is_file():
         raise DataError(
@@ -33,10 +33,10 @@ class PreparedText:
 
     def fingerprint(self) -> str:
         self.check()
-        return Store(self.folder / self.split).hash
+        return TokenStore(self.folder / self.split).hash
 
     def documents(self, start: int = 0) -> Iterator[Document]:
-        store, tokenizer = Store(self.folder / self.split), load_tokenizer(self.folder / "tokenizer")
+        store, tokenizer = TokenStore(self.folder / self.split), load_tokenizer(self.folder / "tokenizer")
         names, clusters = store.names, store.clusters
         for i in itertools.islice(range(store.n_documents), start, None):
             yield checked(names[i], tokenizer.decode(store.document(i).tolist()), clusters[i])

@@ -12,7 +12,7 @@ from data.errors import DataError
 from data.sources.base import Document, decoded
 from data.text_settings import StdlibSource
 
-# site-packages differs from machine to machine; encodings and pydoc_data are tables, not prose or code.
+# site-packages differs between machines; encodings and pydoc_data are tables, not prose or code.
 LEFT_OUT = {"site-packages", "dist-packages", "encodings", "pydoc_data", "__pycache__"}
 
 
@@ -25,7 +25,7 @@ class Stdlib:
         self._files: list[str] | None = None
 
     def files(self) -> list[str]:
-        """Paths relative to the library's folder, sorted."""
+        """Sorted file paths relative to the library folder."""
         if self._files is None:
             found = []
             for root, folders, files in os.walk(self.folder):

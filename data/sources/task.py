@@ -1,4 +1,4 @@
-"""Items of a task as documents, alone or among those of a text."""
+"""Task items as documents, alone or mixed into a text."""
 
 import hashlib
 import itertools
@@ -6,36 +6,36 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from data.draws import below, bits, key_of
 from data.files import canonical
+from data.sampling.random_draws import below, bits, key_of
 from data.sources.base import GENERATED, Document, Source
 from data.tasks.haystack import Haystacks, belongs
-from data.tasks.items import Bench
+from data.tasks.items import TaskContext
 from data.tasks.make import NO_TEXT, make_item
-from data.tasks.settings import Hidden, TaskSource
+from data.tasks.settings import HaystackTask, TaskSource
 from data.text_settings import TextSettings
 from data.tokenizer import ByteTokenizer
 
-ITEMS = 20_000  # where neither a number nor a text says how many
-HAYSTACKS = 100  # documents that items are hidden in
+ITEMS = 20_000  # number of items if neither a number nor a text determines it
+HAYSTACKS = 100  # maximum number of haystack documents
 
 
-class Tasks:
-    """The items, spelled in bytes. `open_text` opens the haystack and the text they are mixed into."""
+class TaskDocuments:
+    """Task items as bytes. `open_text` opens the haystack and the text they are mixed into."""
 
     def __init__(self, settings: TaskSource, place: str, open_text: Callable[[TextSettings, str], Source]):
         self.settings, self.place = settings, place
         self.label = settings.task.name
         task = settings.task
         self._haystack = (
-            open_text(task.haystack, f"{place}.task.haystack") if isinstance(task, Hidden) else None
+            open_text(task.haystack, f"{place}.task.haystack") if isinstance(task, HaystackTask) else None
         )
         self._text = open_text(settings.text, f"{place}.text") if settings.text is not None else None
         if self._text is not None:
             self.label = f"{self._text.label}-{self.label}"
 
     def _read(self) -> list[Source]:
-        """The texts it reads."""
+        """The texts that the items require."""
         return [one for one in (self._haystack, self._text) if one is not None]
 
     def check(self) -> None:
@@ -53,7 +53,7 @@ class Tasks:
         return itertools.islice(self._mixed(self._text), start, None)
 
     def _mixed(self, text: Source) -> Iterator[Document]:
-        """After each document of the text, items until they have their share of all bytes."""
+        """After each document of the text, yield items until they reach their share of all bytes."""
         items, share, of_text, of_items = self._items(0), self.settings.share, 0, 0
         for document in text.documents():
             yield document
@@ -65,7 +65,7 @@ class Tasks:
 
     def _items(self, start: int) -> Iterator[Document]:
         s, tokenizer = self.settings, ByteTokenizer()
-        bench = Bench(s.task, tokenizer, "training", s.seed)
+        bench = TaskContext(s.task, tokenizer, "training", s.seed)
         haystacks = self._haystacks(tokenizer)
         for index in itertools.count(start):
             key = key_of("item", s.seed, index)
@@ -76,7 +76,7 @@ class Tasks:
             if haystacks is not None:
                 text = haystacks.text(int(below(drawn[2:], len(haystacks))[0]), s.seed, index)
             item = make_item(bench, index, length, depth, text)
-            # A character of the haystack that its beginning cuts through is left out.
+            # Drop an incomplete character at the start of the haystack.
             raw = bytes([*item.prompt, *item.answer]).decode(errors="ignore")
             missing = s.most - len(raw.encode()) if s.pad else 0
             yield Document(f"{GENERATED}{s.task.name} {s.seed}-{index}", raw + "\n" * missing)

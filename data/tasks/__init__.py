@@ -1,1 +1,1 @@
-"""Synthetic tasks: items with one right answer, made from a seed and an index alone."""
+"""Synthetic tasks. Each item has one correct answer and is a function of a seed and an index."""

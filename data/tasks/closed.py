@@ -1,22 +1,24 @@
-"""Tasks without text around them: associative recall, strings, counting, sums. They grow by what is asked."""
+"""Tasks without context text: associative recall, copying, counting, sums. Length scales the
+problem itself.
+"""
 
 from typing import cast
 
 import numpy as np
 
 from data.errors import DataError
-from data.tasks.items import Ask, Item
+from data.tasks.items import TaskItem, TaskRequest
 from data.tasks.settings import AdditionTask, CopyTask, ParityTask, RecallTask
 
-LEAST_DIGITS = 3  # of a number to be added
+LEAST_DIGITS = 3  # minimum digits of a summand
 
 
-def recall(ask: Ask) -> Item:
-    """`ab 42` and many more, a line each; `ab` → ` 42`"""
+def recall(ask: TaskRequest) -> TaskItem:
+    """`ab 42` and many more pairs, one per line; `ab` → ` 42`"""
     task = cast(RecallTask, ask.bench.task)
     values, most = ask.numbers("values", task.digits, task.choices), 26**task.letters
     names = [_letters(n, task.letters) for n in ask.different("keys", min(most, ask.length), most).tolist()]
-    # The first pairs have different values, which are compared; they are in the item at every length.
+    # The first pairs have distinct values, the answer choices. They are in the item at every length.
     picks = [*range(task.choices), *ask.draw("picks", len(names), len(values)).tolist()]
     pairs = [ask.encode(name) + ask.encode(f"{values[i]}\n") for name, i in zip(names, picks, strict=False)]
     before = int(ask.draw("asked", 1, task.queries)[0])
@@ -38,24 +40,24 @@ def recall(ask: Ask) -> Item:
     name = ask.encode(names[0])
     prompt = [token for i in [*order, *asked[1:]] for token in pairs[i]] + name
     answer, *others = [ask.encode(f"{value}\n") for value in values[: task.choices]]
-    return Item(prompt, answer, others, place / (count - 1), len(prompt) - start - len(name))
+    return TaskItem(prompt, answer, others, place / (count - 1), len(prompt) - start - len(name))
 
 
 def _letters(number: int, letters: int) -> str:
     return "".join(chr(97 + number // 26**place % 26) for place in range(letters))
 
 
-def copy(ask: Ask) -> Item:
+def copy(ask: TaskRequest) -> TaskItem:
     """`copy 4821:` → ` 4821`"""
     return _string(ask, "copy", lambda symbols: symbols)
 
 
-def reverse(ask: Ask) -> Item:
+def reverse(ask: TaskRequest) -> TaskItem:
     """`reverse 4821:` → ` 1284`"""
     return _string(ask, "reverse", lambda symbols: symbols[::-1])
 
 
-def _string(ask: Ask, word: str, change) -> Item:
+def _string(ask: TaskRequest, word: str, change) -> TaskItem:
     task = cast(CopyTask, ask.bench.task)
     drawn = ask.draw("symbols", ask.length, len(task.alphabet)).tolist()
     symbols = [task.alphabet[i] for i in drawn]
@@ -71,11 +73,11 @@ def _string(ask: Ask, word: str, change) -> Item:
     if count < 3:
         raise ask.too_short(tokens(3))
     prompt, answer = spelled(symbols[:count])
-    return Item(prompt, answer, _exchanged(ask, symbols[:count], answer, spelled))
+    return TaskItem(prompt, answer, _exchanged(ask, symbols[:count], answer, spelled))
 
 
-def _exchanged(ask: Ask, symbols: list[str], answer: list[int], spelled) -> list[list[int]]:
-    """Answers in which two neighbours are exchanged, each in another place."""
+def _exchanged(ask: TaskRequest, symbols: list[str], answer: list[int], spelled) -> list[list[int]]:
+    """Answers with two adjacent symbols swapped, each at a different position."""
     wanted = cast(CopyTask, ask.bench.task).choices - 1
     found: list[list[int]] = []
     for i in ask.different(f"exchanged {len(symbols)}", len(symbols) - 1, len(symbols) - 1).tolist():
@@ -90,7 +92,7 @@ def _exchanged(ask: Ask, symbols: list[str], answer: list[int], spelled) -> list
     )
 
 
-def parity(ask: Ask) -> Item:
+def parity(ask: TaskRequest) -> TaskItem:
     """`ones 10110:` → ` 1`, the number of ones modulo 2"""
     task = cast(ParityTask, ask.bench.task)
     bits = "".join(map(str, ask.draw("bits", ask.length, 2).tolist()))
@@ -103,13 +105,13 @@ def parity(ask: Ask) -> Item:
     if count < 1:
         raise ask.too_short(tokens(1))
     answer = rest.pop(bits[:count].count("1") % task.modulus)
-    return Item(ask.encode_once(f"ones {bits[:count]}:"), answer, rest)
+    return TaskItem(ask.encode_once(f"ones {bits[:count]}:"), answer, rest)
 
 
-def addition(ask: Ask) -> Item:
-    """`0993+4821=` → `05814`; nulls in front, so that the length of an answer says nothing about it"""
+def addition(ask: TaskRequest) -> TaskItem:
+    """`0993+4821=` → `05814`, zero-padded so that the length of an answer gives no information about it"""
     task = cast(AdditionTask, ask.bench.task)
-    # Digits from the last to the first, so that a longer item puts digits in front.
+    # Digits are drawn from last to first, so that a longer item adds leading digits.
     a, b = (ask.draw(what, ask.length, 10).tolist() for what in ("a", "b"))
     if all(x + y < 10 for x, y in zip(a[:LEAST_DIGITS], b, strict=False)):
         a[0], b[0] = 9 - a[0], 9 - b[0]
@@ -120,7 +122,7 @@ def addition(ask: Ask) -> Item:
         return "".join(map(str, digits if task.backwards else digits[::-1]))
 
     def result(count: int, wrong: int | None = None) -> list[int]:
-        """Tokens of the sum; with the carry into the column `wrong` forgotten, or made up."""
+        """Digits of the sum. If `wrong` is given, the carry into that column is inverted."""
         carry, out = 0, []
         for column in range(count):
             total = a[column] + b[column] + (carry ^ (column == wrong))
@@ -145,11 +147,13 @@ def addition(ask: Ask) -> Item:
             f"sums of {count} digits have {len(others)} carries to forget, {task.choices - 1} are wanted: "
             "lower choices, or raise the length"
         )
-    return Item(question(count), answer, others[: task.choices - 1])
+    return TaskItem(question(count), answer, others[: task.choices - 1])
 
 
 def _most(tokens, length: int) -> int:
-    """The largest count for which tokens(count), which grows with it, is at most `length`; 0 if none is."""
+    """The largest count for which tokens(count), an increasing function, is at most `length`; 0 if there is
+    none.
+    """
     low, high = 0, length
     while low < high:
         middle = (low + high + 1) // 2

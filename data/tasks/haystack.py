@@ -1,37 +1,38 @@
-"""The text around what is hidden. Items made for training and for evaluation stand in different documents."""
+"""The text around hidden facts. Training and evaluation items use different documents."""
 
 import hashlib
 from collections.abc import Iterable
 
 import numpy as np
 
-from data.draws import below, bits, key_of
 from data.errors import DataError
+from data.sampling.random_draws import below, bits, key_of
 from data.tokenizer import Tokenizer
 
-BEYOND = 1 << 12  # tokens kept of a document beyond those that are needed: places to begin at
-LETTERS = 8  # of a token, at most as a rule: so much of a document is spelled at first
-SIDES = {"training": (1, 2, 3, 4), "evaluation": (0,)}  # of every five documents, chosen by name
+BEYOND = 1 << 12  # tokens kept per document beyond `longest`, to vary the start
+LETTERS = 8  # letters per token, an estimated maximum; limits how much of a document is encoded first
+SIDES = {"training": (1, 2, 3, 4), "evaluation": (0,)}  # residues modulo 5 that assign documents by name
 
 
 def belongs(name: str, purpose: str) -> bool:
-    """Whether the items made for a purpose may stand in the document of this name."""
+    """Whether items for `purpose` may use the document of this name."""
     side = int.from_bytes(hashlib.sha256(f"haystack {name}".encode()).digest()[:8], "little") % 5
     return side in SIDES[purpose]
 
 
 class Haystacks:
-    """Documents long enough to hide something in, as tokens.
+    """Documents, as tokens, that are long enough for hidden facts.
 
     Args:
         documents: (name, text) of each, in order.
-        tokenizer: what spells them.
-        longest: tokens that are needed; documents with fewer are passed over.
-        count: at most so many documents, the first that are long enough.
-        origin: where they come from, for messages.
+        tokenizer: encodes them.
+        longest: minimum tokens per document; shorter ones are skipped.
+        count: maximum number of documents. The first ones that are long enough are used.
+        origin: name of their source, for messages.
 
     Raises:
-        DataError: no document is long enough; says how many there are, and the longest usable length.
+        DataError: no document is long enough. The message reports the number of documents and the longest
+            usable length.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class Haystacks:
         seen, most = 0, 0
         for name, text in documents:
             seen += 1
-            if len(text.encode()) < longest:  # a token has a byte at least
+            if len(text.encode()) < longest:  # a token has at least one byte
                 most = max(most, len(text.encode()))
                 continue
             tokens = tokenizer.encode(text[: LETTERS * (longest + BEYOND)])
@@ -71,7 +72,7 @@ class Haystacks:
         return len(self.tokens)
 
     def text(self, which: int, *key: int | str) -> np.ndarray:
-        """`longest` tokens of document `which`, from a place that `key` decides."""
+        """Return `longest` tokens of document `which`, from a start that `key` selects."""
         tokens = self.tokens[which]
         room = len(tokens) - self.longest + 1
         start = int(below(bits(key_of("haystack", *key), np.arange(1)), room)[0])

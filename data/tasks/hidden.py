@@ -1,34 +1,35 @@
-"""Tasks that hide something in text: pass keys, facts in words, chains of variables."""
+"""Tasks that hide facts in text: pass keys, sentences, chains of variables."""
 
 from collections.abc import Sequence
 from typing import cast
 
 import numpy as np
 
-from data.tasks.items import Ask, Item
+from data.tasks.items import TaskItem, TaskRequest
 from data.tasks.settings import NeedleTask, PasskeyTask, VariablesTask
 from data.tasks.words import NAMES, PLACES
 
 
-def passkey(ask: Ask) -> Item:
-    """`Key heron 48213` in text, and others; `Key heron` → ` 48213`"""
+def passkey(ask: TaskRequest) -> TaskItem:
+    """`Key heron 48213` and other facts in text; `Key heron` → ` 48213`"""
     task = cast(PasskeyTask, ask.bench.task)
     compared = task.keys if task.keys > 1 else task.choices
     values = ask.numbers("values", task.digits, compared)
     return _facts(ask, "\nKey {}", values[:compared], task.keys, task.queries)
 
 
-def needle(ask: Ask) -> Item:
-    """`heron hid it in the attic` in text, and others; `heron hid it in the` → ` attic`"""
+def needle(ask: TaskRequest) -> TaskItem:
+    """`heron hid it in the attic` and other facts in text; `heron hid it in the` → ` attic`"""
     task = cast(NeedleTask, ask.bench.task)
     places = [f" {PLACES[i]}" for i in ask.different("values", len(PLACES), len(PLACES)).tolist()]
     values = ask.same_count(places, task.keys)[: task.keys]
     return _facts(ask, "\n{} hid it in the", values, task.keys, task.queries)
 
 
-def _facts(ask: Ask, stem: str, values: list[str], count: int, queries: int) -> Item:
-    """`count` facts, each a stem with a name and one of `values`; the first of them is asked for, and the
-    values that no fact has are answers that stand nowhere."""
+def _facts(ask: TaskRequest, stem: str, values: list[str], count: int, queries: int) -> TaskItem:
+    """Hide `count` facts, each a stem with a name and one of `values`, and query the first of them. Values of
+    no fact serve as wrong answers that are not in the context.
+    """
     stems = [stem.format(NAMES[i]) for i in ask.different("names", count, len(NAMES)).tolist()]
     depths = ask.draw("depths", count, 1001) / 1000
     depths[0] = ask.depth
@@ -37,8 +38,8 @@ def _facts(ask: Ask, stem: str, values: list[str], count: int, queries: int) -> 
     return _hidden(ask, statements, parts, queries, invented=[f"{value}.\n" for value in values[count:]])
 
 
-def variables(ask: Ask) -> Item:
-    """`x4 = 531`, later `q7 = x4` in text, and other chains; `q7 =` → ` 531`"""
+def variables(ask: TaskRequest) -> TaskItem:
+    """`x4 = 531`, later `q7 = x4`, and other chains in text; `q7 =` → ` 531`"""
     task = cast(VariablesTask, ask.bench.task)
     links = task.hops + 1
     values = ask.numbers("values", task.digits, task.chains)
@@ -58,15 +59,16 @@ def variables(ask: Ask) -> Item:
 
 
 def _hidden(
-    ask: Ask,
+    ask: TaskRequest,
     statements: Sequence[tuple[float, str, str]],
     questions: Sequence[tuple[str, str]],
     queries: int,
     invented: Sequence[str] = (),
-) -> Item:
-    """Statements (depth, stem, value) in the haystack, then questions (stem, answer): the first of them is
-    asked last and scored, its rivals are the answers of the others and those `invented`, and the first
-    statement holds its answer.
+) -> TaskItem:
+    """Insert statements (depth, stem, value) into the haystack and append questions (stem, answer).
+
+    The first question comes last and is scored. Its wrong answers are the answers of the other questions and
+    `invented`. The first statement contains its answer.
     """
     last = ask.encode(questions[0][0])
     answer, *others = [ask.encode(right) for right in [*(right for _, right in questions), *invented]]
@@ -84,7 +86,7 @@ def _hidden(
         earlier, room = earlier + question, room - len(question)
     tail = earlier + last
     text = ask.haystack[len(ask.haystack) - room :]
-    # Between two tokens, the second of which begins with white space; else at an end.
+    # Insert between two tokens, the second of which begins with white space, or at an end.
     cuts = np.array([0, *(1 + np.flatnonzero(ask.bench.may_cut[text[1:]])).tolist(), room])
     at = [int(cuts[np.abs(cuts - depth * room).argmin()]) for depth, *_ in statements]
     prompt, starts, done = [], {}, 0
@@ -94,4 +96,4 @@ def _hidden(
         prompt += tokens[i]
     prompt += text[done:].tolist() + tail
     value_at = starts[0] + len(ask.encode(statements[0][1]))
-    return Item(prompt, answer, others, at[0] / room if room else ask.depth, len(prompt) - value_at)
+    return TaskItem(prompt, answer, others, at[0] / room if room else ask.depth, len(prompt) - value_at)

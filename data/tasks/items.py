@@ -1,30 +1,30 @@
-"""What an item is, and what a task is given to make one: everything is a function of names and numbers."""
+"""Task items and the inputs that generate them. Every item is a function of names and numbers."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from data.draws import below, bits, key_of
 from data.errors import DataError
+from data.sampling.random_draws import below, bits, key_of
 from data.tasks.settings import Task
 from data.tokenizer import Tokenizer
 
-REMEMBERED = 100_000  # spellings
-SORTED = 4096  # numbers that are put in a random order as a whole; of more, the different ones are picked
+REMEMBERED = 100_000  # cached encodings
+SORTED = 4096  # sets up to this size are shuffled completely; from larger sets, distinct numbers are sampled
 
 
 @dataclass(frozen=True)
-class Item:
+class TaskItem:
     """One question with its context, as tokens, without BOS.
 
     Attributes:
         prompt: the context and the question.
-        answer: the right continuation.
-        others: wrong continuations of as many tokens; what they hold stands in the context too, where the
-            task hides something, and is made from the right one elsewhere.
-        depth: where the answer stands in the context, 0 at its beginning and 1 at its end; None where it
-            stands nowhere.
-        distance: tokens from where the answer stands to where it is asked for (first token to first token).
+        answer: the correct continuation.
+        others: wrong continuations with the same number of tokens. If the task hides facts, most of them
+            occur in the context as other facts; otherwise they are variations of the correct answer.
+        depth: relative position of the answer in the context, 0 at the start and 1 at the end; None if it is
+            not in the context.
+        distance: tokens from the first token of the answer in the context to the end of the prompt.
     """
 
     prompt: list[int]
@@ -34,13 +34,15 @@ class Item:
     distance: int | None = None
 
 
-class Bench:
-    """A task, the tokenizer its items are spelled in, and the seed. `purpose` ("training", "evaluation") is
-    part of every draw, so that items made for one are never made for the other."""
+class TaskContext:
+    """A task, the tokenizer of its items, and the seed. `purpose` ("training", "evaluation") is part of every
+    random key, so training and evaluation items differ.
+    """
 
     def __init__(self, task: Task, tokenizer: Tokenizer, purpose: str, seed: int):
         self.task, self.tokenizer, self.purpose, self.seed = task, tokenizer, purpose, seed
-        # Text can be cut where a token begins with white space: what follows is spelled as it would be alone.
+        # Text can be split where a token begins with white space: the rest is then encoded as it would be
+        # alone.
         self.may_cut = np.array([piece[:1].isspace() for piece in tokenizer.pieces])
         self._spelled: dict[str, list[int]] = {}
 
@@ -53,12 +55,16 @@ class Bench:
 
 
 @dataclass(frozen=True)
-class Ask:
-    """One item that is wanted. length: tokens of prompt and answer together, at most. haystack: tokens of
-    text, for tasks that read some; as many as are needed are taken from its end, so that a longer item
-    grows towards its beginning."""
+class TaskRequest:
+    """The parameters of one item.
 
-    bench: Bench
+    Attributes:
+        length: maximum tokens of prompt and answer together.
+        haystack: text tokens, for tasks that use a haystack. The required number is taken from the end, so a
+            longer item extends towards the start.
+    """
+
+    bench: TaskContext
     index: int
     length: int
     depth: float
@@ -70,11 +76,11 @@ class Ask:
         return ("task", self.bench.purpose, self.bench.seed, name, self.index)
 
     def draw(self, what: str, count: int, below_what: int) -> np.ndarray:
-        """(count,) integers of 0 ... below_what-1; the first n of them do not depend on how many follow."""
+        """(count,) integers in 0 ... below_what-1. The first n do not depend on `count`."""
         return below(bits(key_of(*self.key, what), np.arange(count)), below_what)
 
     def different(self, what: str, count: int, below_what: int) -> np.ndarray:
-        """(count,) integers of 0 ... below_what-1, no two equal; the first n do not depend on `count`."""
+        """(count,) distinct integers in 0 ... below_what-1. The first n do not depend on `count`."""
         if below_what <= SORTED:
             return np.argsort(bits(key_of(*self.key, what), np.arange(below_what)), kind="stable")[:count]
         wanted, drawn = count, np.zeros(0, dtype=np.int64)
@@ -85,16 +91,18 @@ class Ask:
         return drawn[:count]
 
     def numbers(self, what: str, digits: int, least: int) -> list[str]:
-        """` 417` and the like: different numbers of so many digits, all spelled in equally many tokens, at
-        least `least` of them, and more where there are as many."""
+        """Distinct numbers with `digits` digits, such as ` 417`, all encoded in the same number of tokens: at
+        least `least` of them, and more if available.
+        """
         first = 10 ** (digits - 1) if digits > 1 else 0
         room = 10**digits - first
         drawn = self.different(what, min(room, 2 * least + 4), room)
         return self.same_count([f" {first + n}" for n in drawn.tolist()], least)
 
     def same_count(self, texts: list[str], least: int) -> list[str]:
-        """Those of `texts` that are spelled in the commonest number of tokens; DataError where they are fewer
-        than `least`."""
+        """Filter `texts` to those with the most common number of tokens. Raises DataError if fewer than
+        `least` remain.
+        """
         sizes = np.array([len(self.encode(text)) for text in texts])
         commonest = int(np.bincount(sizes).argmax())
         kept = [text for text, size in zip(texts, sizes.tolist(), strict=True) if size == commonest]
@@ -110,7 +118,7 @@ class Ask:
         return self.bench.encode(text)
 
     def encode_once(self, text: str) -> list[int]:
-        """Tokens of a text that no other item holds, and that is not worth remembering."""
+        """Encode text that occurs in no other item, without caching."""
         return self.bench.tokenizer.encode(text)
 
     def too_short(self, least: int) -> DataError:

@@ -1,13 +1,13 @@
-"""From a task's settings to its items."""
+"""Generates items from task settings."""
 
 from collections.abc import Callable
 
 import numpy as np
 
 from data.tasks import closed, hidden
-from data.tasks.items import Ask, Bench, Item
+from data.tasks.items import TaskContext, TaskItem, TaskRequest
 
-FORMS: dict[str, Callable[[Ask], Item]] = {
+FORMS: dict[str, Callable[[TaskRequest], TaskItem]] = {
     "passkey": hidden.passkey,
     "needle": hidden.needle,
     "variables": hidden.variables,
@@ -21,21 +21,21 @@ NO_TEXT = np.zeros(0, dtype=np.int64)
 
 
 def make_item(
-    bench: Bench, index: int, length: int, depth: float = 0.0, haystack: np.ndarray = NO_TEXT
-) -> Item:
-    """Item `index` of a task with at most `length` tokens (exactly as many, where text is around it).
+    bench: TaskContext, index: int, length: int, depth: float = 0.0, haystack: np.ndarray = NO_TEXT
+) -> TaskItem:
+    """Generate item `index` of a task with at most `length` tokens (exactly `length` if it has a haystack).
 
-    The same index at another length is the same question in a longer or shorter context; for tasks without
-    text, in which the length is the difficulty, the longer item goes on where the shorter one ends.
+    The same index at another length is the same question in a longer or shorter context. For tasks without a
+    haystack, where the length is the difficulty, the longer item extends the shorter one.
 
     Args:
         bench: task, tokenizer, purpose and seed.
-        index: which item.
-        length: tokens of prompt and answer together, BOS not counted.
-        depth: where the answer is hidden, 0 (far away) to 1 (just before the question).
-        haystack: at least `length` tokens of text, for tasks that read some.
+        index: index of the item.
+        length: tokens of prompt and answer together, without BOS.
+        depth: position of the answer, 0 (far from the question) to 1 (just before it).
+        haystack: at least `length` tokens of text, for tasks that use a haystack.
 
     Raises:
-        DataError: the length holds no such item; the tokenizer spells no fair distractors.
+        DataError: no item fits the length, or the tokenizer cannot encode comparable wrong answers.
     """
-    return FORMS[bench.task.name](Ask(bench, index, length, depth, haystack))  # type: ignore[attr-defined]
+    return FORMS[bench.task.name](TaskRequest(bench, index, length, depth, haystack))  # type: ignore[attr-defined]

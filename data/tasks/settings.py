@@ -4,10 +4,10 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from data.text_settings import Settings, StdlibSource, TextSettings
+from data.text_settings import DataModel, StdlibSource, TextSettings
 
 
-class Task(Settings):
+class Task(DataModel):
     """What all tasks have in common."""
 
     name: str
@@ -15,7 +15,7 @@ class Task(Settings):
     reads: ClassVar[bool] = False  # the context is text, from `haystack`
 
 
-class Hidden(Task):
+class HaystackTask(Task):
     """A task whose answer is hidden in text."""
 
     hides: ClassVar[bool] = True
@@ -29,7 +29,7 @@ class Hidden(Task):
     )
 
 
-class PasskeyTask(Hidden):
+class PasskeyTask(HaystackTask):
     """Numbers hidden in text, each under a name; one is asked for, the others of the same text are the
     distractors. With one key, as in Mohtashami and Jaggi 2023 (arXiv:2305.16300), they are numbers that stand
     nowhere."""
@@ -44,7 +44,7 @@ class PasskeyTask(Hidden):
     digits: int = Field(5, ge=1, le=18, description="digits of a pass key")
 
 
-class NeedleTask(Hidden):
+class NeedleTask(HaystackTask):
     """Facts in words hidden in text: what somebody keeps somewhere. One is asked for, the others of the same
     text are the distractors. After Kamradt 2023 and RULER's multi-key form (arXiv:2404.06654)."""
 
@@ -52,7 +52,7 @@ class NeedleTask(Hidden):
     keys: int = Field(3, ge=2, le=16, description="facts in an item; chance is one in so many")
 
 
-class VariablesTask(Hidden):
+class VariablesTask(HaystackTask):
     """Chains of assignments in text; the value of the last variable of one chain is asked for, those of the
     others are the distractors. RULER's variable tracking (arXiv:2404.06654)."""
 
@@ -122,7 +122,7 @@ TaskSettings = Annotated[
 ]
 
 
-class TaskSource(Settings):
+class TaskSource(DataModel):
     """Items of a task, a document each; alone, or among the documents of a text. Those of an evaluation are
     others, whatever the seed, and so is the text around them."""
 
@@ -139,7 +139,7 @@ class TaskSource(Settings):
     pad: bool = Field(
         False,
         description="newlines behind each item up to the longest: with bytes, a length of train_length - 2, "
-        "and packing=documents, every window is one whole item",
+        "and packing=intra_document, every window is one whole item",
     )
     seed: int = Field(0, ge=0, description="other seed, other items")
     text: TextSettings | None = Field(None, description="text the items are mixed into; null: items alone")

@@ -1,4 +1,4 @@
-"""The words that tasks are made of: short, common, and spelled in few letters."""
+"""The vocabulary of the tasks: short, common words."""
 
 NAMES = [
     "ant",

@@ -1,15 +1,19 @@
-"""What happens inside a model, and to what it writes, beyond the trained length."""
+"""Attention and generated text of a model beyond its trained length."""
 
-from evaluation.diagnostics.attention import Attention, measure_attention
-from evaluation.diagnostics.generation import Generated, measure_generation
-from evaluation.diagnostics.settings import AttentionSettings, DiagnosticSettings, GenerationSettings
+from evaluation.diagnostics.attention import AttentionResult, AttentionSession
+from evaluation.diagnostics.generation import GenerationResult, GenerationSession
+from evaluation.diagnostics.settings import (
+    AttentionDiagnosticSettings,
+    DiagnosticSettings,
+    GenerationDiagnosticSettings,
+)
 
 __all__ = [
-    "Attention",
-    "AttentionSettings",
+    "AttentionDiagnosticSettings",
+    "AttentionResult",
+    "AttentionSession",
     "DiagnosticSettings",
-    "Generated",
-    "GenerationSettings",
-    "measure_attention",
-    "measure_generation",
+    "GenerationDiagnosticSettings",
+    "GenerationResult",
+    "GenerationSession",
 ]

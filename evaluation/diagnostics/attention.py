@@ -1,7 +1,8 @@
-"""`protocol: attention`: every rule at every length, on windows of the fixed targets."""
+"""`protocol: attention`: attention of every method at every length, on windows of the fixed targets."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -9,50 +10,59 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from evaluation.diagnostics.settings import AttentionSettings
+from evaluation.diagnostics.settings import AttentionDiagnosticSettings
 from evaluation.diagnostics.turns import (
-    Pair,
+    RotaryPair,
     output_drift,
     pairs_of,
     scored,
     table_drift,
     unturned_features,
 )
-from evaluation.diagnostics.weights import Recorder, Seen, bucket_edges, last_outputs
+from evaluation.diagnostics.weights import AttentionRecorder, AttentionSample, bucket_edges, last_outputs
 from evaluation.errors import EvaluationError
-from evaluation.forecast import choose_batch, memory_free
-from evaluation.matrix import Subject, resolve_all
-from evaluation.plan import Plan, make_plan
-from evaluation.protocols import Windows
-from evaluation.rules import TRAINED, Rule
-from evaluation.session import evenly_spread
-from evaluation.text import Text
-from model import LinearMixer, ModelError, Transformer
+from evaluation.scoring.evaluate import EvaluatedModel, absent_cells, resolve_all
+from evaluation.scoring.forecast import (
+    ForecastRow,
+    choose_batch,
+    fit_pace,
+    forecast_line,
+    forecast_table,
+    memory_budget,
+    memory_needed,
+)
+from evaluation.scoring.methods import TRAINED, Method
+from evaluation.scoring.plan import EvaluationPlan, make_plan
+from evaluation.scoring.session import evenly_spread
+from evaluation.scoring.text import EvaluationText
+from evaluation.statistics.intervals import unit_means
+from model import LinearMixer, ModelError, Transformer, find_device
 
 
 @dataclass
-class Attention:
-    """Everything measured; keys are (rule, length). Windows are the same at every length and under each rule.
+class AttentionResult:
+    """Everything measured; keys are (method, length). Windows are the same at every length and under each
+    method.
 
     Attributes:
         unit: (W,) the independent unit of every window.
         seen: merged over the windows.
-        drift: (rule, length, dtype) -> what `output_drift` gives.
-        absent: cells that do not exist, and why.
+        drift: (method, length, dtype) -> result of `output_drift`.
+        absent: cells that do not exist, with the reason.
     """
 
-    settings: AttentionSettings
-    subject: Subject
-    plan: Plan
-    rules: list[Rule]
+    settings: AttentionDiagnosticSettings
+    subject: EvaluatedModel
+    plan: EvaluationPlan
+    methods: list[Method]
     schemes: dict[str, dict]
     unit: np.ndarray
     unit_kind: str
     documents: int
     facts: dict
     layer_kinds: list[str] = field(default_factory=list)
-    seen: dict[tuple[str, int], Seen] = field(default_factory=dict)
-    pairs: dict[tuple[str, int], list[Pair]] = field(default_factory=dict)
+    seen: dict[tuple[str, int], AttentionSample] = field(default_factory=dict)
+    pairs: dict[tuple[str, int], list[RotaryPair]] = field(default_factory=dict)
     tables: dict[tuple[str, int], dict[str, float]] = field(default_factory=dict)
     drift: dict[tuple[str, int, str], dict[str, float]] = field(default_factory=dict)
     absent: dict[tuple[str, int], str] = field(default_factory=dict)
@@ -64,125 +74,149 @@ class Attention:
     def edges(self, length: int) -> list[int]:
         return bucket_edges(length, self.subject.trained_length)
 
+    def overall(self, method: str, length: int) -> dict[str, float]:
+        """Means over layers, heads and units, by measure."""
+        out = {}
+        for measure, tensor in self.seen[method, length].values.items():
+            by_window = mean_of_finite(tensor.numpy(), (1, 2))
+            there = np.isfinite(by_window)
+            if there.any():
+                out[measure] = float(unit_means(by_window[there], self.unit[there]).mean())
+        return out
 
-def measure_attention(
-    settings: AttentionSettings,
-    subject: Subject,
-    *,
-    store,
-    tokenizer,
-    rules: list[Rule],
-    console,
-) -> Attention:
-    """Run every rule at every length.
+
+class AttentionSession:
+    """One attention evaluation: windows, memory budget and the model as trained.
 
     Raises:
-        EvaluationError: before any compute where it cannot work: documents too short, no softmax, no memory.
+        EvaluationError: before any compute for what cannot work: documents too short, no softmax attention,
+            too little memory.
     """
-    rules = [rule for rule in rules if not rule.truncates]  # context cut to L0 is L0's own row
-    schemes = resolve_all(rules, subject)
-    bos_id = getattr(tokenizer, "bos_id", None)
-    text = Text(store, settings.bos, bos_id)
-    plan = make_plan(settings.of_loss(), text, store.hash, tokenizer.hash, subject.trained_length)
-    if plan.note:
-        console.warn(plan.note)
-    chosen = {length: evenly_spread(plan.windows[length], settings.windows) for length in plan.lengths}
-    documents = chosen[plan.lengths[0]].document
-    unit_of, _, unit_kind = text.units()
-    found = Attention(
-        settings,
-        subject,
-        plan,
-        rules,
-        schemes,
-        unit_of[documents],
-        unit_kind,
-        len(set(documents.tolist())),
-        {"corpus_hash": store.hash, "tokenizer_hash": tokenizer.hash},
-    )
-    for rule in rules:
-        limit = subject.longest(rule.words)
-        for length in plan.lengths:
-            if limit is not None and length > limit:
-                found.absent[rule.label, length] = f"its positions end after {limit} tokens"
-    todo = [(r, n) for r in rules for n in plan.lengths if (r.label, n) not in found.absent]
-    if not todo:
-        raise EvaluationError(
-            f"no rule can place any of the lengths {', '.join(map(str, plan.lengths))}: shorten lengths, or "
-            f"add a rule that reaches further. {subject.legal}".rstrip()
+
+    def __init__(
+        self,
+        settings: AttentionDiagnosticSettings,
+        subject: EvaluatedModel,
+        *,
+        store,
+        tokenizer,
+        methods: list[Method],
+        console,
+    ):
+        methods = [method for method in methods if not method.truncates]  # context cut to L0 is the row of L0
+        schemes = resolve_all(methods, subject)
+        self.bos_id = getattr(tokenizer, "bos_id", None)
+        self.settings, self.subject, self.console = settings, subject, console
+        self.text = EvaluationText(store, settings.bos, self.bos_id)
+        plan = make_plan(settings.of_loss(), self.text, store.hash, tokenizer.hash, subject.trained_length)
+        if plan.note:
+            console.warn(plan.note)
+        self.chosen = {n: evenly_spread(plan.windows[n], settings.windows) for n in plan.lengths}
+        documents = self.chosen[plan.lengths[0]].document
+        unit_of, _, unit_kind = self.text.units()
+        self.result = found = AttentionResult(
+            settings,
+            subject,
+            plan,
+            methods,
+            schemes,
+            unit_of[documents],
+            unit_kind,
+            len(set(documents.tolist())),
+            {"corpus_hash": store.hash, "tokenizer_hash": tokenizer.hash},
         )
-    work = _Work(found, text, chosen, bos_id, console)
-    passes = {rule.label: [length for r, length in todo if r is rule] for rule in rules}
-    total = sum(length * (settings.windows + work.few * work.dtypes) for _, length in todo)
-    with console.bar("attention", total=total, unit="tokens") as bar:
-        for rule in rules:
-            if passes[rule.label]:
-                work.run(rule, passes[rule.label], bar.advance)
-    return found
-
-
-class _Work:
-    """One call: the windows, the memory, and the trained model's slow pairs."""
-
-    def __init__(self, found: Attention, text: Text, chosen: dict[int, Windows], bos_id: int | None, console):
-        self.found, self.text, self.chosen, self.bos_id, self.console = found, text, chosen, bos_id, console
-        self.settings, self.subject = found.settings, found.subject
-        wanted = self.settings.device
-        self.device = torch.device(
-            wanted if wanted != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
-        )
-        self.few = min(self.settings.precision_windows, found.windows)
-        self.dtypes = 1 + len(self.settings.precision) if self.settings.precision else 0
-        self.trained = self.subject.load((), self.settings.dtype)
+        found.absent.update(absent_cells(methods, plan.lengths, subject, refuse=False))
+        self.cells = [(r, n) for r in methods for n in plan.lengths if (r.label, n) not in found.absent]
+        if not self.cells:
+            raise EvaluationError(
+                f"no method reaches any of the lengths {', '.join(map(str, plan.lengths))}: shorten lengths, "
+                f"or add a method that reaches further. {subject.legal}".rstrip()
+            )
+        self.device = find_device(settings.device)
+        self.few = min(settings.precision_windows, found.windows)
+        self.dtypes = 1 + len(settings.precision) if settings.precision else 0
+        self.trained = subject.load((), settings.dtype)
         if isinstance(self.trained.settings.mixer, LinearMixer):
             raise EvaluationError(
-                "protocol=attention looks at attention weights, and this run has linear attention "
-                "(model.mixer.name = linear), which remembers sums in place of keys and has none"
+                "protocol=attention requires attention weights, which linear attention "
+                "(model.mixer.name=linear) does not have"
             )
         found.layer_kinds = list(self.trained.settings.layer_kinds)
         self.unturned = unturned_features(self.trained)
-        limit = self.settings.memory
-        self.budget = int(limit * 2**30) if limit else int(0.8 * memory_free(self.device))
-        for length in sorted(found.plan.lengths, reverse=True):  # the longest decides, before any compute
+        self.budget = memory_budget(settings.memory, self.device)
+        for length in sorted(plan.lengths, reverse=True):  # the longest one is refused first
             self._batch(self.trained, length)
 
-    def run(self, rule: Rule, lengths: list[int], advance: Callable[[float], None]) -> None:
-        """All lengths under one rule."""
-        model = self.trained if rule.label == TRAINED else self.subject.load(rule.words, self.settings.dtype)
+    def forecast(self) -> None:
+        """Print every cell with its memory, and the time of all."""
+        found, s = self.result, self.settings
+        rows = [
+            ForecastRow(
+                method.label,
+                length,
+                found.windows,
+                length * found.windows,
+                memory_needed(self.trained, length, s.targets, self._batch(self.trained, length), s.chunk),
+            )
+            for method, length in self.cells
+        ]
+        self.console.table(
+            f"{self.subject.name}: attention in {found.windows} windows", *forecast_table(rows, found.absent)
+        )
+        lengths = np.array([length for _, length in self.cells])
+        pace = fit_pace(
+            lambda n: self._record(self.trained, self._tokens(n, slice(0, 1))[:, :-1], n),
+            min(lengths),
+            max(n for n in lengths if n <= max(2 * s.chunk, min(lengths))),
+        )
+        passes = found.windows + self.few * self.dtypes
+        seconds, peak = passes * pace.seconds(lengths), max(row.peak or 0 for row in rows)
+        tokens = passes * int(lengths.sum())
+        self.console.info(forecast_line(self.trained, len(rows), tokens, seconds, peak, self.budget))
+
+    def run(self) -> AttentionResult:
+        """Run every method at every length."""
+        total = sum(length * (self.settings.windows + self.few * self.dtypes) for _, length in self.cells)
+        with self.console.bar("attention", total=total, unit="tokens") as bar:
+            for method in self.result.methods:
+                if lengths := [length for one, length in self.cells if one is method]:
+                    self._run(method, lengths, bar.advance)
+        return self.result
+
+    def _run(self, method: Method, lengths: list[int], advance: Callable[[float], None]) -> None:
+        """All lengths under one method."""
+        model = (
+            self.trained if method.label == TRAINED else self.subject.load(method.words, self.settings.dtype)
+        )
         for length in lengths:
-            where = rule.label, length
+            where = method.label, length
             try:
-                self.found.seen[where] = self._watch(model, length, advance)
+                self.result.seen[where] = self._measure(model, length, advance)
             except ModelError as error:
-                self.found.absent[where] = str(error)
-                self.console.warn(f"{rule.label} at {length}: {error}; this cell is left out")
+                self.result.absent[where] = str(error)
+                self.console.warn(f"{method.label} at {length}: {error}; this cell is left out")
                 continue
             if pairs := pairs_of(self.trained, model, length):
-                self.found.pairs[where] = pairs
+                self.result.pairs[where] = pairs
             if (drift := table_drift(model, length)) is not None:
-                self.found.tables[where] = drift
+                self.result.tables[where] = drift
         if self.settings.precision:
-            self._precision(rule, [n for n in lengths if (rule.label, n) in self.found.seen], advance)
+            self._precision(method, [n for n in lengths if (method.label, n) in self.result.seen], advance)
 
-    def _watch(self, model: Transformer, length: int, advance: Callable[[float], None]) -> Seen:
-        keep, edges, parts = self.settings.targets, self.found.edges(length), []
-        size = self._batch(model, length)
-        for start in range(0, self.found.windows, size):
+    def _measure(self, model: Transformer, length: int, advance: Callable[[float], None]) -> AttentionSample:
+        parts, size = [], self._batch(model, length)
+        for start in range(0, self.result.windows, size):
             tokens = self._tokens(length, slice(start, start + size))[:, :-1]
-            recorder = Recorder(tokens, keep, edges, self.subject.trained_length, self.bos_id, self.unturned)
-            last_outputs(
-                model, tokens, keep, length=length, chunk=self.settings.chunk, watch=recorder.watches()
-            )
-            parts.append(recorder.result())
+            parts.append(self._record(model, tokens, length))
             advance(tokens.numel())
         return merged(parts)
 
-    def _precision(self, rule: Rule, lengths: list[int], advance: Callable[[float], None]) -> None:
+    def _precision(self, method: Method, lengths: list[int], advance: Callable[[float], None]) -> None:
         """The same few windows in float64 and in lower precision."""
         keep, chunk = self.settings.targets, self.settings.chunk
         exact: dict[int, tuple[Tensor, Tensor]] = {}
         for dtype in ("float64", *self.settings.precision):
-            model = self.subject.load(rule.words, dtype)
+            model = self.subject.load(method.words, dtype)
             for length in lengths:
                 tokens = self._tokens(length, slice(0, self.few))
                 if dtype == "float64":
@@ -190,7 +224,7 @@ class _Work:
                     exact[length] = logits, scored(logits, tokens[:, -keep:])
                 else:
                     off = output_drift(exact[length], model, tokens, keep, length=length, chunk=chunk)
-                    self.found.drift[rule.label, length, dtype] = off
+                    self.result.drift[method.label, length, dtype] = off
                 advance(tokens.shape[0] * length)
 
     def _tokens(self, length: int, rows: slice) -> Tensor:
@@ -199,13 +233,22 @@ class _Work:
         found = self.text.windows(windows.document[rows], windows.end[rows], length)
         return torch.from_numpy(found).to(self.device)
 
+    def _record(self, model: Transformer, tokens: Tensor, length: int) -> AttentionSample:
+        """What the last queries of these windows (B, length) attend to."""
+        keep, chunk, edges = self.settings.targets, self.settings.chunk, self.result.edges(length)
+        recorder = AttentionRecorder(
+            tokens, keep, edges, self.subject.trained_length, self.bos_id, self.unturned
+        )
+        last_outputs(model, tokens, keep, length=length, chunk=chunk, hooks=recorder.hooks())
+        return recorder.result()
+
     def _batch(self, model: Transformer, length: int) -> int:
         keep, chunk = self.settings.targets, self.settings.chunk
         return choose_batch(model, length, keep, chunk=chunk, device=self.device, budget=self.budget)
 
 
-def merged(parts: list[Seen]) -> Seen:
-    """The windows of several batches as one; a measure that a batch does not have is NaN there."""
+def merged(parts: list[AttentionSample]) -> AttentionSample:
+    """The windows of several batches as one; a measure missing in a batch is NaN."""
     names = list(dict.fromkeys(name for part in parts for name in part.values))
 
     def values(name: str) -> Tensor:
@@ -221,9 +264,17 @@ def merged(parts: list[Seen]) -> Seen:
 
     rows = torch.tensor([len(part.by_distance) for part in parts], dtype=torch.float64)
     visible = torch.stack([part.visible for part in parts])
-    return Seen(
+    return AttentionSample(
         {name: values(name) for name in names},
         torch.cat([part.by_distance for part in parts]),
         (visible * rows[:, None, None]).sum(0) / rows.sum(),
         max(part.mismatch for part in parts),
     )
+
+
+def mean_of_finite(values: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
+    """Mean over axes of the finite values; NaN where there are none."""
+    there = np.isfinite(values)
+    count = there.sum(axes)
+    total = np.where(there, values, 0.0).sum(axes)
+    return np.where(count > 0, total / np.maximum(count, 1), math.nan)

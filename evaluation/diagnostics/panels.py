@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator, PercentFormatter
 
-from evaluation.figures import INK, MARKERS, SOFT, STYLE
-from evaluation.position_figures import WIDTH, Words, canvas, grid
+from evaluation.reports.figures import INK, MARKERS, SOFT, STYLE, fit_left, grid
+from evaluation.schemes.figures import WIDTH, FigureText, canvas
 
 COLUMNS = 2
 PANEL = 1.75  # inches of a row of panels
@@ -25,7 +25,7 @@ DOTS = (0, (1, 2))
 
 
 @dataclass(frozen=True)
-class Series:
+class PanelSeries:
     """One line; `label` '' keeps it out of the key, `marker` counts through the house's markers."""
 
     x: Sequence[float]
@@ -39,11 +39,11 @@ class Series:
 
 
 @dataclass(frozen=True)
-class Panel:
+class PanelSpec:
     """What it shows, and its lines; `share`: numbers from 0 to 1, in per cent; `log`: a logarithmic axis."""
 
     heading: str
-    lines: Sequence[Series]
+    lines: Sequence[PanelSeries]
     share: bool = False
     log: bool = False
 
@@ -54,10 +54,11 @@ def shades(count: int) -> list[str]:
 
 
 def panels_figure(
-    panels: Sequence[Panel],
-    words: Words,
+    panels: Sequence[PanelSpec],
+    words: FigureText,
     *,
     x: str,
+    y: str = "",
     marked: float,
     ticks: Sequence[float],
     same_scale: bool = False,
@@ -67,12 +68,15 @@ def panels_figure(
 
     Args:
         ticks: of the horizontal axis.
+        y: what the vertical axes show, where the headings do not say it.
         same_scale: all panels share their vertical axis; else each has its own.
     """
     columns = min(COLUMNS, len(panels))
     rows = math.ceil(len(panels) / columns)
     named = {line.label: line for panel in panels for line in panel.lines if line.label}
-    named[f"trained length {marked:,}"] = Series((), (), SOFT, f"trained length {marked:,}", 0.9, dots=True)
+    named[f"trained length {marked:,}"] = PanelSeries(
+        (), (), SOFT, f"trained length {marked:,}", 0.9, dots=True
+    )
     per_row = max(1, int((WIDTH - 0.3) / (0.62 + 0.066 * max(map(len, named)))))
     key = KEY_ROW * math.ceil(len(named) / per_row) + 0.08
     with rc_context(STYLE):
@@ -99,6 +103,9 @@ def panels_figure(
             axes.axvline(marked, color=SOFT, lw=0.9, ls=DOTS, zorder=1)
             if n + columns >= len(panels):
                 axes.set_xlabel(x, color=INK, fontsize=9)
+            if column == 0 and y:
+                axes.set_ylabel(y, color=INK, fontsize=9)
+                fit_left(figure, axes)
         handles = [_drawn(line) for line in named.values()]
         figure.legend(
             handles=handles,
@@ -115,7 +122,7 @@ def panels_figure(
         return figure
 
 
-def _drawn(line: Series) -> Line2D:
+def _drawn(line: PanelSeries) -> Line2D:
     marker = "o" if len(line.x) == 1 else None  # a point alone is no line
     if line.marker is not None:
         marker = MARKERS[line.marker % len(MARKERS)]
@@ -134,12 +141,12 @@ def _drawn(line: Series) -> Line2D:
     )
 
 
-def _draw(axes: Axes, lines: Sequence[Series]) -> None:
+def _draw(axes: Axes, lines: Sequence[PanelSeries]) -> None:
     for line in lines:
         axes.add_line(_drawn(line))
 
 
-def _scales(axes: Axes, panel: Panel, marked: float, ticks: Sequence[float], log_x: bool) -> None:
+def _scales(axes: Axes, panel: PanelSpec, marked: float, ticks: Sequence[float], log_x: bool) -> None:
     xs = [marked, *(x for line in panel.lines for x in line.x)]
     low, high = min(xs), max(xs)
     if log_x:
@@ -163,7 +170,7 @@ def _scales(axes: Axes, panel: Panel, marked: float, ticks: Sequence[float], log
     axes.tick_params(labelsize=8, length=2.5)
 
 
-def _limits(lines: Sequence[Series], panel: Panel) -> tuple[float, float]:
+def _limits(lines: Sequence[PanelSeries], panel: PanelSpec) -> tuple[float, float]:
     """From 0 where that does not hide the differences, and never beyond what a share can be."""
     values = [y for line in lines for y in line.y if math.isfinite(y)]
     low, high = min(values, default=0.0), max(values, default=1.0)

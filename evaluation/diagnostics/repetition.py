@@ -1,4 +1,4 @@
-"""How much a text repeats itself, by position. Pure functions of token ids."""
+"""Repetition of text by position, from token ids."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def repeated_runs(tokens: np.ndarray, back: int) -> np.ndarray:
     place = np.arange(count)
     for shift in range(1, min(back, count - 1) + 1):
         same = tokens[:, shift:] == tokens[:, :-shift]
-        # The run that ends here is as long as the last place that differs is far away.
+        # The length of the run is the distance to the last mismatch.
         last = np.maximum.accumulate(np.where(same, -1, place[: count - shift]), axis=1)
         np.maximum(longest[:, shift:], place[: count - shift] - last, out=longest[:, shift:])
     return longest

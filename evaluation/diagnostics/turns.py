@@ -1,4 +1,4 @@
-"""Rotary pairs that never completed a turn in training, and what rounding does to tables and losses."""
+"""Rotary pairs without a full rotation in training, and rounding errors of tables and losses."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from evaluation.diagnostics.weights import last_outputs
-from model import Places, Transformer
-from model.position import Position
+from model import TokenPositions, Transformer
+from model.position import PositionalScheme
 from model.position.rotary import Rope
 from model.position.scaling import turns_within
 
 
-def scheme_of_layer(model: Transformer, layer: int) -> Position:
+def scheme_of_layer(model: Transformer, layer: int) -> PositionalScheme:
     """The scheme's instance that serves a layer."""
     kind = model.settings.layer_kinds[layer]
     name = f"{kind}-{layer}" if model.settings.kinds[kind].per_layer else kind
     scheme = model.position[name]
-    assert isinstance(scheme, Position)
+    assert isinstance(scheme, PositionalScheme)
     return scheme
 
 
 @dataclass(frozen=True)
-class Pair:
-    """One rotary pair of one kind of layer under one rule.
+class RotaryPair:
+    """One rotary pair of one kind of layer under one method.
 
     `wavelength` in tokens at the evaluated length, None for a pair that stands still; `turns_trained` within
-    the trained length as trained, `turns` within the evaluated length under the rule.
+    the trained length as trained, `turns` within the evaluated length under the method.
     """
 
     kind: str
@@ -40,8 +40,8 @@ class Pair:
     turns: float
 
 
-def pairs_of(trained: Transformer, model: Transformer, length: int) -> list[Pair]:
-    """Every rotary pair of every kind of layer that turns at fixed frequencies."""
+def pairs_of(trained: Transformer, model: Transformer, length: int) -> list[RotaryPair]:
+    """Every rotary pair with fixed frequencies, for every kind of layer."""
     found, kinds = [], model.settings.layer_kinds
     for kind in dict.fromkeys(kinds):
         before, now = (scheme_of_layer(m, kinds.index(kind)) for m in (trained, model))
@@ -51,7 +51,7 @@ def pairs_of(trained: Transformer, model: Transformer, length: int) -> list[Pair
         new = now.frequencies(now.stretch(length))[0]
         for n, (turned, frequency) in enumerate(zip(old.tolist(), new.tolist(), strict=True)):
             wavelength = 2 * math.pi / frequency if frequency else None
-            found.append(Pair(kind, n, wavelength, turned, length * frequency / (2 * math.pi)))
+            found.append(RotaryPair(kind, n, wavelength, turned, length * frequency / (2 * math.pi)))
     return found
 
 
@@ -68,7 +68,7 @@ def unturned_features(model: Transformer) -> list[Tensor | None]:
         slow = (turns_within(scheme.frequencies(scheme.stretch(length))[0], length) < 1).float()
         half = scheme.settings.layout == "half"
         turned = torch.cat([slow, slow]) if half else slow.repeat_interleave(2)
-        out.append(F.pad(turned, (0, model.settings.features - len(turned))))
+        out.append(F.pad(turned, (0, model.settings.head_dim - len(turned))))
     return out
 
 
@@ -80,7 +80,7 @@ def table_drift(model: Transformer, length: int) -> dict[str, float] | None:
     position·θ ``computed in float32`` or ``in bfloat16``; None for a model that looks nothing up.
     """
     drift: dict[str, float] = {}
-    places = Places.plain(length)
+    places = TokenPositions.plain(length)
     for layer in range(model.settings.layers):
         scheme = scheme_of_layer(model, layer)
         exact = scheme.tables(places, torch.float64)
@@ -114,7 +114,7 @@ def scored(logits: Tensor, targets: Tensor) -> Tensor:
 def output_drift(
     exact: tuple[Tensor, Tensor], model: Transformer, tokens: Tensor, keep: int, *, length: int, chunk: int
 ) -> dict[str, float]:
-    """How far the last `keep` logits and NLL of a model of lower precision lie from the float64 ones.
+    """Differences of the last `keep` logits and NLL of a lower-precision model from float64.
 
     exact: logits (B, keep, V) and NLL (B, keep) in float64 of the same tokens (B, L + 1).
     """

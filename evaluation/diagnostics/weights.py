@@ -1,7 +1,7 @@
-"""Attention as numbers: what the last queries of a window look at, read from the model's own attention.
+"""Record attention: what the last queries of a window attend to, read from the model's own attention.
 
 The model runs as it always does; after each layer it shows the views, values and scale that its kernel was
-given (`Transformer.forward(watch=)`), and the same pairs are spelled out in blocks of queries. Memory is
+given (`Transformer.forward(hooks=)`), and the same pairs are spelled out in blocks of queries. Memory is
 linear in the length. How far the spelled-out output lies from the kernel's is kept as `mismatch`.
 """
 
@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from model import Cache, Places, Transformer
-from model.kernels import Spelled, Watch, spell_out
-from model.pairs import View, mask_dtype, repeated
+from model import Cache, TokenPositions, Transformer
+from model.attention_mask import AttentionView, mask_dtype, repeated
+from model.kernels import AttentionDetails, AttentionHook, attention_details
 
 PAIRS_AT_ONCE = 1 << 22  # B·H·t·S of a block of queries
 REACH = 0.9  # of the mass
@@ -28,13 +28,13 @@ MEASURES = {
     "first_token": "mass on the first token of the window",
     "bos": "mass on BOS tokens, in windows that hold one",
     "mass_beyond": "mass at distances of the trained length and more",
-    "mass_lost": "weight that goes to no key: to a sink logit, or dropped",
+    "mass_lost": "weight on no key: on a sink logit, or dropped",
     "logit_std": "standard deviation of the logits over the visible keys, bias included",
     "logit_max": "largest logit of a query",
-    "reach_90": "distance below which 90% of the mass lies, tokens",
+    "reach_90": "distance that contains 90% of the mass, tokens",
     "distance_mean": "mean distance of the mass, tokens",
     "keys": "visible keys of a query",
-    "unturned_variance": "share of the logits' variance from rotary pairs without a whole turn in training",
+    "unturned_variance": "share of the logits' variance from rotary pairs without a full turn in training",
 }
 
 
@@ -50,8 +50,8 @@ def bucket_edges(longest: int, trained_length: int) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What one batch of windows showed; tensors float64 on the CPU, NaN where there is nothing to measure.
+class AttentionSample:
+    """Measures of one batch of windows; float64 tensors on the CPU, NaN for undefined values.
 
     Attributes:
         values: name of a measure -> (B, layers, H), the mean over the queries.
@@ -66,7 +66,7 @@ class Seen:
     mismatch: float
 
 
-class Recorder:
+class AttentionRecorder:
     """Collects one pass of the last K queries over L tokens.
 
     Args:
@@ -93,17 +93,23 @@ class Recorder:
         self.sums: list[dict[str, Tensor]] = [{} for _ in unturned]
         self.mismatch = 0.0
 
-    def watches(self) -> list[Watch]:
+    def hooks(self) -> list[AttentionHook]:
         return [functools.partial(self._watch, layer) for layer in range(len(self.unturned))]
 
     def _watch(
-        self, layer: int, views: list[View], v: Tensor, scale: float, sink: Tensor | None, out: Tensor
+        self,
+        layer: int,
+        views: list[AttentionView],
+        v: Tensor,
+        scale: float,
+        sink: Tensor | None,
+        out: Tensor,
     ) -> None:
         pairs = views[0].pairs
         size = max(1, PAIRS_AT_ONCE // (pairs.batch * pairs.heads * pairs.keys))
         for start in range(0, pairs.queries, size):
             stop = min(start + size, pairs.queries)
-            spelled = spell_out(views, v, scale, sink, start, stop, logits=True)
+            spelled = attention_details(views, v, scale, sink, start, stop, logits=True)
             off = (spelled.output - out[:, :, start:stop].to(spelled.output.dtype)).abs().max()
             self.mismatch = max(self.mismatch, float(off))
             b, _, i, j = pairs.indices(start, stop, spelled.keys)
@@ -116,7 +122,7 @@ class Recorder:
             for name, value in found.items():
                 sums[name] = sums[name] + value if name in sums else value
 
-    def _measured(self, spelled: Spelled, distance: Tensor, start: int) -> dict[str, Tensor]:
+    def _measured(self, spelled: AttentionDetails, distance: Tensor, start: int) -> dict[str, Tensor]:
         """Sums over a block of queries, (B, H) each; `n:` the number of queries that are in a sum."""
         weights, logits = spelled.weights, spelled.logits
         assert logits is not None
@@ -156,12 +162,12 @@ class Recorder:
             out["n:bos"] = self.is_bos.any(-1)[:, None] * out["n"]
         return out | _of_logits(logits)
 
-    def result(self) -> Seen:
-        """Means over all queries that were watched."""
+    def result(self) -> AttentionSample:
+        """Means over all recorded queries."""
 
         def mean(sums: dict[str, Tensor], name: str) -> Tensor:
             count = sums.get(f"n:{name}", sums["n"])
-            return (sums[name].double() / count).cpu()  # 0 / 0 is NaN: nothing to measure
+            return (sums[name].double() / count).cpu()  # 0 / 0 is NaN: undefined
 
         plain = [name for name in MEASURES if name != "unturned_variance"]
         values = {
@@ -180,7 +186,7 @@ class Recorder:
         def buckets(name: str) -> Tensor:
             return torch.stack([(s[name].double() / s["n"][..., None]).cpu() for s in self.sums], 1)
 
-        return Seen(values, buckets("by_distance"), buckets("visible").mean((0, 2)), self.mismatch)
+        return AttentionSample(values, buckets("by_distance"), buckets("visible").mean((0, 2)), self.mismatch)
 
 
 def _sum(values: Tensor, counted: Tensor | None = None) -> Tensor:
@@ -226,7 +232,12 @@ def _centred(values: Tensor, counted: Tensor) -> Tensor:
 
 
 def _variances(
-    views: list[View], spelled: Spelled, features: Tensor, scale: float, start: int, stop: int
+    views: list[AttentionView],
+    spelled: AttentionDetails,
+    features: Tensor,
+    scale: float,
+    start: int,
+    stop: int,
 ) -> dict[str, Tensor]:
     """Variance of the logits over the keys, and its covariance with the part that some features of queries
     and keys make, summed over the queries: the parts of all features add up to the variance."""
@@ -253,7 +264,7 @@ def last_outputs(
     *,
     length: int,
     chunk: int,
-    watch: Sequence[Watch] | None = None,
+    hooks: Sequence[AttentionHook] | None = None,
 ) -> Tensor:
     """(B, keep, V) logits after the last `keep` of tokens (B, L), the ones before them prefilled in chunks.
 
@@ -265,7 +276,7 @@ def last_outputs(
     before = inputs - keep
     for start in range(0, before, chunk):
         stop = min(before, start + chunk)
-        places = Places.plain(stop - start, offset=start, length=length, device=tokens.device)
+        places = TokenPositions.plain(stop - start, offset=start, length=length, device=tokens.device)
         model(tokens[:, start:stop], places, cache=cache, keep=0)
-    places = Places.plain(keep, offset=before, length=length, device=tokens.device)
-    return model(tokens[:, before:], places, cache=cache, watch=watch)
+    places = TokenPositions.plain(keep, offset=before, length=length, device=tokens.device)
+    return model(tokens[:, before:], places, cache=cache, hooks=hooks)

@@ -1,19 +1,26 @@
-"""Positional schemes: the door (`base`), the schemes, and the registry."""
+"""Positional schemes: the positional interface (`base`), the schemes, and the registry."""
 
-from model.position.base import ContentPlan, Geometry, Plan, Position, PositionSettings, Span
+from model.position.base import (
+    AttentionContext,
+    AttentionPlan,
+    ContentPlan,
+    HeadGeometry,
+    PositionalScheme,
+    PositionSettings,
+)
 from model.position.modifiers import Modifiers, temperature_factors
-from model.position.places import Places
 from model.position.registry import SCHEMES
+from model.position.token_positions import TokenPositions
 
 __all__ = [
     "SCHEMES",
+    "AttentionContext",
+    "AttentionPlan",
     "ContentPlan",
-    "Geometry",
+    "HeadGeometry",
     "Modifiers",
-    "Places",
-    "Plan",
-    "Position",
     "PositionSettings",
-    "Span",
+    "PositionalScheme",
+    "TokenPositions",
     "temperature_factors",
 ]

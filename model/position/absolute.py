@@ -9,16 +9,16 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from model.errors import ModelError
-from model.position.base import Geometry, Position, PositionSettings
-from model.position.places import Places
+from model.position.base import HeadGeometry, PositionalScheme, PositionSettings
 from model.position.scaling import Factor, stretch_of
 from model.position.table import Rows, StretchedTables
+from model.position.token_positions import TokenPositions
 
 TABLE_STD = 0.02  # as large as token embeddings (1), rows are noise that drowns a short run's tokens
 
 
 class NoneSettings(PositionSettings):
-    """No positions at all (NoPE); the causal mask alone tells order."""
+    """No positional encoding (NoPE); order comes from the causal mask."""
 
     name: Literal["none"] = "none"
 
@@ -31,10 +31,10 @@ class SinusoidalSettings(PositionSettings):
     name: Literal["sinusoidal"] = "sinusoidal"
     theta: float = Field(10_000.0, gt=1, description="base of the wavelengths, 2π to 2π·theta")
     layout: Literal["interleaved", "half"] = Field(
-        "interleaved", description="sin and cos alternate, or a block of sines before a block of cosines"
+        "interleaved", description="alternate sin and cos, or all sines before all cosines"
     )
     scale_tokens: bool = Field(
-        False, description="multiply token embeddings by √dim first; for small ones, which are tied"
+        False, description="multiply token embeddings by √dim first; for small, tied embeddings"
     )
     offset: int = Field(
         0, ge=0, description="added to every position; 2 in fairseq, whose padding has 0 and 1"
@@ -53,13 +53,13 @@ class LearnedSettings(PositionSettings):
     max_length: int | None = Field(None, ge=1, description="rows of the table; null: the trained length")
     extend: Literal["none", "interpolate", "repeat", "clip"] = Field(
         "none",
-        description="past the table: refuse; stretch it over the declared length; start again with row 0; or "
-        "stay at the last row",
+        description="positions beyond the table: error; stretch the table over the declared length; wrap "
+        "around to row 0; or use the last row",
     )
 
 
-class NoPE(Position):
-    """Nothing: the causal mask alone gives order, which two layers or more can read from it.
+class NoPE(PositionalScheme):
+    """NoPE: order comes from the causal mask alone, which suffices for two or more layers.
 
     Haviv et al. 2022 (arXiv:2203.16634); Kazemnejad et al. 2023 (arXiv:2305.19466). RoPE with all frequencies
     zero is the same function.
@@ -68,23 +68,23 @@ class NoPE(Position):
     uses_position = False
 
 
-class Sinusoidal(Position):
+class Sinusoidal(PositionalScheme):
     """p_n[2k] = sin(m·b^(−2k/C)), p_n[2k+1] = cos(same), m = n/s + offset. Vaswani et al. 2017
     (arXiv:1706.03762), section 3.5; odd widths end with a sine.
 
-    Identity: p_n·p_m = Σ_k cos(θ_k (n − m)), so that inner products know distance alone. With a stretch s
-    positions are interpolated as in Chen et al. 2023 (arXiv:2306.15595), and the offset is added after it: a
-    sequence of s·L0 tokens then stays among the angles that training has seen.
+    p_n·p_m = Σ_k cos(θ_k (n − m)), so inner products depend on distance alone. A stretch s interpolates
+    positions as in Chen et al. 2023 (arXiv:2306.15595) before the offset is added: sequences of s·L0 tokens
+    stay within the trained angles.
     """
 
     settings: SinusoidalSettings
 
-    def __init__(self, settings: SinusoidalSettings, geometry: Geometry):
+    def __init__(self, settings: SinusoidalSettings, geometry: HeadGeometry):
         super().__init__(settings, geometry)
         self._tables = StretchedTables(self._rows)
 
     @property
-    def follows_length(self) -> bool:
+    def depends_on_length(self) -> bool:
         return self.settings.stretch == "auto"
 
     def stretch(self, length: int) -> float:
@@ -105,31 +105,31 @@ class Sinusoidal(Position):
 
         return rows
 
-    def tables(self, places: Places, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        return self._tables.look_up(places, [self.stretch(length) for length in places.lengths], dtype)
+    def tables(self, positions: TokenPositions, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        return self._tables.look_up(positions, [self.stretch(length) for length in positions.lengths], dtype)
 
-    def embed(self, x: Tensor, tables: tuple[Tensor, ...], places: Places) -> Tensor:
+    def embed(self, x: Tensor, tables: tuple[Tensor, ...], positions: TokenPositions) -> Tensor:
         scaled = x * self.geometry.dim**0.5 if self.settings.scale_tokens else x
         return scaled + tables[0].to(x.dtype)
 
 
-class Learned(Position):
-    """x_n + E[n], as in GPT-2 (Radford et al. 2019); E is drawn from N(0, 0.02²), small beside the tokens.
+class Learned(PositionalScheme):
+    """x_n + E[n], as in GPT-2 (Radford et al. 2019); E is initialised from N(0, 0.02²), small relative to
+    token embeddings.
 
-    Past the table of R rows a position is refused, or ``extend`` gives it row n mod R (repeat), the last row
-    (clip), or row r(n) of a table stretched over the declared length L > R (interpolate, as Dosovitskiy et
-    al. 2020, arXiv:2010.11929, section 3.2): r(n) = n·(R − 1)/(L − 1), so that the first and the last token
-    have the first and the last row ("align corners"), and between two rows they are mixed linearly. Up to R
-    tokens nothing is stretched; positions past L − 1 stay at the last row, those below 0 at the first.
+    Positions beyond the R rows of the table are an error, unless ``extend`` selects row n mod R (repeat), the
+    last row (clip), or row r(n) of a table stretched over the declared length L > R (interpolate, as
+    Dosovitskiy et al. 2020, arXiv:2010.11929, section 3.2): r(n) = n·(R − 1)/(L − 1), with linear
+    interpolation between rows ("align corners"). Up to R tokens nothing is stretched. Positions
+    above L − 1 use the last row, those below 0 the first.
 
-    Real-valued positions have a meaning under ``interpolate`` alone; every other choice refuses them, and the
-    class fact `takes_fractions` speaks of the default.
+    Real-valued positions are supported with ``interpolate`` only; `supports_fractions` is for the default.
     """
 
     settings: LearnedSettings
-    takes_fractions: ClassVar[bool] = False
+    supports_fractions: ClassVar[bool] = False
 
-    def __init__(self, settings: LearnedSettings, geometry: Geometry):
+    def __init__(self, settings: LearnedSettings, geometry: HeadGeometry):
         super().__init__(settings, geometry)
         self.weight = nn.Parameter(torch.empty(settings.max_length or geometry.train_length, geometry.dim))
 
@@ -138,7 +138,7 @@ class Learned(Position):
         return self.weight.shape[0] if self.settings.extend == "none" else None
 
     @property
-    def follows_length(self) -> bool:
+    def depends_on_length(self) -> bool:
         return self.settings.extend == "interpolate"
 
     def initialise(self, generator: torch.Generator, embedding_std: float) -> None:
@@ -146,15 +146,15 @@ class Learned(Position):
         with torch.no_grad():
             self.weight.copy_(drawn)
 
-    def tables(self, places: Places, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        """Row (B or 1, T) of each token; under ``interpolate`` two rows and the share of the second."""
-        position, extend, last = places.position, self.settings.extend, self.weight.shape[0] - 1
+    def tables(self, positions: TokenPositions, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        """Row (B or 1, T) of each token; with ``interpolate`` two rows and the weight of the second."""
+        position, extend, last = positions.position, self.settings.extend, self.weight.shape[0] - 1
         if extend == "interpolate":
-            return self._between(places, dtype)
+            return self._between(positions, dtype)
         if position.is_floating_point():
             raise ModelError(
-                "position scheme 'learned' has rows for whole positions only, and was given real-valued "
-                "ones: give integer positions, or set model.position.extend to interpolate"
+                "position scheme 'learned' does not support real-valued positions: use integer positions, or "
+                "set model.position.extend to interpolate"
             )
         if extend == "repeat":
             position = position % (last + 1)
@@ -162,18 +162,18 @@ class Learned(Position):
             position = position.clamp(max=last)
         return (position,)
 
-    def _between(self, places: Places, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        # Whole numbers until the last division: a row's share is exact however long the table.
-        last, device = self.weight.shape[0] - 1, places.position.device
-        spans = [max(length - 1, last, 1) for length in places.lengths]  # r(n) = n·last/span
+    def _between(self, positions: TokenPositions, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        # Integer arithmetic until the last division, so weights are exact for any table length.
+        last, device = self.weight.shape[0] - 1, positions.position.device
+        spans = [max(length - 1, last, 1) for length in positions.lengths]  # r(n) = n·last/span
         span = spans[0] if len(set(spans)) == 1 else torch.tensor(spans, device=device)[:, None]
-        along = (places.position * last).clamp(min=0)  # (B or 1, T), as all here
+        along = (positions.position * last).clamp(min=0)  # (B or 1, T), as all here
         low = along.div(span, rounding_mode="floor")
         share = (along - low * span).to(dtype) / span
         low = low.long().clamp(max=last)
         return low, (low + 1).clamp(max=last), share[..., None]
 
-    def embed(self, x: Tensor, tables: tuple[Tensor, ...], places: Places) -> Tensor:
+    def embed(self, x: Tensor, tables: tuple[Tensor, ...], positions: TokenPositions) -> Tensor:
         if len(tables) == 1:
             return x + self.weight[tables[0]].to(x.dtype)
         low, high, share = tables

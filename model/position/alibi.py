@@ -8,11 +8,11 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
+from model.attention_mask import precise
 from model.errors import ModelError
-from model.pairs import precise
-from model.position.base import Geometry, Span
+from model.position.base import AttentionContext, HeadGeometry
 from model.position.bias import DistanceBias, DistanceSettings, RowBias
-from model.position.places import Places
+from model.position.token_positions import TokenPositions
 
 
 class AlibiSettings(DistanceSettings):
@@ -25,16 +25,14 @@ class AlibiSettings(DistanceSettings):
         None, description="slope of each head in logits per token; null: geometric, 2^(−8/H) to 2^(−8)"
     )
     learned: bool = Field(
-        False, description="slopes start as the geometric ones and are learned; the paper found this worse"
+        False, description="learn the slopes, initialised to the geometric ones; worse in the paper"
     )
-    shared: bool = Field(True, description="learned slopes are the same in all layers")
+    shared: bool = Field(True, description="share learned slopes between layers")
 
     @model_validator(mode="after")
     def _slopes_are_given_or_learned(self):
         if self.learned and self.slopes is not None:
-            raise ValueError(
-                "slopes are learned, so they cannot be given: drop slopes or set learned to false"
-            )
+            raise ValueError("slopes cannot be set with learned: true; remove slopes or set learned to false")
         return self
 
     @property
@@ -63,34 +61,34 @@ class Alibi(DistanceBias):
 
     settings: AlibiSettings
 
-    def __init__(self, settings: AlibiSettings, geometry: Geometry):
+    def __init__(self, settings: AlibiSettings, geometry: HeadGeometry):
         super().__init__(settings, geometry)
         given, heads = settings.slopes, geometry.heads
         if given is not None and len(given) != heads:
             raise ModelError(
-                f"model.position.slopes: {heads} heads need {heads} slopes, one each, got {len(given)}"
+                f"model.position.slopes must have one slope per head ({heads}), got {len(given)}"
             )
         self._fixed = alibi_slopes(heads) if given is None else torch.tensor(given, dtype=torch.float64)
         self.slopes = nn.Parameter(torch.empty(heads)) if settings.learned else None
-        self._copies: dict[tuple[torch.device, torch.dtype], Tensor] = {}  # moving them waits for a GPU
+        self._copies: dict[tuple[torch.device, torch.dtype], Tensor] = {}  # copying synchronizes with the GPU
 
     def initialise(self, generator: torch.Generator, embedding_std: float) -> None:
         if self.slopes is not None:
             with torch.no_grad():
                 self.slopes.copy_(self._fixed)
 
-    def tables(self, places: Places, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        """The stretches (B or 1,), and the slopes (1, H) where they are fixed."""
-        stretches = super().tables(places, dtype)
+    def tables(self, positions: TokenPositions, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        """The stretches (B or 1,), and the slopes (1, H) if fixed."""
+        stretches = super().tables(positions, dtype)
         if self.slopes is not None:
             return stretches
-        # float32 slopes whatever the model's dtype: in bfloat16 distances would collapse past 256.
-        key = (places.position.device, dtype)
+        # float32 slopes for all model dtypes: bfloat16 rounds distances above 256.
+        key = (positions.position.device, dtype)
         if key not in self._copies:
             self._copies[key] = self._fixed.to(*key)[None]
         return (*stretches, self._copies[key])
 
-    def bias(self, span: Span) -> RowBias:
-        stretch = span.tables[0]
-        slopes = span.tables[1][0] if self.slopes is None else precise(self.slopes)
+    def bias(self, context: AttentionContext) -> RowBias:
+        stretch = context.tables[0]
+        slopes = context.tables[1][0] if self.slopes is None else precise(self.slopes)
         return lambda row, h, d: -slopes[h] * d / stretch[row]

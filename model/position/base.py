@@ -1,7 +1,8 @@
-"""The door: where tokens stand, what a pass looks like, and what a positional scheme may do.
+"""The positional interface: the context of an attention pass, and the base class of positional schemes.
 
-Order is known to the model through this file alone. A scheme may touch a token (`embed`), a query or key
-(`Plan.read`, `Plan.write`) or a pair (a rule or bias given to `Span.pairs`).
+The model gets all order information through this file. A scheme can change token embeddings (`embed`),
+queries and keys (`AttentionPlan.read`, `AttentionPlan.write`), and query-key pairs (a mask or bias function
+passed to `AttentionContext.pairs`).
 """
 
 from __future__ import annotations
@@ -14,44 +15,51 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
 
+from model.attention_mask import (
+    AttentionMask,
+    AttentionView,
+    BiasFunction,
+    CausalBand,
+    DistanceFunction,
+    MaskFunction,
+)
 from model.errors import ModelError
-from model.kernels import lower_ahead
-from model.pairs import Band, Bias, Distance, Pairs, Rule, View
-from model.position.places import Places
+from model.kernels import precompute_masks
 from model.position.temperature import AnyTemperature, NoTemperature
+from model.position.token_positions import TokenPositions
 
 
 @dataclass(frozen=True)
-class Span:
-    """One pass of one layer kind: the new tokens, which of them ask, and every key they may ask about.
+class AttentionContext:
+    """The tokens, queries and keys of one forward pass, for one layer kind.
 
     Attributes:
-        new: the tokens of this pass; their keys are written.
-        queries: the tokens whose outputs are wanted: the last of `new`.
-        keys: every key that is still remembered, those of this pass last.
-        tables: what the scheme's `tables` returned for `new`.
-        window: a key is seen only if it is fewer than this many tokens back, the query itself included ...
-        sinks: ... or if it is among the first so many of its document.
-        ahead: what layers share is made before the first of them asks.
+        new: tokens of this pass, whose keys are written to the cache.
+        queries: tokens whose outputs are computed: the last of `new`.
+        keys: all cached keys, followed by those of this pass.
+        tables: return value of the scheme's `tables` for `new`.
+        window: number of most recent keys that a query attends to, its own included; None: all.
+        sinks: number of tokens at the start of each document that stay visible outside the window.
+        precompute: compute masks shared by the layers before the first layer runs.
     """
 
-    new: Places
-    queries: Places
-    keys: Places
+    new: TokenPositions
+    queries: TokenPositions
+    keys: TokenPositions
     batch: int
     heads: int
     device: torch.device
     tables: tuple[Tensor, ...] = ()
     window: int | None = None
     sinks: int = 0
-    ahead: bool = False
+    precompute: bool = False
 
     def of_queries(self, x: Tensor, dim: int = 1) -> Tensor:
         """The rows of a per-new-token (or per-key) tensor that belong to the queries."""
         count = self.queries.order.shape[1]
         return x.narrow(dim, x.shape[dim] - count, count)
 
-    # What rules and biases index: (B, T) of the queries and (B, S) of the keys.
+    # Tensors indexed by mask and bias functions: (B, T) for queries, (B, S) for keys.
     @property
     def q_order(self) -> Tensor:
         return self._rows(self.queries.order)
@@ -68,11 +76,12 @@ class Span:
     def k_position(self) -> Tensor:
         return self._rows(self.keys.position)
 
-    def visible(self) -> Rule:
-        """Causal, within the document, within the window: by order and document, never by tensor index.
+    def visible(self) -> MaskFunction:
+        """Mask function: causal, within the document and within the window.
 
-        In plain layout order rises by one along the keys (behind those kept as sinks), so that index and
-        order differ by a constant and the comparison of indices is the comparison of orders.
+        The mask is defined by order and document, not by tensor index. In plain layout the two are
+        equivalent: order increases by one along the keys (after the sinks), so it differs from the index by a
+        constant.
         """
         window, sinks, k_order = self.window, self.sinks, self.k_order
         if self.queries.layout == "plain":
@@ -101,21 +110,21 @@ class Span:
 
     def pairs(
         self,
-        rule: Rule | None = None,
-        bias: Bias | None = None,
-        distance: Distance | None = None,
+        mask_mod: MaskFunction | None = None,
+        bias: BiasFunction | None = None,
+        distance: DistanceFunction | None = None,
         by_row: bool = False,
-    ) -> Pairs:
-        """The visible pairs, narrowed by `rule`, with `bias` or with a bias of distance alone.
+    ) -> AttentionMask:
+        """The attention mask: visible pairs, restricted by `mask_mod`, with an optional bias.
 
         Args:
-            rule: elementwise over indices; a pair is kept where it holds. It may not differ between heads.
+            mask_mod: elementwise over indices, the same for all heads; False masks a pair.
             bias: elementwise over indices; added to the logit after the 1/√D scale.
-            distance: elementwise over (head, position distance), in place of `bias`.
-            by_row: `rule` or `bias` differ between rows though places do not: they read content.
+            distance: elementwise over (head, position distance); use it in place of `bias` where possible.
+            by_row: `mask_mod` or `bias` depend on the row even if positions do not, e.g. on content.
         """
         visible, plain = self.visible(), self.queries.layout == "plain"
-        both = visible if rule is None else lambda b, h, i, j: visible(b, h, i, j) & rule(b, h, i, j)
+        both = visible if mask_mod is None else lambda b, h, i, j: visible(b, h, i, j) & mask_mod(b, h, i, j)
         queries, keys = self.queries.order.shape[1], self.keys.order.shape[1]
         q_position, k_position = self.q_position, self.k_position
 
@@ -129,196 +138,197 @@ class Span:
 
             bias = of_distance
         single = self.queries.position.shape[0] == self.keys.position.shape[0] == 1
-        pairs = Pairs(
+        pairs = AttentionMask(
             batch=self.batch,
             heads=self.heads,
             queries=queries,
             keys=keys,
             device=self.device,
-            rule=both,
+            mask_mod=both,
             separation=separation,
             bias=bias,
-            band=Band(keys - queries, self.window, self.sinks) if plain else None,
-            is_band=plain and rule is None,
+            band=CausalBand(keys - queries, self.window, self.sinks) if plain else None,
+            is_band=plain and mask_mod is None,
             distance=distance if plain and self.keys.unit_steps else None,
-            rows=1 if plain and not by_row and (single or (bias is None and rule is None)) else self.batch,
+            rows=1
+            if plain and not by_row and (single or (bias is None and mask_mod is None))
+            else self.batch,
         )
-        if self.ahead:
-            lower_ahead(pairs)
+        if self.precompute:
+            precompute_masks(pairs)
         return pairs
 
     def _rows(self, x: Tensor) -> Tensor:
         return x.expand(self.batch, -1)
 
 
-class Remembering(Protocol):
-    """What a layer's memory offers to a plan that notes things beside keys."""
+class ExtrasCache(Protocol):
+    """A layer cache that stores per-token extras."""
 
-    def notes(self) -> Tensor | None: ...
+    def extras(self) -> Tensor | None: ...
 
-    def append_notes(self, new: Tensor) -> Tensor: ...
+    def append_extras(self, new: Tensor) -> Tensor: ...
 
 
-Temper = Callable[[Tensor], Tensor]  # queries (B, H, T, D) → the same, scaled
+QueryScale = Callable[[Tensor], Tensor]  # queries (B, H, T, D) → the same, scaled
 
 
 @dataclass(frozen=True)
-class Plan:
-    """One scheme's treatment of one pass of one layer kind.
+class AttentionPlan:
+    """How a scheme transforms queries and keys in one pass of one layer kind.
 
-    read(q, k) gives the views in which queries (B, H, T, D) meet remembered keys (B, G, S, ·);
-    write(k) gives the form (B, G, T, ·) in which the new keys (B, G, T, D) are remembered;
-    sink is the logit (H,) of a column without a value, which takes weight away.
+    Attributes:
+        read: maps queries (B, H, T, D) and cached keys (B, G, S, ·) to attention views.
+        write: maps new keys (B, G, T, D) to the form (B, G, T, ·) in which they are cached.
+        sink: logits (H,) of an extra softmax column without a value.
     """
 
-    read: Callable[[Tensor, Tensor], list[View]]
+    read: Callable[[Tensor, Tensor], list[AttentionView]]
     write: Callable[[Tensor], Tensor] = field(default=lambda k: k)
     sink: Tensor | None = None
 
-    def bind(self, x: Tensor, memory: Remembering | None) -> Plan:
-        """The plan once the layer's input x (B, T, C) is known."""
+    def bind(self, x: Tensor, layer_cache: ExtrasCache | None) -> AttentionPlan:
+        """The plan for the layer input x (B, T, C)."""
         return self
 
-    def modified(self, temper: Temper | None, sink: Tensor | None) -> Plan:
-        """With queries scaled and a sink added."""
+    def modified(self, scale_queries: QueryScale | None, sink: Tensor | None) -> AttentionPlan:
+        """This plan with scaled queries and a sink."""
         read = self.read
-        tempered = read if temper is None else lambda q, k: read(temper(q), k)
-        return replace(self, read=tempered, sink=sink)
+        scaled = read if scale_queries is None else lambda q, k: read(scale_queries(q), k)
+        return replace(self, read=scaled, sink=sink)
 
 
 @dataclass(frozen=True)
 class ContentPlan:
-    """The plan of a scheme that reads the layer's input: each new token leaves notes beside its key.
+    """Plan of a scheme that reads the layer input and caches extras for each token.
 
-    note(x, past) maps the input x (B, T, C) and the notes of the keys remembered so far (B, S − T, E; None
-    for none) to those of the new tokens (B, T, E);
-    read(q, k, notes) and write(k, new notes) are a Plan's, with the notes of all keys and of the new ones.
+    Attributes:
+        compute_extras: maps the input x (B, T, C) and the extras of the cached keys (B, S − T, E), or None,
+            to the extras of the new tokens (B, T, E).
+        read, write, sink: see `AttentionPlan`; `read` also receives the extras of all keys, `write` those of
+            the new keys.
     """
 
-    note: Callable[[Tensor, Tensor | None], Tensor]
-    read: Callable[[Tensor, Tensor, Tensor], list[View]]
-    write: Callable[[Tensor, Tensor], Tensor] = field(default=lambda k, notes: k)
+    compute_extras: Callable[[Tensor, Tensor | None], Tensor]
+    read: Callable[[Tensor, Tensor, Tensor], list[AttentionView]]
+    write: Callable[[Tensor, Tensor], Tensor] = field(default=lambda k, extras: k)
     sink: Tensor | None = None
 
-    def bind(self, x: Tensor, memory: Remembering | None) -> Plan:
-        past = None if memory is None else memory.notes()
-        new = self.note(x, past)
-        notes = new if memory is None else memory.append_notes(new)
+    def bind(self, x: Tensor, layer_cache: ExtrasCache | None) -> AttentionPlan:
+        past = None if layer_cache is None else layer_cache.extras()
+        new = self.compute_extras(x, past)
+        extras = new if layer_cache is None else layer_cache.append_extras(new)
         read, write = self.read, self.write
-        return Plan(lambda q, k: read(q, k, notes), lambda k: write(k, new), self.sink)
+        return AttentionPlan(lambda q, k: read(q, k, extras), lambda k: write(k, new), self.sink)
 
-    def modified(self, temper: Temper | None, sink: Tensor | None) -> ContentPlan:
+    def modified(self, scale_queries: QueryScale | None, sink: Tensor | None) -> ContentPlan:
         read = self.read
-        tempered = read if temper is None else lambda q, k, notes: read(temper(q), k, notes)
-        return replace(self, read=tempered, sink=sink)
+        scaled = read if scale_queries is None else lambda q, k, extras: read(scale_queries(q), k, extras)
+        return replace(self, read=scaled, sink=sink)
 
 
 @dataclass(frozen=True)
-class Geometry:
-    """What a scheme may know of its model. `groups`: key/value heads, by default as many as heads."""
+class HeadGeometry:
+    """The model sizes available to a scheme."""
 
     dim: int
     heads: int
     head_dim: int
     train_length: int
     original_length: int
-    groups: int | None = None
-
-    @property
-    def kv_heads(self) -> int:
-        return self.groups or self.heads
+    kv_heads: int
 
 
 class PositionSettings(BaseModel):
-    """Settings every scheme has."""
+    """Settings shared by all schemes."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    # Fields that a trained checkpoint may be evaluated under without having been trained with them.
+    # Fields that may be overridden on a trained checkpoint.
     test_time: ClassVar[frozenset[str]] = frozenset({"window", "sinks", "temperature"})
 
     name: str
     window: int | None = Field(
-        None, ge=1, description="a query sees only this many latest keys, its own included; null: all"
+        None, ge=1, description="attend to this many most recent keys, the query's own included; null: all"
     )
     sinks: int = Field(
-        0, ge=0, description="with a window: the first so many tokens of a document stay visible to all"
+        0, ge=0, description="tokens at the start of each document that stay visible outside the window"
     )
-    temperature: AnyTemperature = Field(NoTemperature(), description="a factor on the attention logits' q·k")
+    temperature: AnyTemperature = Field(
+        NoTemperature(), description="factor on the q·k term of attention logits"
+    )
     sink_logit: Literal["none", "learned", "zero"] = Field(
-        "none", description="a column without a value in each head's softmax: its logit is learned, or 0"
+        "none", description="extra softmax column without a value in each head: learned logit, or logit 0"
     )
 
     @model_validator(mode="after")
     def _sinks_need_a_window(self):
         if self.sinks and self.window is None:
-            raise ValueError(
-                f"sinks = {self.sinks} stay visible beside a window, and there is none: give window as well"
-            )
+            raise ValueError(f"sinks = {self.sinks} requires a window; set window, or set sinks to 0")
         return self
 
     @property
     def per_layer(self) -> bool:
-        """Whether each layer has an instance of the scheme, with parameters, of its own."""
+        """Whether each layer has its own instance of the scheme, with its own parameters."""
         return False
 
 
-class Position(nn.Module):
-    """A positional scheme. This class itself is NoPE: it does nothing, the causal mask alone gives order.
+class PositionalScheme(nn.Module):
+    """Base class of positional schemes. It implements NoPE: order comes from the causal mask alone.
 
     Kazemnejad et al. 2023 (arXiv:2305.19466); Haviv et al. 2022 (arXiv:2203.16634).
     """
 
-    remembers: ClassVar[str] = "plain keys"  # the form in which a key is cached
-    takes_fractions: ClassVar[bool] = True  # positions may be real numbers
-    uses_position: ClassVar[bool] = True  # positions are read at all
-    # Checks of the conformance suite that do not hold for this scheme, each with its reason.
+    cached_form: ClassVar[str] = "plain keys"  # form in which keys are cached
+    supports_fractions: ClassVar[bool] = True  # accepts real-valued positions
+    uses_position: ClassVar[bool] = True  # False: the scheme ignores positions
+    # Conformance checks that do not apply to this scheme: {check: reason}.
     exempt: ClassVar[dict[str, str]] = {}
 
-    def __init__(self, settings: PositionSettings, geometry: Geometry):
+    def __init__(self, settings: PositionSettings, geometry: HeadGeometry):
         super().__init__()
         self.settings = settings
         self.geometry = geometry
 
     @property
     def limit(self) -> int | None:
-        """One past the last position this scheme can represent; None where there is no end."""
+        """One past the last position that the scheme can represent; None: unlimited."""
         return None
 
     @property
     def key_features(self) -> int:
-        """Numbers that a remembered key takes in each key/value head."""
+        """Size of a cached key per key/value head."""
         return self.geometry.head_dim
 
     @property
-    def follows_length(self) -> bool:
-        """Whether the declared length of a sequence changes how its tokens are treated."""
+    def depends_on_length(self) -> bool:
+        """Whether the declared sequence length changes the encoding."""
         return False
 
     def initialise(self, generator: torch.Generator, embedding_std: float) -> None:
-        """Draw the initial values of the scheme's own parameters; token embeddings have that deviation."""
+        """Initialise the parameters; `embedding_std` is the standard deviation of token embeddings."""
 
-    def tables(self, places: Places, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        """What the pass needs looked up, for the new tokens: first dimension B or 1, second T.
+    def tables(self, positions: TokenPositions, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        """Tables for the new tokens of a pass, each (B or 1, T, ...).
 
-        Called eagerly, outside any compiled region: the place to grow tables, to resolve a factor that
-        follows the declared length, and to refuse a position that does not exist.
+        Runs eagerly, outside compiled regions: grow tables, resolve factors that depend on the declared
+        length, and reject invalid positions here.
         """
         return ()
 
-    def embed(self, x: Tensor, tables: tuple[Tensor, ...], places: Places) -> Tensor:
-        """Change the embedded tokens (B, T, C) before the first layer."""
+    def embed(self, x: Tensor, tables: tuple[Tensor, ...], positions: TokenPositions) -> Tensor:
+        """Add positions to the token embeddings (B, T, C) before the first layer."""
         return x
 
-    def plan(self, span: Span) -> Plan | ContentPlan:
-        """How queries and keys are compared in this pass."""
-        pairs = span.pairs()
-        return Plan(read=lambda q, k: [View(q, k, pairs)])
+    def plan(self, context: AttentionContext) -> AttentionPlan | ContentPlan:
+        """The attention plan of this pass."""
+        pairs = context.pairs()
+        return AttentionPlan(read=lambda q, k: [AttentionView(q, k, pairs)])
 
     def check_reach(self, reach: int) -> None:
-        """Refuse positions at or beyond the scheme's limit."""
+        """Raise ModelError for positions at or beyond the scheme's limit."""
         if self.limit is not None and reach > self.limit:
             raise ModelError(
-                f"position scheme '{self.settings.name}' ends at position {self.limit - 1}, but offset + T = "
-                f"{reach} positions were asked for: shorten the input to {self.limit} tokens"
+                f"position scheme '{self.settings.name}' supports positions up to {self.limit - 1}, got "
+                f"offset + T = {reach}: shorten the input to {self.limit} tokens"
             )

@@ -1,8 +1,8 @@
-"""What schemes that read the layer's input share: sums and convolutions that run along a document.
+"""Utilities of schemes that read the layer input: cumulative sums and convolutions along a document.
 
-Both go on from the note of the token before, which is all a cache has to keep; both start afresh where a
-document starts, and no bit of a neighbour or of padding enters. They are worked in float32 or float64,
-whatever the model computes in: a sum of 50,000 gates means nothing in bfloat16.
+Both continue from the extras of the previous token, so a cache stores only per-token extras. Both restart at
+each document, and neither other documents nor padding change the result. They run in float32 or float64:
+bfloat16 is too coarse for a sum of 50,000 gates.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from pydantic import model_validator
 from torch import Tensor, nn
 
 from model.position.base import PositionSettings
-from model.position.places import Places
+from model.position.token_positions import TokenPositions
 
 
 class ContentSettings(PositionSettings):
-    """Settings of schemes with parameters that read the layer's input: each layer has its own."""
+    """Settings of schemes with per-layer parameters that read the layer input."""
 
     @property
     def per_layer(self) -> bool:
@@ -29,14 +29,13 @@ class ContentSettings(PositionSettings):
     def _the_token_before_is_remembered(self):
         if self.window == 1 and self.sinks:
             raise ValueError(
-                f"'{self.name}' goes on from the token before, which a window of 1 forgets: with sinks, set "
-                "window to 2 or more"
+                f"'{self.name}' with sinks requires a window of 2 or more: it reads the previous token"
             )
         return self
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x @ weightᵀ + bias in the precision of x, whatever the parameters' own."""
+    """x @ weightᵀ + bias in the dtype of x."""
     return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
 
 
@@ -47,26 +46,26 @@ def drawn(parameter: nn.Parameter, std: float, generator: torch.Generator) -> No
 
 
 def latest(past: Tensor | None) -> Tensor | None:
-    """(B, E) the note of the token before; None where none is remembered."""
+    """(B, E) extras of the previous token, or None."""
     return None if past is None or past.shape[1] == 0 else past[:, -1]
 
 
-def running_sum(x: Tensor, before: Tensor | None, new: Places) -> Tensor:
-    """Sums over each document up to and including each token.
+def running_sum(x: Tensor, before: Tensor | None, new: TokenPositions) -> Tensor:
+    """Cumulative sums within each document.
 
     Args:
-        x: (B, T, E) what the new tokens add.
-        before: (B, E) the sum up to the token before them.
-        new: their places.
+        x: (B, T, E) summands of the new tokens.
+        before: (B, E) the sum up to the previous token.
+        new: positions of the new tokens.
 
     Returns:
-        (B, T, E). Differences within a document would be right without a restart at its start too, but the
-        rounding of the neighbours' sum would show in the last bits.
+        (B, T, E). Each document restarts at 0. Without the restart, differences within a document would
+        contain rounding errors of other documents.
     """
     if new.layout == "plain":
         total = x.cumsum(1)
         return total if before is None else total + before[:, None]
-    # After s doublings each token holds the sum of its latest 2^s tokens, as far as its document goes.
+    # After s doublings each token has the sum of its last 2^s tokens within its document.
     order, count, reach, total = new.order[..., None], x.shape[1], 1, x
     while reach < count:
         earlier = F.pad(total, (0, 0, reach, 0))[:, :count]
@@ -79,21 +78,21 @@ def running_sum(x: Tensor, before: Tensor | None, new: Places) -> Tensor:
 
 
 def series_of(x: Tensor, history: Tensor | None, width: int) -> tuple[Tensor, Tensor]:
-    """The features of the new tokens behind those of the width − 1 before them, and what to note of it.
+    """The features of the width − 1 previous tokens followed by the new ones, and the extras to cache.
 
     Args:
         x: (B, T, E) features of the new tokens.
-        history: (B, (width − 1)·E) what was noted of the token before.
+        history: (B, (width − 1)·E) extras of the previous token.
 
     Returns:
-        (B, width − 1 + T, E), and notes (B, T, (width − 1)·E): each token's own features and those before.
+        (B, width − 1 + T, E), and extras (B, T, (width − 1)·E): features of each token and of those before.
     """
     batch, count, features = x.shape
     if history is None:
         history = x.new_zeros(batch, (width - 1) * features)
     series = torch.cat([history.to(x.dtype).unflatten(1, (width - 1, features)), x], dim=1)
-    notes = torch.cat([series[:, n : n + count] for n in range(1, width)], dim=-1)
-    return series, notes
+    extras = torch.cat([series[:, n : n + count] for n in range(1, width)], dim=-1)
+    return series, extras
 
 
 def causal_convolution(series: Tensor, weight: Tensor, order: Tensor) -> Tensor:
@@ -101,8 +100,8 @@ def causal_convolution(series: Tensor, weight: Tensor, order: Tensor) -> Tensor:
 
     Args:
         series: (B, width − 1 + T, E), as from `series_of`.
-        weight: (E, width); column l weighs the token l back.
-        order: (B or 1, T) of the new tokens: nothing is read from before order 0.
+        weight: (E, width); column l is for the l-th previous token.
+        order: (B or 1, T) of the new tokens; tokens before order 0 are not read.
     """
     width, order = weight.shape[1], order[..., None]
     count, weight = order.shape[1], weight.to(series.dtype)
@@ -114,5 +113,5 @@ def causal_convolution(series: Tensor, weight: Tensor, order: Tensor) -> Tensor:
 
 
 def wrapped(angle: Tensor) -> Tensor:
-    """Angles in [0, 2π): a running angle keeps its precision however far it has turned."""
+    """Angles modulo 2π, which keeps the precision of cumulative angles."""
     return angle.remainder(2 * math.pi)

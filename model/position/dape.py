@@ -1,4 +1,4 @@
-"""DAPE: a bias of distance, adapted to the attention logits by a small network over the heads."""
+"""DAPE: a distance bias that a small network over the heads adapts to the attention logits."""
 
 from __future__ import annotations
 
@@ -9,16 +9,22 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from model.pairs import Block, View
+from model.attention_mask import AttentionView, QueryBlock
 from model.position.alibi import alibi_slopes
-from model.position.base import Geometry, Plan, Position, PositionSettings, Span
+from model.position.base import (
+    AttentionContext,
+    AttentionPlan,
+    HeadGeometry,
+    PositionalScheme,
+    PositionSettings,
+)
 from model.position.kerple import SMALLEST
-from model.position.places import Places
+from model.position.token_positions import TokenPositions
 from model.position.weighing import UNROLLED, over_pairs, pairs_by_position
 
 
 def kept_positive(r: Tensor) -> Tensor:
-    """max(r, 0.01), with the gradient of r itself: a parameter that has reached the floor can leave it."""
+    """max(r, 0.01) with the gradient of r, so that a clamped parameter can increase again."""
     return r + (r.clamp(min=SMALLEST) - r).detach()
 
 
@@ -26,28 +32,28 @@ class DapeSettings(PositionSettings):
     """A bias of distance and a network over all heads' logits and biases (Zheng et al. 2024)."""
 
     name: Literal["dape"] = "dape"
-    base: Literal["kerple", "alibi"] = Field("kerple", description="the bias B: KERPLE's logarithm, or ALiBi")
+    base: Literal["kerple", "alibi"] = Field("kerple", description="bias B: logarithmic KERPLE, or ALiBi")
     width: int = Field(32, ge=1, description="hidden features of the network")
-    shared: bool = Field(False, description="one network for all layers; false: each layer has its own")
+    shared: bool = Field(False, description="share one network between all layers")
 
     @property
     def per_layer(self) -> bool:
         return not self.shared
 
 
-class Dape(Position):
+class Dape(PositionalScheme):
     """logits = A + B + W2·LeakyReLU(W1·[A; B] + c), for each pair over the H heads: 2H → 32 → H, A = q·k/√D.
     Zheng et al. 2024 (arXiv:2405.14722) and their code.
 
     B_h(d) = −r1·ln(1 + r2·d) with r1 ~ U(0, 2), r2 ~ U(0, 1), as in KERPLE (Chi et al. 2022,
-    arXiv:2205.09921), or ALiBi's −slope·d. The second layer has no constant, which the softmax would not see.
-    W1 ~ N(0, 1/2H) and, unlike in their code, W2 starts at 0: training begins with the bias alone.
+    arXiv:2205.09921), or ALiBi's −slope·d. The second layer has no bias, which the softmax would cancel. W1 ~
+    N(0, 1/2H); unlike in their code, W2 is initialised to 0, so training starts with the bias B alone.
     """
 
     exempt: ClassVar[dict[str, str]] = UNROLLED
     settings: DapeSettings
 
-    def __init__(self, settings: DapeSettings, geometry: Geometry):
+    def __init__(self, settings: DapeSettings, geometry: HeadGeometry):
         super().__init__(settings, geometry)
         heads, width = geometry.heads, settings.width
         self.weight1 = nn.Parameter(torch.empty(width, 2 * heads))
@@ -68,16 +74,16 @@ class Dape(Position):
                 self.r1.copy_(2 * torch.rand(self.r1.shape, generator=generator))
                 self.r2.copy_(torch.rand(self.r2.shape, generator=generator))
 
-    def tables(self, places: Places, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        key = (places.position.device, dtype)
+    def tables(self, positions: TokenPositions, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        key = (positions.position.device, dtype)
         if key not in self._slopes:
             self._slopes[key] = alibi_slopes(self.geometry.heads).to(*key)[None]
         return (self._slopes[key],)
 
-    def plan(self, span: Span) -> Plan:
-        pairs, slopes = pairs_by_position(span), span.tables[0][0]
+    def plan(self, context: AttentionContext) -> AttentionPlan:
+        pairs, slopes = pairs_by_position(context), context.tables[0][0]
 
-        def weigh(block: Block) -> Tensor:
+        def weigh(block: QueryBlock) -> Tensor:
             scores = block.scores
             b = self._bias(block.distance.clamp(min=0).to(scores.dtype), slopes)  # (R, H, t, s)
             w1, w2 = self.weight1.to(scores.dtype), self.weight2.to(scores.dtype)
@@ -87,13 +93,13 @@ class Dape(Position):
             def network(a: Tensor, b: Tensor) -> Tensor:
                 return w2 @ F.leaky_relu(torch.addmm(constant, of_a, a) + of_b @ b)
 
-            # Products over the heads; pairs are flattened behind them.
+            # Matrix products over the heads, with flattened pairs.
             pairs_of = [x.expand_as(scores).transpose(0, 1).flatten(1) for x in (scores, b)]
             mixed = over_pairs(network, len(w2), *pairs_of)
             mixed = mixed.view(-1, len(scores), *scores.shape[2:]).transpose(0, 1)
             return block.softmax(scores + b + mixed)
 
-        return Plan(read=lambda q, k: [View(q, k, pairs, weigh=weigh)])
+        return AttentionPlan(read=lambda q, k: [AttentionView(q, k, pairs, weigh=weigh)])
 
     def _bias(self, d: Tensor, slopes: Tensor) -> Tensor:
         """B (R, H, t, s) of distances (R, 1, t, s)."""

@@ -1,4 +1,4 @@
-"""A learned function of distance relative to the query's position."""
+"""FIRE: a learned function of distance relative to the query position."""
 
 from __future__ import annotations
 
@@ -9,13 +9,19 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from model.pairs import View, precise
-from model.position.base import Geometry, Plan, Position, PositionSettings, Span
+from model.attention_mask import AttentionView, precise
+from model.position.base import (
+    AttentionContext,
+    AttentionPlan,
+    HeadGeometry,
+    PositionalScheme,
+    PositionSettings,
+)
 from model.position.weighing import over_pairs
 
 
 class FireSettings(PositionSettings):
-    """A small network of distance over position, on a logarithmic scale (Li et al. 2023)."""
+    """A small network of relative distance on a logarithmic scale (Li et al. 2023)."""
 
     test_time = PositionSettings.test_time | {"threshold"}
 
@@ -25,44 +31,44 @@ class FireSettings(PositionSettings):
         512.0,
         gt=0,
         allow_inf_nan=False,
-        description="initial T: distances are measured against the query's position, and before T against T",
+        description="initial threshold T: distances are divided by the query position, or by T below T",
     )
     init_scale: float = Field(
-        0.1, gt=0, allow_inf_nan=False, description="initial c of ln(1 + |c·x|), which is learned"
+        0.1, gt=0, allow_inf_nan=False, description="initial value of the learned c in ln(1 + |c·x|)"
     )
     threshold: float | None = Field(
-        None, gt=0, allow_inf_nan=False, description="T itself, in place of the learned one"
+        None, gt=0, allow_inf_nan=False, description="fixed T instead of the learned one"
     )
-    shared: bool = Field(False, description="one network for all layers (FIRE-S)")
+    shared: bool = Field(False, description="share one network between all layers (FIRE-S)")
 
     @property
     def per_layer(self) -> bool:
         return not self.shared
 
 
-class Fire(Position):
+class Fire(PositionalScheme):
     """logit += f_h(ψ(d) / (ψ(max(n, T)) + ε)), after the 1/√D scale, n the query's position from 0.
 
     ψ(x) = ln(1 + |c·x|); f = Linear(1, width) → ReLU → Linear(width, H); c starts at 0.1, T = |m·512| with m
     from 1, both learned; ε = 1e-6. Li et al. 2023 (arXiv:2310.04418), section 3 and the listing of the
-    appendix, whose layers start as PyTorch's. The listing's output bias is left out: it is one number for all
-    logits of a head, and the softmax cancels it. Logarithms and network are in float32 or float64.
+    appendix; layers use PyTorch's initialisation. The listing's output bias is omitted, because the softmax
+    cancels it. Logarithms and network run in float32 or float64.
 
-    Past T the bias depends on n, not on distance alone, so that a position must be the true one.
+    Beyond T the bias depends on n, not on distance alone, so positions must not be shifted.
     """
 
-    exempt: ClassVar[dict[str, str]] = {"shift": "distances are divided by the query's position past T"}
+    exempt: ClassVar[dict[str, str]] = {"shift": "distances are divided by the query position beyond T"}
     epsilon: ClassVar[float] = 1e-6
     settings: FireSettings
 
-    def __init__(self, settings: FireSettings, geometry: Geometry):
+    def __init__(self, settings: FireSettings, geometry: HeadGeometry):
         super().__init__(settings, geometry)
         self.inner = nn.Linear(1, settings.width)
         self.outer = nn.Linear(settings.width, geometry.heads, bias=False)
         self.c, self.multiplier = nn.Parameter(torch.empty(1)), nn.Parameter(torch.empty(1))
 
     def initialise(self, generator: torch.Generator, embedding_std: float) -> None:
-        """Linear layers U(±1/√fan_in), PyTorch's own."""
+        """Linear layers U(±1/√fan_in), as in PyTorch."""
         with torch.no_grad():
             for layer in (self.inner, self.outer):
                 edge = layer.in_features**-0.5
@@ -74,17 +80,17 @@ class Fire(Position):
     def _threshold(self) -> Tensor:
         """(1,) T."""
         if self.settings.threshold is not None:
-            # The learned one is kept with the weights; its gradient is 0, not missing.
+            # The learned parameter stays in the graph, so its gradient is 0 instead of None.
             return self.settings.threshold + 0 * precise(self.multiplier)
         return (precise(self.multiplier) * self.settings.init_length).abs()
 
     def argument(self) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-        """(n, d, zero) -> what f is given, in [0, 1] for positions 0 ≤ d ≤ n; `zero` is a 0 to index by."""
+        """(n, d, zero) -> the input of f, in [0, 1] for 0 ≤ d ≤ n; `zero` is an index tensor of 0."""
         c, threshold = precise(self.c), self._threshold()
 
         def argument(n: Tensor, d: Tensor, zero: Tensor) -> Tensor:
             scale, edge = c[zero], threshold[zero]
-            # Keys ahead are hidden; they only must have a finite gradient.
+            # Future keys are masked, but need a finite gradient.
             near = (scale * d.clamp(min=0).to(c.dtype)).abs().log1p()
             far = (scale * torch.maximum(n.to(c.dtype), edge)).abs().log1p()
             return near / (far + self.epsilon)
@@ -92,12 +98,12 @@ class Fire(Position):
         return argument
 
     def network(self) -> Callable[[Tensor, Tensor], Tensor]:
-        """(h, x) -> f_h(x) (R, H, t, s), x (R, 1, t, s) and h (1, H, 1, 1); or both single numbers."""
+        """(h, x) -> f_h(x) (R, H, t, s), x (R, 1, t, s) and h (1, H, 1, 1); or both scalars."""
         w1, b1, w2 = (precise(p) for p in (self.inner.weight, self.inner.bias, self.outer.weight))
         first, second, width = w1.flatten(), w2.flatten(), self.settings.width
 
         def network(h: Tensor, x: Tensor) -> Tensor:
-            if h.ndim:  # the hidden layer is evaluated once for all heads
+            if h.ndim:  # evaluate the hidden layer once for all heads
                 with torch.autocast(x.device.type, enabled=False):
                     of_heads = w2[h.flatten()]
                     out = over_pairs(
@@ -107,15 +113,15 @@ class Fire(Position):
                     )
                     return out.view(-1, x.shape[0], *x.shape[2:]).transpose(0, 1)
             out = x * 0
-            for unit in range(width):  # in FlexAttention nothing but arithmetic on single numbers
+            for unit in range(width):  # FlexAttention supports scalar arithmetic only
                 k = h * 0 + unit
                 out = out + second[h * width + k] * (first[k] * x + b1[k]).relu()
             return out
 
         return network
 
-    def plan(self, span: Span) -> Plan:
-        q_position, k_position = span.q_position, span.k_position
+    def plan(self, context: AttentionContext) -> AttentionPlan:
+        q_position, k_position = context.q_position, context.k_position
         argument, network = self.argument(), self.network()
 
         def bias(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
@@ -123,5 +129,5 @@ class Fire(Position):
             zero = b * 0
             return network(h, argument(n, n - k_position[b, j], zero))
 
-        pairs = span.pairs(bias=bias)
-        return Plan(read=lambda q, k: [View(q, k, pairs)])
+        pairs = context.pairs(bias=bias)
+        return AttentionPlan(read=lambda q, k: [AttentionView(q, k, pairs)])

@@ -1,4 +1,4 @@
-"""Forgetting attention: a decay along the path between two tokens, read from the tokens themselves."""
+"""FoX: forgetting attention, a content-dependent decay between two tokens."""
 
 from __future__ import annotations
 
@@ -9,42 +9,42 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from model.pairs import Pairs, View, mask_dtype, precise
+from model.attention_mask import AttentionMask, AttentionView, mask_dtype, precise
 from model.position.alibi import alibi_slopes
-from model.position.base import ContentPlan, Geometry, Position, Span
+from model.position.base import AttentionContext, ContentPlan, HeadGeometry, PositionalScheme
 from model.position.content import ContentSettings, drawn, latest, linear, running_sum
-from model.position.places import Places
 from model.position.rotary import Rope, RopeSettings, rotate
+from model.position.token_positions import TokenPositions
 
 
 class FoxSettings(ContentSettings):
-    """Each token says how much of what came before it is forgotten (FoX, Lin et al. 2025)."""
+    """Forget gates computed from each token (FoX, Lin et al. 2025)."""
 
     test_time = ContentSettings.test_time | {"theta"}
 
     name: Literal["fox"] = "fox"
     gate: Literal["linear", "constant", "fixed"] = Field(
         "linear",
-        description="read from each token; a learned number for each head, which starts as ALiBi's; or "
-        "ALiBi's and never learned",
+        description="computed from each token; a learned constant per head, initialised as in ALiBi; or the "
+        "fixed ALiBi slopes",
     )
-    rotary: bool = Field(False, description="queries and keys are rotated as well (RoPE)")
-    theta: float = Field(10_000.0, gt=1, description="base of the rotation's frequencies, where rotary")
+    rotary: bool = Field(False, description="also apply RoPE")
+    theta: float = Field(10_000.0, gt=1, description="base of the RoPE frequencies with rotary")
 
 
-class Fox(Position):
-    """logit += c_n − c_m, c_n = Σ_{t≤n} ln σ(w_h·x_t + β_h), after the 1/√D scale; 0 for the token itself.
+class Fox(PositionalScheme):
+    """logit += c_n − c_m, c_n = Σ_{t≤n} ln σ(w_h·x_t + β_h), after the 1/√D scale; 0 for n = m.
 
     Lin et al. 2025, forgetting transformer (arXiv:2503.02130); Cable (arXiv:2503.08067), whose gate is
     −softplus(w_h·x + β_h), is the same with w and β negated. A constant gate is ALiBi with slope −ln σ(β).
-    One gate for each query head; without rotation positions are not read. Checked against the formula in
-    loops; run once beside FLA's `naive_forgetting_attn`, outputs agreed to 1e-6 in float32, windowed too.
+    One gate per query head; positions are used with `rotary` only. Tested against the formula in loops;
+    compared once with FLA's `naive_forgetting_attn`: outputs agree to 1e-6 in float32, also with a window.
     """
 
-    remembers: ClassVar[str] = "plain (or rotated) keys and running log gates"
+    cached_form: ClassVar[str] = "plain (or rotated) keys and cumulative log gates"
     settings: FoxSettings
 
-    def __init__(self, settings: FoxSettings, geometry: Geometry):
+    def __init__(self, settings: FoxSettings, geometry: HeadGeometry):
         super().__init__(settings, geometry)
         kind, heads = settings.gate, geometry.heads
         self.weight = nn.Parameter(torch.empty(heads, geometry.dim)) if kind == "linear" else None
@@ -54,7 +54,7 @@ class Fox(Position):
         self._slopes: dict[tuple[torch.device, torch.dtype], Tensor] = {}  # (1, H)
 
     def initialise(self, generator: torch.Generator, embedding_std: float) -> None:
-        """Gates read from tokens start near σ(0) = ½: w is N(0, 1/(100·C)), β 0. Constant ones as ALiBi."""
+        """Linear gates start near σ(0) = ½: w is N(0, 1/(100·C)), β 0. Constant gates start as in ALiBi."""
         if self.weight is not None:
             drawn(self.weight, 0.1 * self.geometry.dim**-0.5, generator)
         if self.bias is not None:
@@ -62,49 +62,49 @@ class Fox(Position):
                 slopes = alibi_slopes(self.geometry.heads)  # σ(β) = e^−slope
                 self.bias.copy_(-slopes.expm1().log() if self.weight is None else torch.zeros_like(slopes))
 
-    def tables(self, places: Places, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    def tables(self, positions: TokenPositions, dtype: torch.dtype) -> tuple[Tensor, ...]:
         """(1, H) slopes of the fixed gate, and the rotation's cos and sin."""
-        key = (places.position.device, dtype)
+        key = (positions.position.device, dtype)
         if key not in self._slopes:
             self._slopes[key] = alibi_slopes(self.geometry.heads).to(*key)[None]
-        turns = () if self._rope is None else self._rope.tables(places, dtype)
+        turns = () if self._rope is None else self._rope.tables(positions, dtype)
         return (self._slopes[key], *turns)
 
     def log_gates(self, x: Tensor, slopes: Tensor) -> Tensor:
-        """(B, T, H) ln of the share that each token leaves of what came before it; x is (B, T, C)."""
+        """(B, T, H) log forget gates of the tokens x (B, T, C)."""
         if self.weight is not None:
             return F.logsigmoid(linear(x, self.weight, self.bias))
         gate = -slopes[0] if self.bias is None else F.logsigmoid(self.bias.to(x.dtype))
         return gate.expand(*x.shape[:2], -1)
 
-    def plan(self, span: Span) -> ContentPlan:
-        slopes, turns = span.tables[0], span.tables[1:]
+    def plan(self, context: AttentionContext) -> ContentPlan:
+        slopes, turns = context.tables[0], context.tables[1:]
 
-        def note(x: Tensor, past: Tensor | None) -> Tensor:
+        def compute_extras(x: Tensor, past: Tensor | None) -> Tensor:
             with torch.autocast(x.device.type, enabled=False):
-                # The sum, not the gates: of tokens that are evicted nothing else need be known. In float64,
-                # because after 50,000 tokens float32 has lost what tells one token from the next.
+                # Cache the sum, not the gates, sufficient after eviction. In float64, because float32
+                # cannot resolve single gates after 50,000 tokens.
                 gates = self.log_gates(precise(x), slopes).double()
-                return running_sum(gates, latest(past), span.new)
+                return running_sum(gates, latest(past), context.new)
 
-        def write(k: Tensor, notes: Tensor) -> Tensor:
+        def write(k: Tensor, extras: Tensor) -> Tensor:
             return rotate(k, turns[0], turns[1], "half") if turns else k
 
-        def read(q: Tensor, k: Tensor, notes: Tensor) -> list[View]:
+        def read(q: Tensor, k: Tensor, extras: Tensor) -> list[AttentionView]:
             if turns:
-                q = rotate(q, span.of_queries(turns[0]), span.of_queries(turns[1]), "half")
-            return [View(q, k, self._pairs(span, notes, mask_dtype(q)))]
+                q = rotate(q, context.of_queries(turns[0]), context.of_queries(turns[1]), "half")
+            return [AttentionView(q, k, self._pairs(context, extras, mask_dtype(q)))]
 
-        return ContentPlan(note, read, write)
+        return ContentPlan(compute_extras, read, write)
 
-    def _pairs(self, span: Span, notes: Tensor, dtype: torch.dtype) -> Pairs:
-        # Whole numbers and the rest, so that elementwise float32 differences are exact to 1e-7 as well.
-        sums = notes.transpose(1, 2)  # (B, H, S)
+    def _pairs(self, context: AttentionContext, extras: Tensor, dtype: torch.dtype) -> AttentionMask:
+        # Integer and fractional parts, so that float32 differences are exact to 1e-7.
+        sums = extras.transpose(1, 2)  # (B, H, S)
         whole = sums.detach().floor()
         k_whole, k_rest = whole.to(dtype), (sums - whole).to(dtype)
-        q_whole, q_rest = span.of_queries(k_whole, 2), span.of_queries(k_rest, 2)
+        q_whole, q_rest = context.of_queries(k_whole, 2), context.of_queries(k_rest, 2)
 
         def bias(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             return (q_whole[b, h, i] - k_whole[b, h, j]) + (q_rest[b, h, i] - k_rest[b, h, j])
 
-        return span.pairs(bias=bias, by_row=True)
+        return context.pairs(bias=bias, by_row=True)

@@ -1,4 +1,4 @@
-"""Rotation within a quarter turn."""
+"""Rotations by less than 90° within the training length."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from model.position.rotary import Rope, RotarySettings
 
 
 class HeXuSettings(RotarySettings):
-    """Rotary positions so slow that no pair leaves the first quarter turn within max_length (He and Xu)."""
+    """Rotary positions with angles below π/2 within max_length (He and Xu)."""
 
     name: Literal["he_xu"] = "he_xu"
     max_length: int | None = Field(
@@ -23,8 +23,8 @@ class HeXuSettings(RotarySettings):
 class HeXu(Rope):
     """θ_k = π/(2N)·b^(−2k/r): "Easy Derivation Of Rotary Position Embeddings", He Cangping and Xu Tao.
 
-    Within N tokens every cos(d·θ_k) falls with the distance d. The same as RoPE with positions divided by
-    2N/π (1303.8 for N 2048). N stays that of training: another one would be interpolation unasked for.
+    Within N tokens, cos(d·θ_k) decreases with the distance d for all k. Equivalent to RoPE with positions
+    divided by 2N/π (1303.8 for N 2048). N is fixed after training; changing it would interpolate positions.
     """
 
     settings: HeXuSettings

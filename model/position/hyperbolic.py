@@ -1,4 +1,4 @@
-"""Hyperbolic rotation, which is a decay of its own for every feature."""
+"""Hyperbolic rotations, equivalent to an exponential decay per feature."""
 
 from __future__ import annotations
 
@@ -9,17 +9,23 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from model.pairs import Block, View, mask_dtype
-from model.position.base import Geometry, Plan, Position, PositionSettings, Span
+from model.attention_mask import AttentionView, QueryBlock, mask_dtype
+from model.position.base import (
+    AttentionContext,
+    AttentionPlan,
+    HeadGeometry,
+    PositionalScheme,
+    PositionSettings,
+)
 from model.position.rotary import check_even
 from model.position.scaling import plain_frequencies
 from model.position.table import wide
 
-QUERIES = 16  # queries whose scores with each other are taken pair by pair: QUERIES² · D numbers a head
+QUERIES = 16  # block size for pairwise scores: QUERIES² · D numbers per head
 
 
 class HyperbolicSettings(PositionSettings):
-    """Hyperbolic rotations, whose scores decay with the distance (HoPE, Dai et al. 2025)."""
+    """Hyperbolic rotations, with scores that decay with distance (HoPE, Dai et al. 2025)."""
 
     name: Literal["hyperbolic"] = "hyperbolic"
     theta: float = Field(10_000.0, gt=1, description="base b of the frequencies fastest·b^(−2k/D)")
@@ -28,7 +34,7 @@ class HyperbolicSettings(PositionSettings):
         0.1, gt=0, description="decay rate θ' = θ_0·(1 + margin); the slowest feature decays at θ_0·margin"
     )
     damping: Literal["fixed", "learned"] = Field(
-        "fixed", description="learned: every layer has a margin of its own, which starts at margin"
+        "fixed", description="learned: one margin per layer, initialised to margin"
     )
 
     @property
@@ -36,34 +42,32 @@ class HyperbolicSettings(PositionSettings):
         return self.damping == "learned"
 
 
-class Hyperbolic(Position):
+class Hyperbolic(PositionalScheme):
     """HoPE: score = Σ_k e^(−dθ') q_kᵀ [[cosh dθ_k, sinh dθ_k], [sinh dθ_k, cosh dθ_k]] k_k over pairs of
     features (k, k + D/2), θ' > θ_k. Dai et al. 2025 (arXiv:2509.05218). Not Chen et al.'s HoPE, see p_rope.
 
     With u = (x1 + x2)/√2 and w = (x1 − x2)/√2 of a pair the matrix is diagonal:
-    score = Σ_k e^(−(θ' − θ_k)d) u_q u_k + e^(−(θ' + θ_k)d) w_q w_k, a decay of its own for every feature.
-    This is what is computed. The printed form, applied to q and k apart, cancels: e^(40θ) terms of opposite
-    sign leave nothing of float64 after 40 tokens, and float32 overflows after 88.
+    score = Σ_k e^(−(θ' − θ_k)d) u_q u_k + e^(−(θ' + θ_k)d) w_q w_k, one decay rate per feature. The
+    implementation uses this form. The published form, applied to q and k separately, suffers from
+    cancellation: float64 loses all precision after 40 tokens, and float32 overflows after 88.
 
-    No factor exceeds 1, for whatever positions rise along a document (skipped, drawn or fractional). A query
-    meets the keys before its block of 16 through e^(−γ(n − n0)) e^(−γ(n0 − m)), n0 the first position of the
-    block's queries that see such keys, n0 ≥ m: where a factor vanishes, so does the score. The keys inside
-    the block are taken pair by pair. Where positions fall along a document distances are negative and scores
-    grow, as the formula has it. Keys are remembered in the coordinates u, w, without their positions.
+    No factor exceeds 1 if positions increase along a document (also skipped, random or fractional ones). For
+    keys before its block of 16, a query uses e^(−γ(n − n0)) e^(−γ(n0 − m)), where n0 ≥ m is the first
+    position of the block's queries that attend to such keys: a factor underflows only if the score does. Keys
+    inside the block are computed pair by pair. If positions decrease along a document, distances are negative
+    and scores grow, as in the formula. Keys are cached in the coordinates u, w, without positions.
     """
 
-    remembers: ClassVar[str] = "plain keys, in the coordinates u and w"
-    exempt: ClassVar[dict[str, str]] = {
-        "graphs": "blocks of queries are unrolled: one graph for each length of a batch"
-    }
+    cached_form: ClassVar[str] = "plain keys, in the coordinates u and w"
+    exempt: ClassVar[dict[str, str]] = {"graphs": "blocks of queries are unrolled: one graph per length"}
     settings: HyperbolicSettings
 
-    def __init__(self, settings: HyperbolicSettings, geometry: Geometry):
+    def __init__(self, settings: HyperbolicSettings, geometry: HeadGeometry):
         super().__init__(settings, geometry)
         check_even(settings.name, geometry)
         self.log_margin = nn.Parameter(torch.empty(1)) if settings.damping == "learned" else None
         speeds = settings.fastest * plain_frequencies(settings.theta, geometry.head_dim)
-        self._rests = torch.cat([speeds[0] - speeds, speeds[0] + speeds]).tolist()  # rates less θ_0·margin
+        self._rests = torch.cat([speeds[0] - speeds, speeds[0] + speeds]).tolist()  # rates minus θ_0·margin
 
     def initialise(self, generator: torch.Generator, embedding_std: float) -> None:
         if self.log_margin is not None:
@@ -77,16 +81,16 @@ class Hyperbolic(Position):
             return rests + self.settings.fastest * self.settings.margin
         return rests + self.settings.fastest * self.log_margin.to(rests.dtype).exp()
 
-    def plan(self, span: Span) -> Plan:
-        rates, dtype = self.rates(span.device), wide(span.device)
-        q_position, k_position = span.queries.position.to(dtype), span.keys.position.to(dtype)
-        pairs = span.pairs()
+    def plan(self, context: AttentionContext) -> AttentionPlan:
+        rates, dtype = self.rates(context.device), wide(context.device)
+        q_position, k_position = context.queries.position.to(dtype), context.keys.position.to(dtype)
+        pairs = context.pairs()
 
-        def weigh(block: Block) -> Tensor:
+        def weigh(block: QueryBlock) -> Tensor:
             n, m = q_position[:, block.start : block.stop], k_position[:, block.keys]
             return block.softmax(decayed(block, n, m, rates.to(block.q.dtype)) * block.scale)
 
-        return Plan(read=lambda q, k: [View(diagonal(q), k, pairs, weigh)], write=diagonal)
+        return AttentionPlan(read=lambda q, k: [AttentionView(diagonal(q), k, pairs, weigh)], write=diagonal)
 
 
 def diagonal(x: Tensor) -> Tensor:
@@ -95,11 +99,11 @@ def diagonal(x: Tensor) -> Tensor:
     return (torch.cat([a + b, a - b], dim=-1) * math.sqrt(0.5)).to(x.dtype)
 
 
-def decayed(block: Block, n: Tensor, m: Tensor, rates: Tensor) -> Tensor:
-    """(B, H, t, s) Σ_c e^(−γ_c (n − m)) q_c k_c of the pairs that are seen; any finite number elsewhere.
+def decayed(block: QueryBlock, n: Tensor, m: Tensor, rates: Tensor) -> Tensor:
+    """(B, H, t, s) Σ_c e^(−γ_c (n − m)) q_c k_c for visible pairs; any finite number for masked pairs.
 
     Args:
-        block: the keys of its queries are its last, or where all keys are given those at the queries' index.
+        block: its last keys are those of its queries; with all keys, those at the queries' index.
         n, m: positions (B or 1, t) and (B or 1, s).
         rates: (D,) γ.
     """
@@ -129,17 +133,17 @@ def _factors(exponent: Tensor, rates: Tensor) -> Tensor:
 
 
 def _near(q: Tensor, k: Tensor, n: Tensor, m: Tensor, seen: Tensor, rates: Tensor) -> Tensor:
-    """Pair by pair. Hidden pairs may have any distance, in another document, and count as near."""
+    """Scores pair by pair. Masked pairs, which can have any distance, use distance 0."""
     distance = torch.where(seen, n[:, :, None] - m[:, None, :], 0.0).to(rates.dtype)  # (B or 1, t, s)
     decay = (-distance[..., None] * rates).exp()[:, None]  # (B or 1, 1, t, s, D)
     return torch.einsum("bhtsc,bhsc->bhts", q[:, :, :, None] * decay, k)
 
 
 def _far(q: Tensor, k: Tensor, n: Tensor, m: Tensor, seen: Tensor, rates: Tensor) -> Tensor:
-    """Keys before all queries, rebased to the first query that sees any of them.
+    """Scores with keys before all queries, relative to the first query that attends to any of them.
 
-    Queries that see none, because their document begins in this block, and keys that are not seen, because
-    theirs has ended, have no say in the base and no factor."""
+    Queries without such keys (their document starts in this block) and keys without queries (their document
+    has ended) do not affect the base and get the factor 1."""
     asks, asked = seen.any(2), seen.any(1)  # (R, t), (R, s)
     base = torch.where(asks, n, math.inf).amin(1, keepdim=True)  # (B or 1, 1)
     q = q * _factors(torch.where(asks, n - base, 0.0), rates)

@@ -1,4 +1,4 @@
-"""Learned biases that fall with distance as a logarithm or a power."""
+"""KERPLE: learned penalties that grow with the logarithm or a power of distance."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from model.pairs import precise
-from model.position.base import Geometry, Span
+from model.attention_mask import precise
+from model.position.base import AttentionContext, HeadGeometry
 from model.position.bias import DistanceBias, DistanceSettings, RowBias
-from model.position.places import Places
+from model.position.token_positions import TokenPositions
 
-SMALLEST = 1e-2  # of every learned number, as in the released code
+SMALLEST = 1e-2  # minimum of all learned parameters, as in the released code
 LARGEST_POWER = 2.0  # beyond it the kernel is no longer conditionally positive definite
 
-# For each form and number: what it is drawn from (low, high), and its largest value.
+# For each form and parameter: range of its uniform initialisation (low, high), and its maximum.
 RANGES: dict[str, dict[str, tuple[float, float, float | None]]] = {
     "log": {"r1": (0.0, 2.0, None), "r2": (0.0, 1.0, None)},
     "power": {"r1": (0.0, 1.0, None), "r2": (0.0, 2.0, LARGEST_POWER)},
@@ -31,7 +31,7 @@ class KerpleSettings(DistanceSettings):
     form: Literal["log", "power", "log3"] = Field(
         "log", description="r1·ln(1 + r2·d), r1·d^r2 or r1·ln(1 + r2·d^r3)"
     )
-    shared: bool = Field(True, description="the learned numbers are the same in all layers")
+    shared: bool = Field(True, description="share the learned parameters between all layers")
 
     @property
     def per_layer(self) -> bool:
@@ -48,15 +48,15 @@ class Kerple(DistanceBias):
     """log: −r1·ln(1 + r2·d); power: −r1·d^r2; log3: −r1·ln(1 + r2·d^r3), with d = |i − j| / s.
 
     Chi et al. 2022 (arXiv:2205.09921): the logarithmic, power and 3-parameter-log kernels. Per head r1, r2,
-    r3 ≥ 1e-2, and the exponents (r2 of power, r3 of log3) are at most 2. As in the released code the
-    parameters themselves are put back into these ranges before each training pass, so that one that ran
-    against its edge can still leave it. Drawn as there: log r1 ~ U(0, 2), r2 ~ U(0, 1); power r1 ~ U(0, 1)
-    and the exponent ~ U(0, 2). log3, which has no released code, starts as log: r3 = 1.
+    r3 ≥ 1e-2, and the exponents (r2 of power, r3 of log3) are at most 2. As in the released code, the
+    parameters themselves are clamped to these ranges before each training pass, so that clamped parameters
+    still get gradients. Initialised as in the released code: log r1 ~ U(0, 2), r2 ~ U(0, 1); power r1 ~ U(0,
+    1) and the exponent ~ U(0, 2). log3, which has no released code, is initialised as log: r3 = 1.
     """
 
     settings: KerpleSettings
 
-    def __init__(self, settings: KerpleSettings, geometry: Geometry):
+    def __init__(self, settings: KerpleSettings, geometry: HeadGeometry):
         super().__init__(settings, geometry)
         self._ranges = RANGES[settings.form]
         for name in self._ranges:
@@ -68,22 +68,22 @@ class Kerple(DistanceBias):
                 weight = self.get_parameter(name)
                 weight.copy_(low + (high - low) * torch.rand(weight.shape, generator=generator))
 
-    def tables(self, places: Places, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    def tables(self, positions: TokenPositions, dtype: torch.dtype) -> tuple[Tensor, ...]:
         if self.training and torch.is_grad_enabled():
             for name, (_, _, largest) in self._ranges.items():
-                # Past autograd's count of versions: another pass may still be waiting for its gradient.
+                # `.data` avoids autograd's version check: the backward of another pass may be pending.
                 self.get_parameter(name).data.clamp_(SMALLEST, largest)
-        return super().tables(places, dtype)
+        return super().tables(positions, dtype)
 
     def _values(self) -> list[Tensor]:
-        # Clamped before they are widened: a parameter at its edge must count as inside, or it learns nothing.
+        # Clamp before the cast: a parameter at its limit must get a gradient.
         return [
             precise(self.get_parameter(name).clamp(SMALLEST, largest))
             for name, (_, _, largest) in self._ranges.items()
         ]
 
-    def bias(self, span: Span) -> RowBias:
-        stretch, (r1, r2, *more) = span.tables[0], self._values()
+    def bias(self, context: AttentionContext) -> RowBias:
+        stretch, (r1, r2, *more) = context.tables[0], self._values()
         if self.settings.form == "power":
             return lambda row, h, d: -r1[h] * power_of(d.abs() / stretch[row], r2[h])
         if more:

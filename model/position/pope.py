@@ -1,4 +1,4 @@
-"""Positions as the phases of features whose magnitudes are content."""
+"""PoPE: polar positions, with content as magnitudes and positions as phases."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from model.pairs import View, mask_dtype
-from model.position.base import Geometry, Plan, Position, Span, Temper
-from model.position.places import Places
-from model.position.shares import Share, SharedSettings, parameter
-from model.position.table import Table
+from model.attention_mask import AttentionView, mask_dtype
+from model.position.base import AttentionContext, AttentionPlan, HeadGeometry, PositionalScheme, QueryScale
+from model.position.sharing import Share, SharedSettings, parameter
+from model.position.table import LookupTable
+from model.position.token_positions import TokenPositions
 
 
 class PopeSettings(SharedSettings):
@@ -27,8 +27,7 @@ class PopeSettings(SharedSettings):
     theta: float = Field(10_000.0, gt=1, description="base b of the D frequencies b^(−c/D)")
     share: Share = Field(
         "layer",
-        description="who has key phases of its own: the model, each layer, or each key/value head of each "
-        "layer",
+        description="one set of key phases per model, per layer, or per key/value head of each layer",
     )
     phase: Literal["zero", "uniform"] = Field(
         "zero", description="initial key phases: 0, or drawn from −2π to 0"
@@ -36,39 +35,39 @@ class PopeSettings(SharedSettings):
 
 
 @dataclass(frozen=True)
-class PolarPlan(Plan):
-    """A plan whose logits are not linear in q: a temperature scales the queries of the views instead."""
+class PolarPlan(AttentionPlan):
+    """A plan with logits that are not linear in q: a temperature scales the queries of the views."""
 
-    def modified(self, temper: Temper | None, sink: Tensor | None) -> Plan:
+    def modified(self, scale_queries: QueryScale | None, sink: Tensor | None) -> AttentionPlan:
         read = self.read
-        if temper is None:
+        if scale_queries is None:
             return replace(self, sink=sink)
         return replace(
             self,
-            read=lambda q, k: [replace(view, q=temper(view.q)) for view in read(q, k)],
+            read=lambda q, k: [replace(view, q=scale_queries(view.q)) for view in read(q, k)],
             sink=sink,
         )
 
 
-class Pope(Position):
+class Pope(PositionalScheme):
     """PoPE: score = Σ_c μ(q_c) μ(k_c) cos(dθ_c − δ_c), μ = softplus, θ_c = b^(−c/D), one for each of the D
     features. Gopalakrishnan et al. 2025 (arXiv:2509.10534).
 
-    A feature becomes the point of magnitude μ and phase nθ_c (queries) or mθ_c + δ_c (keys), so that q and k
-    are 2D wide, [μ cos | μ sin], while values stay D wide; the scale stays 1/√D. Each layer has its own
-    phases δ by default, as the formula's single index c reads; x-transformers has them per head, the same in
-    all layers. There δ is clamped to [−2π, 0], where a phase that leaves the range at 0, its initial value,
-    would stop learning. δ is read through cos and sin alone, so that here it is any number and means the one
-    in that range.
+    A feature is mapped to the point of magnitude μ and phase nθ_c (queries) or mθ_c + δ_c (keys), so that q
+    and k are 2D wide, [μ cos | μ sin], while values stay D wide; the scale stays 1/√D. Each layer has its own
+    phases δ by default, following the formula's single index c; x-transformers has them per head, shared by
+    all layers, and clamps δ to [−2π, 0], where a phase that leaves the range at 0, its initial value, gets no
+    gradient. Only cos δ and sin δ are used, so here δ is unrestricted and equivalent to the one in that
+    range.
     """
 
-    remembers: ClassVar[str] = "polar keys, twice as wide"
+    cached_form: ClassVar[str] = "polar keys, twice as wide"
     settings: PopeSettings
 
-    def __init__(self, settings: PopeSettings, geometry: Geometry):
+    def __init__(self, settings: PopeSettings, geometry: HeadGeometry):
         super().__init__(settings, geometry)
         self.phase = parameter(settings.share, geometry, geometry.head_dim)  # δ (D,) or (G, D)
-        self._table = Table(self._rows)
+        self._table = LookupTable(self._rows)
 
     @property
     def key_features(self) -> int:
@@ -84,24 +83,24 @@ class Pope(Position):
         angles = positions[..., None] * self.settings.theta ** -(features / self.geometry.head_dim)
         return angles.cos(), angles.sin()
 
-    def tables(self, places: Places, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    def tables(self, positions: TokenPositions, dtype: torch.dtype) -> tuple[Tensor, ...]:
         """cos and sin (B or 1, T, D) of nθ."""
-        return self._table.look_up(places.position, places.reach, dtype)
+        return self._table.look_up(positions.position, positions.reach, dtype)
 
-    def plan(self, span: Span) -> Plan:
-        cos, sin = (x[:, None] for x in span.tables)  # (B or 1, 1, T, D)
-        q_cos, q_sin = span.of_queries(cos, dim=2), span.of_queries(sin, dim=2)
+    def plan(self, context: AttentionContext) -> AttentionPlan:
+        cos, sin = (x[:, None] for x in context.tables)  # (B or 1, 1, T, D)
+        q_cos, q_sin = context.of_queries(cos, dim=2), context.of_queries(sin, dim=2)
         phase = self.phase.to(mask_dtype(self.phase))
         phase = phase[:, None] if phase.ndim == 2 else phase  # (D,) or (G, 1, D)
         k_cos = cos * phase.cos() - sin * phase.sin()  # of mθ + δ
         k_sin = sin * phase.cos() + cos * phase.sin()
-        pairs = span.pairs()
+        pairs = context.pairs()
 
         def polar(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
             size = F.softplus(x.to(cos.dtype))
             return torch.cat([size * cos, size * sin], dim=-1).to(x.dtype)
 
         return PolarPlan(
-            read=lambda q, k: [View(polar(q, q_cos, q_sin), k, pairs)],
+            read=lambda q, k: [AttentionView(polar(q, q_cos, q_sin), k, pairs)],
             write=lambda k: polar(k, k_cos, k_sin),
         )

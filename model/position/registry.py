@@ -1,4 +1,4 @@
-"""Every positional scheme, by name. A new scheme is one file beside this one and one line here."""
+"""The registry of positional schemes. To add a scheme, add a file to this folder and an entry here."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from model.position import (
     stick_breaking,
     t5,
     transformer_xl,
-    turning,
     xpos,
 )
-from model.position.base import Position, PositionSettings
+from model.position import content_rotation as rotated_pairs
+from model.position.base import PositionalScheme, PositionSettings
 
-SCHEMES: dict[str, tuple[type[PositionSettings], type[Position]]] = {
+SCHEMES: dict[str, tuple[type[PositionSettings], type[PositionalScheme]]] = {
     # added to tokens
     "none": (absolute.NoneSettings, absolute.NoPE),
-    "integer": (counting.IntegerSettings, counting.Integer),
-    "unit_interval": (counting.UnitIntervalSettings, counting.UnitInterval),
-    "binary": (counting.BinarySettings, counting.Binary),
-    "sine": (counting.SineSettings, counting.Sine),
+    "integer": (counting.IntegerSettings, counting.IntegerEncoding),
+    "unit_interval": (counting.UnitIntervalSettings, counting.UnitIntervalEncoding),
+    "binary": (counting.BinarySettings, counting.BinaryEncoding),
+    "sine": (counting.SineSettings, counting.SineEncoding),
     "sinusoidal": (absolute.SinusoidalSettings, absolute.Sinusoidal),
     "learned": (absolute.LearnedSettings, absolute.Learned),
     # rotations and decays of queries and keys
@@ -59,9 +59,9 @@ SCHEMES: dict[str, tuple[type[PositionSettings], type[Position]]] = {
     "transformer_xl": (transformer_xl.TransformerXLSettings, transformer_xl.TransformerXL),
     "dape": (dape.DapeSettings, dape.Dape),
     "stick_breaking": (stick_breaking.StickBreakingSettings, stick_breaking.StickBreaking),
-    # read from the layer's input
+    # content-dependent
     "fox": (fox.FoxSettings, fox.Fox),
-    "path": (path.PathSettings, path.Path),
-    "selective_rope": (turning.SelectiveRopeSettings, turning.SelectiveRope),
-    "carope": (turning.CaropeSettings, turning.Carope),
+    "path": (path.PathSettings, path.PathAttention),
+    "selective_rope": (rotated_pairs.SelectiveRopeSettings, rotated_pairs.SelectiveRope),
+    "carope": (rotated_pairs.CaropeSettings, rotated_pairs.Carope),
 }

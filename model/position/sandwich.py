@@ -1,4 +1,4 @@
-"""The part of sinusoidal embeddings' inner product that knows distance alone, as a bias."""
+"""Sandwich: the distance-dependent part of the inner product of sinusoidal embeddings, as a bias."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from model.position.base import Geometry, Span
+from model.position.base import AttentionContext, HeadGeometry
 from model.position.bias import DistanceBias, DistanceSettings, RowBias
-from model.position.places import Places
 from model.position.scaling import plain_frequencies
 from model.position.table import Rows, StretchedTables
+from model.position.token_positions import TokenPositions
 
-SMALLEST_TABLE = 512  # distances; doubled from there, so that lengths share their tables' shapes
+SMALLEST_TABLE = 512  # minimum number of distances; doubled as needed, to limit the number of table shapes
 
 
 class SandwichSettings(DistanceSettings):
@@ -28,23 +28,23 @@ class SandwichSettings(DistanceSettings):
 class Sandwich(DistanceBias):
     """logit += c_h · Σ_{k < d̄/2} cos(d·10000^(−2k/d̄) / s), c_h = H / (8(h + 1)), h from 0.
 
-    Chi et al. 2022 (arXiv:2212.10356), section 5. Nothing is learned. Unlike ALiBi's it is bounded, so that
-    far keys are never fully cut off. The head factor c_h was compared with attention-gym's code alone
+    Chi et al. 2022 (arXiv:2212.10356), section 5. No parameters. Unlike ALiBi, the bias is bounded, so
+    distant keys keep some weight. The head factor c_h was verified with attention-gym's code only
     (`attn_gym/mods/sandwich.py`), not with the paper's text.
     """
 
     settings: SandwichSettings
 
-    def __init__(self, settings: SandwichSettings, geometry: Geometry):
+    def __init__(self, settings: SandwichSettings, geometry: HeadGeometry):
         super().__init__(settings, geometry)
         self._theta = plain_frequencies(10_000.0, settings.dims)
         self._sums = StretchedTables(self._rows)
         heads = geometry.heads
         self._factors = heads / (8.0 * torch.arange(1, heads + 1, dtype=torch.float64))
-        self._copies: dict[tuple[torch.device, torch.dtype], Tensor] = {}  # moving them waits for a GPU
+        self._copies: dict[tuple[torch.device, torch.dtype], Tensor] = {}  # copying synchronizes with the GPU
 
     def _sum(self, d: Tensor) -> Tensor:
-        """Σ_k cos(d θ_k), one frequency after the other: tables of a million distances stay small."""
+        """Σ_k cos(d θ_k), one frequency at a time, which limits memory for millions of distances."""
         total = torch.zeros_like(d)
         for theta in self._theta.tolist():
             total = total + (d * theta).cos()
@@ -53,19 +53,19 @@ class Sandwich(DistanceBias):
     def _rows(self, stretch: float) -> Rows:
         return lambda distances: (self._sum(distances / stretch),)
 
-    def tables(self, places: Places, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        """(B or 1, N) sums of the distances 0 to N − 1, made in float64; the factors (1, H); the stretches
-        (B or 1,), for distances that are not whole."""
-        device, stretches = places.position.device, self.stretches(places)
-        size = max(SMALLEST_TABLE, 1 << (places.reach - 1).bit_length())
-        distances = replace(places, position=torch.arange(size, device=device)[None], reach=size)
+    def tables(self, positions: TokenPositions, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        """(B or 1, N) sums for distances 0 to N − 1, computed in float64; factors (1, H); stretches (B or
+        1,), for fractional distances."""
+        device, stretches = positions.position.device, self.stretches(positions)
+        size = max(SMALLEST_TABLE, 1 << (positions.reach - 1).bit_length())
+        distances = replace(positions, position=torch.arange(size, device=device)[None], reach=size)
         (sums,) = self._sums.look_up(distances, list(stretches), dtype)
         if (device, dtype) not in self._copies:
             self._copies[device, dtype] = self._factors.to(device, dtype)[None]
-        return (sums, self._copies[device, dtype], *super().tables(places, dtype))
+        return (sums, self._copies[device, dtype], *super().tables(positions, dtype))
 
-    def bias(self, span: Span) -> RowBias:
-        sums, (factors,), stretch = span.tables
+    def bias(self, context: AttentionContext) -> RowBias:
+        sums, (factors,), stretch = context.tables
         size, flat = sums.shape[1], sums.flatten()
 
         def bias(row: Tensor, h: Tensor, d: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
-"""Frequency rules for rotations: what happens to θ_k when a sequence is longer than the trained length.
+"""Frequency scaling of rotary embeddings for sequences longer than the training length.
 
-Every rule maps the spectrum θ_0, ..., θ_(R−1) of the R = r/2 rotated pairs to a new one and an amplitude that
-multiplies both cos and sin. The spectrum is a geometric series, θ_0 = 1 and θ_k = b^(−2k/r) for plain RoPE; a
-rule needs no more than that, and so works on any series that turns faster or slower as a whole.
+A scaling method maps the frequencies θ_0, ..., θ_(R−1) of the R = r/2 rotated pairs to new ones, and returns
+an amplitude that multiplies cos and sin. The frequencies are a geometric series, θ_0 = 1 and θ_k = b^(−2k/r)
+for plain RoPE; the methods work for any geometric series.
 s is the stretch: the given factor, or max(1, L / L0) for ``factor: auto``, with L the declared length of the
 sequence and L0 the original length.
 """
@@ -23,7 +23,7 @@ Divisors = list[Annotated[float, Field(gt=0)]]
 
 
 def stretch_of(factor: float | str, length: int, original_length: int) -> float:
-    """s for a sequence of `length` tokens: the number given, or max(1, L / L0) for ``auto``."""
+    """s for a sequence of `length` tokens: `factor`, or max(1, L / L0) for ``auto``."""
     return max(1.0, length / original_length) if isinstance(factor, str) else factor
 
 
@@ -33,10 +33,10 @@ def plain_frequencies(theta: float, dims: int) -> Tensor:
 
 
 def critical_dimension(theta: float, dims: int, length: int) -> int:
-    """How many of r rotated features belong to pairs that complete a turn within `length` tokens.
+    """How many of r rotated features are in pairs that complete a rotation within `length` tokens.
 
-    D_c = 2⌈(r/2)·log_b(L0 / 2π)⌉, Liu et al. 2023 (arXiv:2310.05209); 92 of 128 for b 10000 and L0 4096. Past
-    the trained length the other pairs meet angles they were never trained at.
+    D_c = 2⌈(r/2)·log_b(L0 / 2π)⌉, Liu et al. 2023 (arXiv:2310.05209); 92 of 128 for b 10000 and L0 4096.
+    Beyond the training length, the other pairs have angles that never occur in training.
     """
     pairs = math.ceil(dims / 2 * math.log(length / (2 * math.pi), theta))
     return 2 * min(max(pairs, 0), dims // 2)
@@ -45,28 +45,28 @@ def critical_dimension(theta: float, dims: int, length: int) -> int:
 def resonant(frequencies: Tensor) -> Tensor:
     """Frequencies whose wavelengths are whole numbers of tokens: 2π / round(2π / θ_k).
 
-    Wang et al. 2024 (arXiv:2403.00071): a pair with λ_k ≤ L0 repeats exactly and meets no new angle after L0.
-    Pairs that stand still (θ 0) go on doing so.
+    Wang et al. 2024 (arXiv:2403.00071): a pair with λ_k ≤ L0 repeats exactly and has no new angles beyond L0.
+    Frequencies of 0 are unchanged.
     """
     wavelengths = (2 * math.pi / frequencies).round().clamp(min=1)
     return 2 * math.pi / wavelengths
 
 
 class Scaling(BaseModel):
-    """What the rules have in common."""
+    """Base class of frequency scaling methods."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
 
     @property
-    def follows_length(self) -> bool:
-        """Whether the declared length of a sequence changes its frequencies."""
+    def depends_on_length(self) -> bool:
+        """Whether the frequencies depend on the declared sequence length."""
         return False
 
     @property
     def untouched(self) -> int:
-        """Positions below this one turn as they were trained, whatever the rule does to the others."""
+        """Positions below this keep the trained frequencies."""
         return 0
 
     def stretch(self, length: int, original_length: int) -> float:
@@ -74,26 +74,26 @@ class Scaling(BaseModel):
         return 1.0
 
     def frequencies(self, plain: Tensor, stretch: float, original_length: int) -> tuple[Tensor, float]:
-        """(R,) float64 frequencies in radians per token from those as trained, and the amplitude."""
+        """(R,) float64 frequencies in radians per token, from the trained ones `plain`, and the amplitude."""
         return plain, 1.0
 
     def describe(self, length: int, original_length: int) -> str:
-        """The rule as it treats a sequence of `length` tokens: `yarn s=4 (matched)`."""
-        kind = "matched" if self.follows_length else "fixed"
+        """The method for a sequence of `length` tokens, e.g. `yarn s=4 (matched)`."""
+        kind = "matched" if self.depends_on_length else "fixed"
         return f"{self.name} s={self.stretch(length, original_length):g} ({kind})"
 
 
 class NoScaling(Scaling):
-    """Frequencies as trained."""
+    """No scaling."""
 
     name: Literal["none"] = "none"
 
 
 class DropScaling(Scaling):
-    """DroPE, θ_k = 0: nothing turns, and the model is NoPE with the same weights.
+    """DroPE, θ_k = 0: no rotation, so the model is NoPE with the same weights.
 
-    Gelberg et al. 2025 (arXiv:2512.12167). At test time it shows how much rests on positions; the method
-    itself then trains a little longer at the original length.
+    Gelberg et al. 2025 (arXiv:2512.12167). At test time it measures how much the model depends on positions;
+    the paper's method also continues training at the original length.
     """
 
     name: Literal["drop"] = "drop"
@@ -106,12 +106,12 @@ class DropScaling(Scaling):
 
 
 class FactorScaling(Scaling):
-    """A rule with a stretch factor."""
+    """Base class of methods with a stretch factor."""
 
-    factor: Factor = Field("auto", description="stretch s; auto: max(1, L / original_length)")
+    factor: Factor = Field("auto", description="stretch factor s; auto: max(1, L / original_length)")
 
     @property
-    def follows_length(self) -> bool:
+    def depends_on_length(self) -> bool:
         return self.factor == "auto"
 
     def stretch(self, length: int, original_length: int) -> float:
@@ -128,15 +128,15 @@ class LinearScaling(FactorScaling):
 
 
 def change_base(plain: Tensor, stretch: float) -> Tensor:
-    """θ_k·s^(−2k/(r−2)), which is the spectrum of base b·s^(r/(r−2))."""
+    """θ_k·s^(−2k/(r−2)), the frequencies of base b·s^(r/(r−2))."""
     pairs = len(plain)
     if pairs < 2:
-        raise ModelError(f"ntk scaling needs at least 4 rotated dimensions, this model has {2 * pairs}")
+        raise ModelError(f"ntk scaling requires at least 4 rotated dimensions, got {2 * pairs}")
     return plain * stretch ** -(torch.arange(pairs, dtype=torch.float64, device="cpu") / (pairs - 1))
 
 
 class NTKScaling(FactorScaling):
-    """NTK-aware base change, b' = b·s^(r/(r−2)): the fastest pair is kept, the slowest divided by s.
+    """NTK-aware base change, b' = b·s^(r/(r−2)): keeps the highest frequency, divides the lowest by s.
 
     bloc97 2023; stated in Peng et al. 2023 (arXiv:2309.00071), eq. 16.
     """
@@ -148,18 +148,20 @@ class NTKScaling(FactorScaling):
 
 
 class DynamicScaling(Scaling):
-    """Dynamic NTK, b' = b·(f·L/L0 − (f − 1))^(r/(r−2)): NTK that follows the length; plain up to L0.
+    """Dynamic NTK, b' = b·(f·L/L0 − (f − 1))^(r/(r−2)): NTK by sequence length; unchanged up to L0.
 
-    emozilla 2023; the `dynamic` rule of Hugging Face. There L is the running length, and remembered keys go
-    stale as the text grows. Here L is the declared length, chosen once per sequence, and the logits are those
-    of a full pass over that length, cached or not.
+    emozilla 2023; `dynamic` in Hugging Face, where L is the current length, so cached keys become stale as
+    the text grows. Here L is the declared length, constant within a sequence, so logits are the same with and
+    without a cache.
     """
 
     name: Literal["dynamic"] = "dynamic"
-    factor: float = Field(1.0, gt=0, description="f; 1 is `ntk` with factor auto, larger stretches faster")
+    factor: float = Field(
+        1.0, gt=0, description="f; 1 equals `ntk` with factor auto, larger values stretch more"
+    )
 
     @property
-    def follows_length(self) -> bool:
+    def depends_on_length(self) -> bool:
         return True
 
     def stretch(self, length, original_length):
@@ -170,22 +172,28 @@ class DynamicScaling(Scaling):
 
 
 def turns_within(plain: Tensor, length: int) -> Tensor:
-    """(R,) how many times each pair turns within `length` tokens: L0 / λ_k."""
+    """(R,) number of rotations of each pair within `length` tokens: L0 / λ_k."""
     return length * plain / (2 * math.pi)
 
 
-def ramp_by_index(plain: Tensor, length: int, fast: float, slow: float, truncate: bool = True) -> Tensor:
-    """(R,) 1 for pairs that turn more than `fast` times within `length`, 0 below `slow`, linear in k between.
+def ramp_ends(plain: Tensor, length: int, fast: float, slow: float) -> tuple[float, float]:
+    """Fractional indices of the pairs with `fast` and `slow` rotations within `length` tokens."""
+    turns, ratio = turns_within(plain, length), math.log(float(plain[0] / plain[1]))
+    low, high = (math.log(float(turns[0]) / count) / ratio for count in (fast, slow))
+    return low, high
 
-    The ramp runs between the fractional indices at which a pair makes those numbers of turns, rounded
-    outwards by `truncate` (jquesnelle/yarn `find_correction_range`, Hugging Face).
+
+def ramp_by_index(plain: Tensor, length: int, fast: float, slow: float, truncate: bool = True) -> Tensor:
+    """(R,) 1 for pairs with more than `fast` rotations within `length`, 0 below `slow`, linear in k between.
+
+    The ramp is between the fractional indices of pairs with these numbers of rotations; `truncate` rounds
+    them outwards (jquesnelle/yarn `find_correction_range`, Hugging Face).
     """
     pairs = len(plain)
     if pairs < 2:
-        raise ModelError(f"a ramp over pairs needs at least 4 rotated dimensions, this model has {2 * pairs}")
-    turns, ratio = turns_within(plain, length), math.log(float(plain[0] / plain[1]))
-    low, high = (math.log(float(turns[0]) / count) / ratio for count in (fast, slow))
-    # The released code clamps an end past the last pair and then runs the ramp backwards.
+        raise ModelError(f"a ramp over pairs requires at least 4 rotated dimensions, got {2 * pairs}")
+    low, high = ramp_ends(plain, length, fast, slow)
+    # The released code clamps an end beyond the last pair, which inverts the ramp.
     if high <= 0:
         return torch.zeros_like(plain)
     if low >= pairs - 1:
@@ -199,10 +207,10 @@ def ramp_by_index(plain: Tensor, length: int, fast: float, slow: float, truncate
 
 
 class ByPartsScaling(FactorScaling):
-    """NTK-by-parts as first released: fast pairs are kept, middle ones get NTK's, slow ones are divided by s.
+    """NTK-by-parts as first released: keeps high frequencies, uses NTK for middle ones, divides low ones.
 
     bloc97 2023, LlamaPartNTKScaledRotaryEmbedding in jquesnelle/yarn. Two ramps: from divided to NTK between
-    the pairs that turn 0.75 and 1.25 times within L0, from there to kept between 2 and 16 turns.
+    0.75 and 1.25 rotations within L0, and from NTK to kept between 2 and 16 rotations.
     """
 
     name: Literal["by_parts"] = "by_parts"
@@ -216,27 +224,26 @@ class ByPartsScaling(FactorScaling):
 
 
 class YaRNScaling(FactorScaling):
-    """YaRN: fast pairs are kept, slow ones interpolated, a ramp between; logits get a temperature.
+    """YaRN: keeps high frequencies, interpolates low ones, with a ramp between, and scales the logits.
 
-    Peng et al. 2023 (arXiv:2309.00071). Two ramps are in use and differ widely in mid frequencies: `dim` is
-    linear in the pair's index, between the pairs that turn beta_fast and beta_slow times within L0 (the
-    authors' code and Hugging Face); `wavelength` is linear in the number of turns (the paper, eq. 17-18).
+    Peng et al. 2023 (arXiv:2309.00071). There are two versions of the ramp, which differ widely for middle
+    frequencies: `dim` is linear in the pair index, between the pairs with beta_fast and beta_slow rotations
+    within L0 (the authors' code and Hugging Face); `wavelength` is linear in the number of rotations (the
+    paper, eq. 17-18).
 
-    The temperature is stated once, as an amplitude a of cos and sin: logits of rotated features get a².
-    DeepSeek also multiplies all logits by (0.1·mscale_all_dim·ln s + 1)²; here, as in Hugging Face, the
-    mscales set the amplitude alone. Where all features are rotated, both together are attention_factor
-    0.1·mscale·ln s + 1 (for mscale 1 the default), given in place of the mscales.
+    The temperature is an amplitude a of cos and sin: logits of rotated features get a factor a². DeepSeek
+    also multiplies all logits by (0.1·mscale_all_dim·ln s + 1)²; here, as in Hugging Face, the mscales only
+    set the amplitude. If all features are rotated, the two factors together are equivalent to
+    attention_factor 0.1·mscale·ln s + 1 (the default for mscale 1) without mscales.
     """
 
     name: Literal["yarn"] = "yarn"
-    beta_fast: float = Field(
-        32.0, gt=0, description="pairs that turn more often than this within L0 are kept"
-    )
-    beta_slow: float = Field(1.0, gt=0, description="pairs that turn less often than this are divided by s")
-    ramp: Literal["dim", "wavelength"] = Field("dim", description="ramp by pair index, or by number of turns")
-    truncate: bool = Field(True, description="round the ends of the dim ramp outwards to whole pairs")
+    beta_fast: float = Field(32.0, gt=0, description="pairs with more rotations than this within L0 are kept")
+    beta_slow: float = Field(1.0, gt=0, description="pairs with fewer rotations are divided by s")
+    ramp: Literal["dim", "wavelength"] = Field("dim", description="linear in pair index or in rotations")
+    truncate: bool = Field(True, description="round the ends of the dim ramp outwards to integers")
     attention_factor: float | None = Field(
-        None, gt=0, description="amplitude of cos and sin; null: 0.1 ln s + 1 (logits get its square)"
+        None, gt=0, description="amplitude of cos and sin; null: 0.1 ln s + 1"
     )
     mscale: float | None = Field(
         None,
@@ -254,11 +261,9 @@ class YaRNScaling(FactorScaling):
     @model_validator(mode="after")
     def _one_amplitude(self):
         if (self.mscale is None) != (self.mscale_all_dim is None):
-            raise ValueError(
-                "mscale and mscale_all_dim are the two halves of one ratio: give both or neither"
-            )
+            raise ValueError("mscale and mscale_all_dim form one ratio: set both or neither")
         if self.mscale is not None and self.attention_factor is not None:
-            raise ValueError("attention_factor and mscale both set the amplitude: give one of them")
+            raise ValueError("attention_factor and mscale both set the amplitude: set only one of them")
         return self
 
     def frequencies(self, plain, stretch, original_length):
@@ -278,32 +283,30 @@ class YaRNScaling(FactorScaling):
 
 
 class LongRoPEScaling(FactorScaling):
-    """LongRoPE: θ_k / λ̂_k with searched divisors, one list up to L0 and one past it.
+    """LongRoPE: θ_k / λ̂_k with searched divisors, one list up to L0 and one beyond.
 
-    Ding et al. 2024 (arXiv:2402.13753). The list is chosen by the declared length of the sequence, once, so
-    that a text that grows past L0 keeps its frequencies; Hugging Face switches where the text crosses L0 and
-    leaves stale keys. The amplitude √(1 + ln s / ln L0) is for both lists, as there; with factor auto it is 1
-    up to L0. `first` is the paper's n̂; those positions keep amplitude 1 too, as in the authors' code. With
-    `first` scores are no longer a function of distance alone.
+    Ding et al. 2024 (arXiv:2402.13753). The declared sequence length selects the list, so frequencies are
+    constant within a sequence; Hugging Face switches when the text crosses L0, which leaves stale keys. The
+    amplitude √(1 + ln s / ln L0) applies to both lists, as in Hugging Face; with factor auto it is 1 below.
+    `first` is the paper's n̂; these positions have amplitude 1, as in the authors' code. With `first`, scores
+    are not a function of distance alone.
     """
 
     name: Literal["longrope"] = "longrope"
     factor: Factor = Field(
-        "auto", description="stretch s of the amplitude; auto: max(1, L / original_length)"
+        "auto", description="stretch factor s of the amplitude; auto: max(1, L / original_length)"
     )
     short_factor: Divisors | None = Field(
-        None, description="divisor λ̂ of each pair up to original_length; null: as trained"
+        None, description="divisor λ̂ of each pair up to original_length; null: all 1"
     )
-    long_factor: Divisors = Field(
-        description="divisor λ̂ of each pair past original_length, one number a pair"
-    )
-    first: int = Field(0, ge=0, description="this many first positions turn as trained (n̂ of the paper)")
+    long_factor: Divisors = Field(description="divisor λ̂ of each pair beyond original_length")
+    first: int = Field(0, ge=0, description="number of first positions with trained frequencies (n̂)")
     attention_factor: float | None = Field(
         None, gt=0, description="amplitude of cos and sin; null: √(1 + ln s / ln original_length)"
     )
 
     @property
-    def follows_length(self) -> bool:
+    def depends_on_length(self) -> bool:
         return True
 
     @property
@@ -317,8 +320,8 @@ class LongRoPEScaling(FactorScaling):
         for key, numbers in (("short_factor", self.short_factor), ("long_factor", self.long_factor)):
             if numbers is not None and len(numbers) != len(plain):
                 raise ModelError(
-                    f"longrope's {key} holds {len(numbers)} numbers, this model needs {len(plain)}: one for "
-                    "each pair of rotated features"
+                    f"longrope's {key} must have {len(plain)} numbers, one per pair of rotated features, got "
+                    f"{len(numbers)}"
                 )
         divisors = self.long_factor if stretch > 1 else self.short_factor
         scaled = (
@@ -331,9 +334,9 @@ class LongRoPEScaling(FactorScaling):
 
 
 class Llama3Scaling(FactorScaling):
-    """Llama 3.1: wavelengths below L0/high kept, above L0/low divided by s, blended between; no temperature.
+    """Llama 3.1: keeps wavelengths below L0/high, divides those above L0/low by s, interpolates between.
 
-    Meta's released code; the same in Hugging Face's `llama3` rule.
+    Meta's released code; `llama3` in Hugging Face. No temperature.
     """
 
     name: Literal["llama3"] = "llama3"

@@ -1,4 +1,4 @@
-"""T5's relative positions: one learned number for each bucket of distances and head."""
+"""T5 relative positions: one learned bias per bucket of distances and head."""
 
 from __future__ import annotations
 
@@ -9,28 +9,36 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
+from model.attention_mask import AttentionView, precise
 from model.errors import ModelError
-from model.pairs import View, precise
-from model.position.base import Geometry, Plan, Position, PositionSettings, Span
-from model.position.places import Places
+from model.position.base import (
+    AttentionContext,
+    AttentionPlan,
+    HeadGeometry,
+    PositionalScheme,
+    PositionSettings,
+)
+from model.position.token_positions import TokenPositions
 
 
 class T5Settings(PositionSettings):
-    """A learned bias for each bucket of distances and head (Raffel et al. 2019)."""
+    """A learned bias per bucket of distances and head (Raffel et al. 2019)."""
 
     test_time = PositionSettings.test_time | {"max_distance"}
 
     name: Literal["t5"] = "t5"
-    buckets: int = Field(32, ge=2, description="rows of the table; the first half hold one distance each")
+    buckets: int = Field(
+        32, ge=2, description="number of buckets; those of the first half have one distance each"
+    )
     max_distance: int = Field(
         128,
         ge=1,
         le=1_000_000,
-        description="all distances from here on are in the last bucket; must exceed buckets / 2",
+        description="distances from here on are in the last bucket; must exceed buckets / 2",
     )
-    shared: bool = Field(True, description="one table for all layers")
+    shared: bool = Field(True, description="share one table between all layers")
     unscaled: bool = Field(
-        False, description="compare by q·k without the factor 1/√D, as T5, whose queries start smaller by it"
+        False, description="omit the factor 1/√D on q·k, as in T5, whose queries are initialised smaller"
     )
 
     @model_validator(mode="after")
@@ -56,46 +64,46 @@ def bucket_of(distance: int, buckets: int, max_distance: int) -> int:
     return min(buckets - 1, exact + int(share * (buckets - exact)))
 
 
-class T5(Position):
-    """logit += table[bucket(d), h], after the 1/√D scale; distances below buckets/2 have a bucket each, the
-    others share the rest by logarithm. Raffel et al. 2019 (arXiv:1910.10683), section 2.1; released code,
-    `bidirectional=False`.
+class T5(PositionalScheme):
+    """logit += table[bucket(d), h], after the 1/√D scale; distances below buckets/2 have one bucket each,
+    larger ones share buckets on a logarithmic scale. Raffel et al. 2019 (arXiv:1910.10683), section 2.1;
+    released code, `bidirectional=False`.
 
-    Keys ahead count as distance 0. Buckets are looked up in a table of integers, made in float64. T5 has one
-    table for all layers and no 1/√D: ``shared`` and ``unscaled``. Real-valued positions are refused.
+    Future keys use distance 0. Buckets are looked up in an integer table, computed in float64. T5 shares the
+    table between layers and has no factor 1/√D: ``shared`` and ``unscaled``. Positions must be integers.
     """
 
-    takes_fractions: ClassVar[bool] = False
+    supports_fractions: ClassVar[bool] = False
     settings: T5Settings
 
-    def __init__(self, settings: T5Settings, geometry: Geometry):
+    def __init__(self, settings: T5Settings, geometry: HeadGeometry):
         super().__init__(settings, geometry)
         s = settings
         self.weight = nn.Parameter(torch.empty(s.buckets, geometry.heads))
         found = [bucket_of(d, s.buckets, s.max_distance) for d in range(s.max_distance + 1)]
         self._buckets = torch.tensor(found)[None]
-        self._copies: dict[torch.device, Tensor] = {}  # moving them waits for a GPU
+        self._copies: dict[torch.device, Tensor] = {}  # copying synchronizes with the GPU
 
     def initialise(self, generator: torch.Generator, embedding_std: float) -> None:
-        """N(0, 1/C), as T5's own."""
+        """N(0, 1/C), as in T5."""
         drawn = torch.randn(self.weight.shape, generator=generator) * self.geometry.dim**-0.5
         with torch.no_grad():
             self.weight.copy_(drawn)
 
-    def tables(self, places: Places, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        """(1, max_distance + 1) the bucket of each distance."""
-        if places.position.is_floating_point():
+    def tables(self, positions: TokenPositions, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        """(1, max_distance + 1) bucket of each distance."""
+        if positions.position.is_floating_point():
             raise ModelError(
-                "position scheme 't5' has buckets for whole distances only, and was given real-valued "
-                "positions: give integer positions, or train another scheme"
+                "position scheme 't5' does not support real-valued positions: use integer positions or "
+                "another scheme"
             )
-        device = places.position.device
+        device = positions.position.device
         if device not in self._copies:
             self._copies[device] = self._buckets.to(device)
         return (self._copies[device],)
 
-    def plan(self, span: Span) -> Plan:
-        (buckets,), weight, last = span.tables[0], precise(self.weight), self.settings.max_distance
-        pairs = span.pairs(distance=lambda h, d: weight[buckets[d.clamp(0, last)], h])
+    def plan(self, context: AttentionContext) -> AttentionPlan:
+        (buckets,), weight, last = context.tables[0], precise(self.weight), self.settings.max_distance
+        pairs = context.pairs(distance=lambda h, d: weight[buckets[d.clamp(0, last)], h])
         root = self.geometry.head_dim**0.5 if self.settings.unscaled else 1.0
-        return Plan(read=lambda q, k: [View(q if root == 1.0 else q * root, k, pairs)])
+        return AttentionPlan(read=lambda q, k: [AttentionView(q if root == 1.0 else q * root, k, pairs)])

@@ -1,4 +1,4 @@
-"""Precomputed tables of position: built once in float64, indexed by position, cast where they are used."""
+"""Tables indexed by position, computed once in float64 and cast on use."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
-from model.position.places import Places
+from model.position.token_positions import TokenPositions
 
-STRETCHES_KEPT = 16  # tables held at once: documents of many lengths where the stretch follows the length
+STRETCHES_KEPT = 16  # maximum number of cached tables, for documents of many lengths
 
 # positions (any shape, float64) -> tensors whose leading dimensions are those of positions, float64
 Rows = Callable[[Tensor], tuple[Tensor, ...]]
@@ -18,16 +18,16 @@ Stretch = TypeVar("Stretch", bound=Hashable)
 
 
 def wide(device: torch.device) -> torch.dtype:
-    """The widest float of a device, for what a table cannot hold because it is learned: angles, distances."""
+    """The widest float dtype of a device, for learned angles and distances, which tables cannot store."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
-class Table:
-    """Rows for positions 0, 1, 2, ..., grown by doubling when a longer reach is asked for.
+class LookupTable:
+    """Rows for positions 0, 1, 2, ...; the table doubles its size as needed.
 
-    Held outside the state dict and never cast in place, so that `module.to(dtype)` cannot touch it: angles
-    in bfloat16 are meaningless after a few hundred positions. Built on the CPU, because not every device has
-    float64; the copy each device and dtype needs is made once.
+    Not part of the state dict, and not cast by `module.to(dtype)`: bfloat16 is too coarse for angles after a
+    few hundred positions. Computed on the CPU, because some devices lack float64; copies per device and dtype
+    are cached.
     """
 
     def __init__(self, rows: Rows):
@@ -39,9 +39,9 @@ class Table:
         """Rows at `position` (B, T), each (B, T, ...).
 
         Args:
-            position: integers in [0, reach), or reals, for which the rows are computed directly.
-            reach: 1 + the largest position, known on the host, so that nothing waits for the device.
-            dtype: float64 where the model is, else float32.
+            position: integers in [0, reach), or floats, for which rows are computed directly.
+            reach: 1 + the largest position, on the host, which avoids synchronization.
+            dtype: float64 for float64 models, otherwise float32.
         """
         if position.is_floating_point():
             rows = self._rows(position.detach().cpu().double())
@@ -57,35 +57,37 @@ class Table:
 
 
 class StretchedTables(Generic[Stretch]):
-    """A table for each stretch that is asked for; rows of one batch may differ in theirs.
+    """One table per stretch; the rows of a batch may have different stretches.
 
     Args:
-        rows: what `Table` takes, for a stretch: a number, or several where it changes several things.
+        rows: returns the `rows` of `LookupTable` for a stretch (a number, or a tuple of numbers).
     """
 
     def __init__(self, rows: Callable[[Stretch], Rows]):
         self._rows = rows
-        self._tables: dict[Stretch, Table] = {}
+        self._tables: dict[Stretch, LookupTable] = {}
 
     def _make(self, needed: set[Stretch]) -> None:
-        """Drop the oldest tables beyond STRETCHES_KEPT, but none that this pass needs: a batch of more
-        lengths would otherwise build every table anew at every step."""
+        """Drop the oldest tables beyond STRETCHES_KEPT, except those of this pass: a batch with more lengths
+        would otherwise rebuild every table at each step."""
         missing = needed - self._tables.keys()
         for stretch in [stretch for stretch in self._tables if stretch not in needed]:
             if len(self._tables) + len(missing) <= STRETCHES_KEPT:
                 break
             del self._tables[stretch]
         for stretch in missing:
-            self._tables[stretch] = Table(self._rows(stretch))
+            self._tables[stretch] = LookupTable(self._rows(stretch))
 
-    def look_up(self, places: Places, stretches: list[Stretch], dtype: torch.dtype) -> tuple[Tensor, ...]:
-        """Rows at the positions of `places`, each (B or 1, T, ...); one stretch a row, or one for all."""
+    def look_up(
+        self, positions: TokenPositions, stretches: list[Stretch], dtype: torch.dtype
+    ) -> tuple[Tensor, ...]:
+        """Rows at `positions`, each (B or 1, T, ...), with one stretch per row or one for all."""
         needed = set(stretches)
         self._make(needed)
         if len(needed) == 1:
-            return self._tables[stretches[0]].look_up(places.position, places.reach, dtype)
-        rows = places.position.expand(len(stretches), -1)
+            return self._tables[stretches[0]].look_up(positions.position, positions.reach, dtype)
+        rows = positions.position.expand(len(stretches), -1)
         found = [
-            self._tables[s].look_up(rows[b : b + 1], places.reach, dtype) for b, s in enumerate(stretches)
+            self._tables[s].look_up(rows[b : b + 1], positions.reach, dtype) for b, s in enumerate(stretches)
         ]
         return tuple(torch.cat(parts) for parts in zip(*found, strict=True))

@@ -1,8 +1,8 @@
-"""Logit temperatures: factors on q that grow with the number of visible keys, are constant, or are learned.
+"""Logit temperatures: factors on q that depend on the number of visible keys, are constant, or are learned.
 
-A modifier of any scheme. Applied to the query, so that it costs no kernel and says nothing of the cache:
-logit = factor_n · q_n·k_m·scale + bias. n counts the keys a query can see, its own included: order + 1, and
-no more than window + sinks.
+A modifier for any scheme, applied to queries, so it needs no kernel and does not affect the cache:
+logit = factor_n · q_n·k_m·scale + bias. n is the number of visible keys of a query, its own included:
+min(order + 1, window + sinks).
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ Scale = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class Temperature(BaseModel):
-    """What the temperatures have in common."""
+    """Base class of temperatures."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    learned: ClassVar[bool] = False  # has one parameter a head in every layer
-    follows_length: ClassVar[bool] = False  # depends on the declared length
+    learned: ClassVar[bool] = False  # has one parameter per head and layer
+    depends_on_length: ClassVar[bool] = False  # depends on the declared length
 
     name: str
 
@@ -31,12 +31,12 @@ class Temperature(BaseModel):
         """Factors on q.
 
         Args:
-            count: (B or 1, T) float64, keys each query sees, its own included.
+            count: (B or 1, T) float64, number of visible keys of each query, its own included.
             original_length: L0.
             lengths: (B or 1, 1) float64, declared length of each row.
 
         Returns:
-            (B or 1, T or 1) float64; None where nothing changes.
+            (B or 1, T or 1) float64, or None for no change.
         """
         return None
 
@@ -47,11 +47,11 @@ class Temperature(BaseModel):
 
     @property
     def by_head(self) -> list[float] | None:
-        """Constant factors of the query heads, where they differ."""
+        """Constant factors per query head, or None."""
         return None
 
     def describe(self, length: int, original_length: int) -> str:
-        """Its name and the settings that are no default: `temperature fixed value 1.2`."""
+        """The name and all settings that differ from their defaults, e.g. `temperature fixed value 1.2`."""
         changed = self.model_dump(exclude_defaults=True, exclude={"name"})
         given = [f"{key} {value}" for key, value in changed.items()]
         return " ".join(["temperature", self.name, *given])
@@ -64,11 +64,11 @@ class NoTemperature(Temperature):
 
 
 class FixedTemperature(Temperature):
-    """A constant factor λ, or one for each head: UniformScale and HeadScale of Wang et al. 2024
-    (arXiv:2404.12224) for NoPE past its length, with λ found elsewhere."""
+    """A constant factor λ, or one per head: UniformScale and HeadScale of Wang et al. 2024
+    (arXiv:2404.12224), for NoPE beyond the training length, with λ chosen beforehand."""
 
     name: Literal["fixed"] = "fixed"
-    value: Scale | list[Scale] = Field(1.0, description="λ, or a list of one for each query head")
+    value: Scale | list[Scale] = Field(1.0, description="λ, or a list with one per query head")
 
     @property
     def by_head(self) -> list[float] | None:
@@ -83,7 +83,7 @@ class LogNTemperature(Temperature):
 
     name: Literal["log_n"] = "log_n"
     length: int | None = Field(None, ge=2, description="L0; null: the original length")
-    clip: bool = Field(True, description="never below 1; false when trained with it from scratch")
+    clip: bool = Field(True, description="at least 1; use false when training from scratch")
 
     def factor(self, count, original_length, lengths):
         value = count.log() / math.log(self.length or original_length)
@@ -95,7 +95,7 @@ class Llama4Temperature(Temperature):
 
     name: Literal["llama4"] = "llama4"
     alpha: float = Field(0.1, ge=0, description="α")
-    length: int = Field(8192, ge=1, description="N: nothing changes before this many keys")
+    length: int = Field(8192, ge=1, description="N: the factor is 1 below this many keys")
 
     def factor(self, count, original_length, lengths):
         return 1 + self.alpha * torch.log1p((count / self.length).floor())
@@ -140,7 +140,7 @@ class StretchTemperature(Temperature):
     Gelberg et al. 2025 (arXiv:2512.12167): c = 0.412 for models from scratch, 0.103 for SmolLM.
     """
 
-    follows_length = True
+    depends_on_length = True
 
     name: Literal["stretch"] = "stretch"
     c: float = Field(0.412, ge=0, description="c")

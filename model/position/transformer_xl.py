@@ -1,4 +1,4 @@
-"""Transformer-XL's relative attention: sinusoids of the distance, projected, with two global biases."""
+"""Transformer-XL relative attention: projected sinusoids of the distance, and two global biases."""
 
 from __future__ import annotations
 
@@ -8,47 +8,53 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from model.pairs import Block, View, mask_dtype
-from model.position.base import Geometry, Plan, Position, PositionSettings, Span
-from model.position.places import Places
-from model.position.table import Table
+from model.attention_mask import AttentionView, QueryBlock, mask_dtype
+from model.position.base import (
+    AttentionContext,
+    AttentionPlan,
+    HeadGeometry,
+    PositionalScheme,
+    PositionSettings,
+)
+from model.position.table import LookupTable
+from model.position.token_positions import TokenPositions
 from model.position.weighing import UNROLLED, distances, pairs_by_position, refuse_fractions
 
 THETA = 10_000.0
 
 
 class TransformerXLSettings(PositionSettings):
-    """Logits of the content and of a projected sinusoid of the distance, each with a learned bias in place
-    of the query (Dai et al. 2019)."""
+    """Content logits plus logits of a projected sinusoid of the distance, each with a learned bias (Dai et
+    al. 2019)."""
 
     name: Literal["transformer_xl"] = "transformer_xl"
-    shared: bool = Field(False, description="one W, u and v for all layers; false: each layer has its own")
+    shared: bool = Field(False, description="share W, u and v between all layers")
 
     @property
     def per_layer(self) -> bool:
         return not self.shared
 
 
-class TransformerXL(Position):
+class TransformerXL(PositionalScheme):
     """logit = (q_n·k_m + q_n·W r_d + u·k_m + v·W r_d)/√D, d = n − m, with sinusoids of width C
     r_d = [sin(dθ_i) | cos(dθ_i)], θ_i = 10000^(−2i/C). Dai et al. 2019 (arXiv:1901.02860), section 3.3.
 
-    W (H·D, C) is drawn from N(0, 1/C); u and v (H, D) start at 0. A logit temperature scales q, not u and v.
-    The products with r are taken once for each distance and gathered; `rel_shift`, which is off by one where
-    the cache is longer than the queries, is not used, so that positions may skip and documents be packed.
+    W (H·D, C) is initialised from N(0, 1/C), u and v (H, D) to 0. A logit temperature scales q, not u and v.
+    The products with r are computed once per distance and gathered, which supports skipped positions and
+    packed documents. `rel_shift` is not used; it is off by one if there are more cached keys than queries.
     """
 
-    takes_fractions: ClassVar[bool] = False
+    supports_fractions: ClassVar[bool] = False
     exempt: ClassVar[dict[str, str]] = UNROLLED
     settings: TransformerXLSettings
 
-    def __init__(self, settings: TransformerXLSettings, geometry: Geometry):
+    def __init__(self, settings: TransformerXLSettings, geometry: HeadGeometry):
         super().__init__(settings, geometry)
         heads, dim = geometry.heads, geometry.head_dim
         self.weight = nn.Parameter(torch.empty(heads * dim, geometry.dim))
         self.u = nn.Parameter(torch.empty(heads, dim))
         self.v = nn.Parameter(torch.empty(heads, dim))
-        self._table = Table(self._rows)
+        self._table = LookupTable(self._rows)
 
     def initialise(self, generator: torch.Generator, embedding_std: float) -> None:
         drawn = torch.randn(self.weight.shape, generator=generator) * self.geometry.dim**-0.5
@@ -63,33 +69,33 @@ class TransformerXL(Position):
         angles = distance[..., None] * speeds
         return (torch.cat([angles.sin(), angles.cos()], dim=-1)[..., :dim],)
 
-    def tables(self, places: Places, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        """(1, reach, C) r of every distance from 0: none is longer than the largest position."""
-        refuse_fractions(places, self.settings.name)
-        every = torch.arange(places.reach, device=places.position.device)[None]
-        return self._table.look_up(every, places.reach, dtype)
+    def tables(self, positions: TokenPositions, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        """(1, reach, C) r of the distances 0, ..., reach − 1."""
+        refuse_fractions(positions, self.settings.name)
+        every = torch.arange(positions.reach, device=positions.position.device)[None]
+        return self._table.look_up(every, positions.reach, dtype)
 
-    def plan(self, span: Span) -> Plan:
-        pairs, keys = pairs_by_position(span), span.keys
-        r = span.tables[0][0]  # (N, C), N distances
+    def plan(self, context: AttentionContext) -> AttentionPlan:
+        pairs, keys = pairs_by_position(context), context.keys
+        r = context.tables[0][0]  # (N, C), N distances
         if keys.layout == "plain" and keys.unit_steps:
-            r = r[: keys.order.shape[1]]  # wherever the positions start
-        # The projections of all distances, or those of the queries: whichever are fewer products.
-        few = span.queries.order.shape[1] < self.geometry.head_dim
+            r = r[: keys.order.shape[1]]  # independent of the first position
+        # Project all distances, or the queries, whichever is cheaper.
+        few = context.queries.order.shape[1] < self.geometry.head_dim
 
-        def read(q: Tensor, k: Tensor) -> list[View]:
+        def read(q: Tensor, k: Tensor) -> list[AttentionView]:
             rows, dtype = r.to(mask_dtype(q)), mask_dtype(q)
             weight = self.weight.to(dtype).unflatten(0, self.u.shape)  # (H, D, C)
             with torch.autocast(q.device.type, enabled=False):
                 projected = None if few else torch.einsum("hdc,nc->hdn", weight, rows)
 
-            def weigh(block: Block) -> Tensor:
+            def weigh(block: QueryBlock) -> Tensor:
                 asks = block.q + self.v.to(dtype)[:, None]  # (B, H, t, D)
                 by_distance = asks @ weight @ rows.T if projected is None else asks @ projected
                 content = block.scores + self.u.to(dtype)[:, None] @ block.k.mT * block.scale
                 found = by_distance.gather(-1, distances(block, rows.shape[0] - 1))
                 return block.softmax(content + found * block.scale)
 
-            return [View(q, k, pairs, weigh=weigh)]
+            return [AttentionView(q, k, pairs, weigh=weigh)]
 
-        return Plan(read=read)
+        return AttentionPlan(read=read)

@@ -1,5 +1,4 @@
-"""What schemes share that work out a number for each pair: networks over pairs, sums along keys, rows by
-distance."""
+"""Utilities of schemes that compute weights per pair: networks over pairs, sums along keys, distances."""
 
 from __future__ import annotations
 
@@ -8,23 +7,22 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from model.attention_mask import AttentionMask, QueryBlock
 from model.errors import ModelError
-from model.pairs import Block, Pairs
-from model.position.base import Span
-from model.position.places import Places
+from model.position.base import AttentionContext
+from model.position.token_positions import TokenPositions
 
-# What such schemes say in `Position.exempt`.
-UNROLLED = {"graphs": "blocks of queries are unrolled when compiled: one graph for each length"}
+# `PositionalScheme.exempt` of these schemes.
+UNROLLED = {"graphs": "blocks of queries are unrolled when compiled: one graph per length"}
 
 
-PAIRS_AT_ONCE = 8192  # hidden features of so many pairs fit into a processor's cache
+PAIRS_AT_ONCE = 8192  # pairs whose hidden features fit into a CPU cache
 
 
 def over_pairs(network: Callable[..., Tensor], features: int, *inputs: Tensor) -> Tensor:
     """network(*inputs) (features, N), for inputs (·, N) whose columns, the pairs, are independent.
 
-    On a CPU a few columns at a time where nothing is to be differentiated: what a network has between its
-    layers is many times as large as what comes out, and would go through the memory.
+    Without gradients on a CPU, runs on blocks of columns, so that hidden features stay in the CPU cache.
     """
     count = inputs[0].shape[1]
     if torch.is_grad_enabled() or inputs[0].device.type != "cpu":
@@ -37,32 +35,33 @@ def over_pairs(network: Callable[..., Tensor], features: int, *inputs: Tensor) -
 
 
 def sum_from(x: Tensor) -> Tensor:
-    """(…, s) → the sum of each entry and all later ones. Within a document keys stand in the order of time,
-    sinks before the window, so that a later key is one nearer to the query."""
+    """(…, s) → the sum of each entry and all later ones. Within a document, keys are in temporal order, sinks
+    before the window, so later keys are nearer to the query."""
     return x.flip(-1).cumsum(-1).flip(-1)
 
 
 def sum_after(x: Tensor) -> Tensor:
-    """(…, s) → the sum of all later entries; 0 for the last. Not `sum_from(x) − x`, which would cancel."""
+    """(…, s) → the sum of all later entries; 0 for the last. `sum_from(x) − x` would suffer from
+    cancellation."""
     return sum_from(torch.cat([x[..., 1:], torch.zeros_like(x[..., :1])], dim=-1))
 
 
-def pairs_by_position(span: Span) -> Pairs:
-    """The visible pairs, with `Block.distance` right in every row also where rows differ in position only."""
-    rows = max(span.queries.position.shape[0], span.keys.position.shape[0])
-    return span.pairs(by_row=rows > 1)
+def pairs_by_position(context: AttentionContext) -> AttentionMask:
+    """The visible pairs, such that `QueryBlock.distance` is correct per row even if rows differ in positions
+    only."""
+    rows = max(context.queries.position.shape[0], context.keys.position.shape[0])
+    return context.pairs(by_row=rows > 1)
 
 
-def distances(block: Block, last: int) -> Tensor:
-    """(B, H, t, s) distances as indices, no more than `last`; of keys in the future, which are hidden, 0."""
+def distances(block: QueryBlock, last: int) -> Tensor:
+    """(B, H, t, s) distances as indices, at most `last`; 0 for future keys, which are masked."""
     d = block.distance.clamp(0, last)
     return d.expand(*block.q.shape[:3], block.k.shape[2])
 
 
-def refuse_fractions(places: Places, name: str) -> None:
-    """Raises ModelError for real-valued positions: the scheme has a vector for each whole distance."""
-    if places.position.is_floating_point():
+def refuse_fractions(positions: TokenPositions, name: str) -> None:
+    """Raise ModelError for real-valued positions."""
+    if positions.position.is_floating_point():
         raise ModelError(
-            f"position scheme '{name}' has vectors for whole distances only, and was given real-valued "
-            "positions: give integer positions"
+            f"position scheme '{name}' does not support real-valued positions: give integer positions"
         )

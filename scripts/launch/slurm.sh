@@ -4,7 +4,7 @@
 #   sbatch ... scripts/launch/slurm.sh configs/1b.yaml training.parallel.sharding=full
 # One task a GPU, started by srun itself: signals and exit statuses of train.py pass no launcher in between.
 # Three minutes before the time is up, or when pre-empted, every task saves and leaves with the status that asks
-# to come back (training/exits.py); the job is then queued again under its number and goes on where it was.
+# to come back (training/exit_codes.py); the job is then queued again under its number and goes on where it was.
 # Repository, run folder and prepared text must lie on a disk that all nodes see. Prepare large text first.
 #SBATCH --job-name=sextant
 #SBATCH --time=24:00:00

@@ -10,21 +10,21 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from data import Batches, DataError, Store
-from data.batches import IGNORED, permuted
-from data.store import Encoded, write_manifest, write_shard
-from data.windows import Portion
+from data import BatchSampler, DataError, TokenStore
+from data.sampling.batches import IGNORED, permuted
+from data.sampling.segments import Segment
+from data.store import EncodedDocument, write_manifest, write_shard
 
 DTYPE = np.dtype("<u4")
 
 
-def make_store(lengths: list[int], shards: int = 3) -> Store:
+def make_store(lengths: list[int], shards: int = 3) -> TokenStore:
     """A store whose token t of document d is 1000 * (d + 1) + t: every token tells where it came from."""
     folder = Path(tempfile.mkdtemp(dir=make_store.root))
     entries = []
     for shard, group in enumerate(np.array_split(np.arange(len(lengths)), shards)):
         documents = (
-            Encoded(f"doc{d}", None, 1000 * (d + 1) + np.arange(lengths[d]), 2 * lengths[d], int(d))
+            EncodedDocument(f"doc{d}", None, 1000 * (d + 1) + np.arange(lengths[d]), 2 * lengths[d], int(d))
             for d in group
         )
         entry = write_shard(folder, f"{shard:05d}", DTYPE, documents)
@@ -32,7 +32,7 @@ def make_store(lengths: list[int], shards: int = 3) -> Store:
     write_manifest(
         folder, DTYPE, entries, tokenizer="t", has_bos=False, has_eos=False, source={"name": "test"}
     )
-    return Store(folder)
+    return TokenStore(folder)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -40,7 +40,7 @@ def _root(tmp_path_factory):
     make_store.root = tmp_path_factory.mktemp("stores")
 
 
-def line_of(batches: Batches, epoch: int) -> np.ndarray:
+def line_of(batches: BatchSampler, epoch: int) -> np.ndarray:
     """The documents of an epoch end to end, read in one go."""
     return batches._line(0, epoch).read(0, batches.texts[0].store.n_tokens)[0]
 
@@ -54,10 +54,12 @@ stores = st.lists(st.integers(1, 40), min_size=2, max_size=9).filter(lambda leng
     st.integers(1, 13),
     st.integers(1, 5),
     st.integers(0, 99),
-    st.sampled_from(["running", "documents"]),
+    st.sampled_from(["concat", "intra_document"]),
 )
 def test_each_window_once_an_epoch_and_each_token_in_place(lengths, train_length, batch_size, seed, packing):
-    batches = Batches(make_store(lengths), [Portion(train_length, batch_size)], packing=packing, seed=seed)
+    batches = BatchSampler(
+        make_store(lengths), [Segment(train_length, batch_size)], packing=packing, seed=seed
+    )
     n = (sum(lengths) - 1) // train_length
     assert batches.windows_per_epoch(train_length) == n
     rows = []
@@ -71,12 +73,12 @@ def test_each_window_once_an_epoch_and_each_token_in_place(lengths, train_length
 
 
 @hypothesis_settings(max_examples=30, deadline=None)
-@given(stores, st.integers(2, 13), st.integers(0, 40), st.sampled_from(["running", "documents"]))
+@given(stores, st.integers(2, 13), st.integers(0, 40), st.sampled_from(["concat", "intra_document"]))
 def test_ranks_split_the_same_step(lengths, train_length, step, packing):
     store = make_store(lengths)
 
-    def fresh() -> Batches:
-        return Batches(store, [Portion(train_length, 6)], packing=packing, seed=11)
+    def fresh() -> BatchSampler:
+        return BatchSampler(store, [Segment(train_length, 6)], packing=packing, seed=11)
 
     whole = fresh().batch(step)
     for world in (2, 3, 6):
@@ -84,7 +86,7 @@ def test_ranks_split_the_same_step(lengths, train_length, step, packing):
         parts = [fresh().batch(step, rank, world) for rank in reversed(range(world))][::-1]
         for name in ("tokens", "targets"):
             assert torch.equal(torch.cat([getattr(part, name) for part in parts]), getattr(whole, name))
-        if packing == "documents":
+        if packing == "intra_document":
             assert torch.equal(torch.cat([part.document for part in parts]), whole.document)
         assert {part.n_targets for part in parts} == {whole.n_targets}
         assert [part.hash for part in parts] == [whole.hash] + [""] * (world - 1)
@@ -95,7 +97,9 @@ def test_ranks_split_the_same_step(lengths, train_length, step, packing):
 @hypothesis_settings(max_examples=30, deadline=None)
 @given(stores, st.integers(2, 13), st.integers(0, 20))
 def test_packed_documents_are_apart(lengths, train_length, step):
-    batch = Batches(make_store(lengths), [Portion(train_length, 3)], packing="documents", seed=2).batch(step)
+    batch = BatchSampler(
+        make_store(lengths), [Segment(train_length, 3)], packing="intra_document", seed=2
+    ).batch(step)
     assert batch.layout == "packed" and batch.unit_steps
     assert batch.reach == 1 + int(batch.position.max())
     for tokens, targets, order, position, document in zip(
@@ -115,7 +119,7 @@ def test_packed_documents_are_apart(lengths, train_length, step):
 
 
 def test_running_window_is_one_text():
-    batch = Batches(make_store([5, 7, 11]), [Portion(6, 2)], packing="running", seed=0).batch(0)
+    batch = BatchSampler(make_store([5, 7, 11]), [Segment(6, 2)], packing="concat", seed=0).batch(0)
     assert batch.layout == "plain" and batch.reach == 6 and batch.n_targets == 12
     assert batch.order.tolist() == batch.position.tolist() == [list(range(6))]
     assert batch.document.tolist() == [[0] * 6]
@@ -126,11 +130,11 @@ def test_seeds_and_epochs_differ():
     store = make_store([9, 8, 7, 6, 5, 4, 3, 2] * 4)
 
     def order(seed: int, steps: range) -> list:
-        batches = Batches(store, [Portion(5, 4)], packing="running", seed=seed)
+        batches = BatchSampler(store, [Segment(5, 4)], packing="concat", seed=seed)
         return [batches.batch(step).hash for step in steps]
 
-    epoch = -(-Batches(store, [Portion(5, 4)], packing="running", seed=1).windows_per_epoch(5) // 4)
-    whole = Batches(store, [Portion(5, 4)], packing="running", seed=1)
+    epoch = -(-BatchSampler(store, [Segment(5, 4)], packing="concat", seed=1).windows_per_epoch(5) // 4)
+    whole = BatchSampler(store, [Segment(5, 4)], packing="concat", seed=1)
     assert line_of(whole, 0).tolist() != line_of(whole, 1).tolist()  # documents stand in another order too
     assert order(1, range(epoch)) == order(1, range(epoch))
     assert order(1, range(epoch)) != order(2, range(epoch))
@@ -140,7 +144,9 @@ def test_seeds_and_epochs_differ():
 def test_order_is_frozen():
     """Runs are resumed over years: the order may not change with a library or by accident."""
     assert permuted(np.arange(10), 10, 3, 0, "windows").tolist() == [5, 9, 3, 6, 8, 0, 1, 4, 7, 2]
-    batch = Batches(make_store([5, 7, 11, 3]), [Portion(6, 2)], packing="documents", seed=4).batch(1)
+    batch = BatchSampler(make_store([5, 7, 11, 3]), [Segment(6, 2)], packing="intra_document", seed=4).batch(
+        1
+    )
     assert batch.hash == "41888da50c236c72"
 
 
@@ -165,23 +171,23 @@ def test_permutation_spreads():
 
 
 def test_share_of_cut_documents():
-    batches = Batches(make_store([4, 4, 4, 4]), [Portion(8, 1)], packing="running", seed=0)
+    batches = BatchSampler(make_store([4, 4, 4, 4]), [Segment(8, 1)], packing="concat", seed=0)
     assert batches.cut_share(8) == 0
-    batches = Batches(make_store([4, 4, 4, 4]), [Portion(3, 1)], packing="running", seed=0)
+    batches = BatchSampler(make_store([4, 4, 4, 4]), [Segment(3, 1)], packing="concat", seed=0)
     assert batches.cut_share(3) == 1
     # By hand, in slots of 8, two windows of 3 and a rest: 0-2 and 3-5 are whole, 6-8 and 9-11 are cut.
-    staged = Batches(make_store([3] * 4), [Portion(8, 1, 1), Portion(3, 1)], packing="running", seed=0)
+    staged = BatchSampler(make_store([3] * 4), [Segment(8, 1, 1), Segment(3, 1)], packing="concat", seed=0)
     assert staged.cut_share(3) == 0.5
 
 
 def test_bad_requests():
     store = make_store([5, 7])
     with pytest.raises(DataError, match="holds 12 tokens, fewer than the 13"):
-        Batches(store, [Portion(12, 1)], packing="running", seed=0)
+        BatchSampler(store, [Segment(12, 1)], packing="concat", seed=0)
     with pytest.raises(DataError, match="6 windows cannot be shared by 4"):
-        Batches(store, [Portion(5, 6)], packing="running", seed=0).batch(0, 0, 4)
+        BatchSampler(store, [Segment(5, 6)], packing="concat", seed=0).batch(0, 0, 4)
     with pytest.raises(DataError, match="packing='loose' is unknown"):
-        Batches(store, [Portion(5, 6)], packing="loose", seed=0)
+        BatchSampler(store, [Segment(5, 6)], packing="loose", seed=0)
 
 
 plans = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 5), st.integers(1, 7)), min_size=2, max_size=5)
@@ -190,7 +196,7 @@ plans = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 5), st.integers(1, 
 @hypothesis_settings(max_examples=60, deadline=None)
 @given(stores, plans, st.integers(0, 99))
 def test_no_token_comes_twice_in_an_epoch_whatever_the_lengths(lengths, plan, seed):
-    batches = Batches(make_store(lengths), [Portion(*p) for p in plan], packing="running", seed=seed)
+    batches = BatchSampler(make_store(lengths), [Segment(*p) for p in plan], packing="concat", seed=seed)
     steps, seen = sum(p[2] for p in plan), {}
     for step in range(steps + 3):  # the last portion goes on
         expected = next((p for i, p in enumerate(plan) if step < sum(q[2] for q in plan[: i + 1])), plan[-1])
@@ -214,8 +220,8 @@ def test_no_token_comes_twice_in_an_epoch_whatever_the_lengths(lengths, plan, se
 def test_stages_keep_the_order_up_to_the_first_edge_and_any_step_can_be_asked_alone():
     """Stage by stage by hand, in slots of 10: 6 windows of 4 in three slots, 3 of 10, windows of 4 again."""
     store = make_store([9, 8, 7, 6, 5, 4, 3, 2] * 2)
-    plan = [Portion(4, 2, 3), Portion(10, 1, 3), Portion(4, 3, 2)]
-    staged = Batches(store, plan, packing="documents", seed=5)
+    plan = [Segment(4, 2, 3), Segment(10, 1, 3), Segment(4, 3, 2)]
+    staged = BatchSampler(store, plan, packing="intra_document", seed=5)
     starts = [(w.epoch.tolist(), w.start.tolist()) for w in staged.windows(0, 8)]
     slots = (10 * permuted(np.arange(8), 8, 5, 0, "windows")).tolist()
     assert sorted(slots) == list(range(0, 80, 10)) != slots
@@ -229,18 +235,20 @@ def test_stages_keep_the_order_up_to_the_first_edge_and_any_step_can_be_asked_al
     )
     hashes = [staged.batch(step).hash for step in range(10)]
     for step in (9, 3, 2, 6, 0):
-        fresh = Batches(store, plan, packing="documents", seed=5)
+        fresh = BatchSampler(store, plan, packing="intra_document", seed=5)
         assert fresh.batch(step).hash == hashes[step]
         if staged.plan.at(step).batch_size == 3:
             parts = [fresh.batch(step, rank, 3) for rank in range(3)]
             assert torch.equal(torch.cat([part.tokens for part in parts]), staged.batch(step).tokens)
-    assert hashes[6:8] != [Batches(store, plan, packing="documents", seed=6).batch(s).hash for s in (6, 7)]
+    assert hashes[6:8] != [
+        BatchSampler(store, plan, packing="intra_document", seed=6).batch(s).hash for s in (6, 7)
+    ]
 
 
 def test_a_third_stage_begins_where_the_second_ended():
     """In slots of 7: four windows of 5, two of 7, then windows of 3, two of a slot, all of one line."""
-    batches = Batches(
-        make_store([50, 31]), [Portion(5, 4, 1), Portion(7, 2, 1), Portion(3, 5)], packing="running", seed=1
+    batches = BatchSampler(
+        make_store([50, 31]), [Segment(5, 4, 1), Segment(7, 2, 1), Segment(3, 5)], packing="concat", seed=1
     )
     starts = [windows.start.tolist() for windows in batches.windows(0, 4)]
     slots = (7 * permuted(np.arange(11), 11, 1, 0, "windows")).tolist()
@@ -250,4 +258,4 @@ def test_a_third_stage_begins_where_the_second_ended():
 
 def test_a_stage_longer_than_the_text_is_refused():
     with pytest.raises(DataError, match="holds 12 tokens, fewer than the 13 of one window"):
-        Batches(make_store([5, 7]), [Portion(4, 2, 3), Portion(12, 1)], packing="running", seed=0)
+        BatchSampler(make_store([5, 7]), [Segment(4, 2, 3), Segment(12, 1)], packing="concat", seed=0)

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.windows import FEW, Slots, courses
+from data.sampling.segments import FEW, ChunkLayout, courses
 
 LENGTHS = st.sampled_from([1, 2, 3, 4, 6, 7, 12])
 PLANS = st.lists(st.tuples(LENGTHS, st.integers(0, 40)), min_size=1, max_size=4)
@@ -55,13 +55,15 @@ def test_windows_are_those_of_a_walk_and_no_line_is_asked_for_early(sizes, plan,
 
 def test_slots_waste_little_whatever_the_lengths():
     for lengths in ([256], [128, 384, 64, 32, 384, 128], [512, 1536, 256], [100, 101, 103], [384, 512]):
-        slots = Slots.of(10**6, lengths)
+        slots = ChunkLayout.of(10**6, lengths)
         assert all(slots.size % length < slots.size / 16 for length in lengths), lengths
         assert slots.count == (10**6 - 1) // slots.size
-        short = Slots.of(FEW * max(lengths), lengths)  # of windows that fill them all, there would be few
+        short = ChunkLayout.of(
+            FEW * max(lengths), lengths
+        )  # of windows that fill them all, there would be few
         assert short.size == max(lengths) and short.count == FEW - 1
-    assert Slots.of(10**6, [256]).size == 256 and Slots.of(10**6, [128, 384, 64, 32]).size == 384
-    assert Slots.of(10**6, [384, 512]) == (1536, 651)
+    assert ChunkLayout.of(10**6, [256]).size == 256 and ChunkLayout.of(10**6, [128, 384, 64, 32]).size == 384
+    assert ChunkLayout.of(10**6, [384, 512]) == (1536, 651)
 
 
 def test_a_short_stage_sees_text_from_all_over_the_line():

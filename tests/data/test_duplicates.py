@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from data.duplicates import Index, save_index, shingles, words
+from data.preparation.duplicates import ShingleIndex, mixed, save_index, shingles, words
 
 RNG = random.Random(8)
 VOCABULARY = ["".join(RNG.choices("abcdefgh", k=RNG.randrange(2, 9))) for _ in range(500)]
@@ -45,11 +45,11 @@ def test_one_shingle_in_eight_is_kept():
 
 
 @pytest.fixture
-def index(tmp_path) -> Index:
+def index(tmp_path) -> ShingleIndex:
     save_index(
         tmp_path, [shingles(text_of(3000, 1)), shingles(text_of(900, 2)), shingles("three short words")]
     )
-    return Index(tmp_path)
+    return ShingleIndex(tmp_path)
 
 
 def test_copies_are_seen_whatever_their_spelling(index):
@@ -77,16 +77,23 @@ def test_part_of_a_validation_text_and_validation_text_inside(index):
 def test_a_passage_shared_by_two_validation_texts_counts_for_both(tmp_path):
     shared = text_of(800, 7)
     save_index(tmp_path, [shingles(shared + " " + text_of(4000, 8)), shingles(shared)])
-    assert Index(tmp_path).match(shared).theirs == 1.0
+    assert ShingleIndex(tmp_path).match(shared).theirs == 1.0
 
 
 def test_without_validation_text_nothing_is_a_copy(tmp_path):
     save_index(tmp_path, [])
-    assert Index(tmp_path).match(text_of(100, 1))[:2] == (0.0, 0.0)
+    assert ShingleIndex(tmp_path).match(text_of(100, 1))[:2] == (0.0, 0.0)
 
 
 def test_long_text_is_looked_at_in_blocks(monkeypatch):
     whole = shingles(text_of(5000, 9))
-    monkeypatch.setattr("data.duplicates.BLOCK", 3000)
+    monkeypatch.setattr("data.preparation.duplicates.BLOCK", 3000)
     assert np.isin(shingles(text_of(5000, 9)), whole).mean() > 0.95
     assert len(shingles(text_of(5000, 9))) > 0.9 * len(whole)
+
+
+def test_hashes_are_mixed_by_splitmix64():
+    """Its first three numbers from the seed 0, as published with the generator."""
+    step, found = 0x9E3779B97F4A7C15, [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
+    states = np.array([k * step % 2**64 for k in (1, 2, 3)], dtype=np.uint64)
+    assert mixed(states).tolist() == found

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from data import Batches, DataError, Store
-from data import exposure as module
-from data.exposure import Exposure, Ledger, Sight, read_exposure, write_exposure
+from data import BatchSampler, DataError, TokenStore
+from data.sampling import exposure as module
+from data.sampling.exposure import Exposure, ExposureLedger, ExposureRule, read_exposure, write_exposure
+from data.sampling.segments import Segment
 from data.settings import (
     CapePositions,
     OffsetPositions,
@@ -20,8 +21,7 @@ from data.settings import (
     PosePositions,
     SubsetPositions,
 )
-from data.store import Encoded, write_manifest, write_shard
-from data.windows import Portion
+from data.store import EncodedDocument, write_manifest, write_shard
 
 SAMPLERS = {
     "plain": PlainPositions(),
@@ -31,28 +31,28 @@ SAMPLERS = {
     "cape": CapePositions(global_shift=4, local_shift=0.4, scale=1.5, centre=True),
     "pose": PosePositions(target=29),
 }
-SIGHTS = [Sight(), Sight(3), Sight(3, 2), Sight(1, 40), Sight(50, 2)]
+SIGHTS = [ExposureRule(), ExposureRule(3), ExposureRule(3, 2), ExposureRule(1, 40), ExposureRule(50, 2)]
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory) -> Store:
+def store(tmp_path_factory) -> TokenStore:
     return stored([1, 3, 17, 2, 40, 8, 5, 11, 1, 23], tmp_path_factory.mktemp("store"))
 
 
-def stored(lengths: list[int], folder: Path) -> Store:
-    documents = (Encoded(f"d{d}", None, np.arange(n), n, d) for d, n in enumerate(lengths))
+def stored(lengths: list[int], folder: Path) -> TokenStore:
+    documents = (EncodedDocument(f"d{d}", None, np.arange(n), n, d) for d, n in enumerate(lengths))
     entry = write_shard(folder, "00000", np.dtype("<u2"), documents)
     write_manifest(
         folder, np.dtype("<u2"), [entry], tokenizer="t", has_bos=False, has_eos=False, source={"name": "test"}
     )
-    return Store(folder)
+    return TokenStore(folder)
 
 
-def batches_of(store: Store, packing: str, positions, *, length=13, batch=3, seed=4) -> Batches:
-    return Batches(store, [Portion(length, batch)], packing=packing, seed=seed, positions=positions)
+def batches_of(store: TokenStore, packing: str, positions, *, length=13, batch=3, seed=4) -> BatchSampler:
+    return BatchSampler(store, [Segment(length, batch)], packing=packing, seed=seed, positions=positions)
 
 
-def by_loops(batches: Batches, steps: range, sight: Sight) -> tuple[Counter, Counter, int]:
+def by_loops(batches: BatchSampler, steps: range, sight: ExposureRule) -> tuple[Counter, Counter, int]:
     """Positions, distances and tokens counted one by one from batches as training gets them."""
     positions, distances, tokens = Counter(), Counter(), 0
     for step in steps:
@@ -78,12 +78,12 @@ def as_counters(exposure: Exposure) -> tuple[Counter, Counter, int]:
     return Counter(positions), Counter(distances), exposure.tokens
 
 
-@pytest.mark.parametrize("packing", ["running", "documents"])
+@pytest.mark.parametrize("packing", ["concat", "intra_document"])
 @pytest.mark.parametrize("positions", SAMPLERS.values(), ids=SAMPLERS)
 @pytest.mark.parametrize("sight", SIGHTS, ids=str)
 def test_counts_are_those_of_loops_over_the_batches(store, packing, positions, sight):
     batches = batches_of(store, packing, positions)
-    ledger = Ledger(batches, 9, lambda step: sight)
+    ledger = ExposureLedger(batches, 9, lambda step: sight)
     assert batches.windows_per_epoch(13) == 8  # so that steps span two epochs
     for step in (4, 9):  # in two parts, as checkpoints ask
         found = ledger.upto(step)
@@ -102,49 +102,56 @@ def test_counts_are_those_of_loops_over_the_batches(store, packing, positions, s
 def test_packed_documents_of_any_lengths(lengths, length, batch, steps, seed):
     with tempfile.TemporaryDirectory() as folder:
         store = stored(lengths, Path(folder))
-        batches = batches_of(store, "documents", PlainPositions(), length=length, batch=batch, seed=seed)
-        found = Ledger(batches, steps).upto(steps)
-        assert as_counters(found) == by_loops(batches, range(steps), Sight())
+        batches = batches_of(store, "intra_document", PlainPositions(), length=length, batch=batch, seed=seed)
+        found = ExposureLedger(batches, steps).upto(steps)
+        assert as_counters(found) == by_loops(batches, range(steps), ExposureRule())
 
 
 def test_a_window_by_hand(store):
     """Three windows of 5 tokens a step, 2 steps; each token sees itself, the one before, and the first."""
-    batches = batches_of(store, "running", PlainPositions(), length=5)
-    found = Ledger(batches, 2, lambda step: Sight(2, 1)).upto(2)
+    batches = batches_of(store, "concat", PlainPositions(), length=5)
+    found = ExposureLedger(batches, 2, lambda step: ExposureRule(2, 1)).upto(2)
     assert found.positions.tolist() == [6] * 5
     assert found.distances.tolist() == [30, 24, 6, 6, 6]
 
 
 def test_sight_may_change_on_the_way(store):
-    for packing, positions in (("documents", SAMPLERS["plain"]), ("running", SAMPLERS["pose"])):
+    for packing, positions in (("intra_document", SAMPLERS["plain"]), ("concat", SAMPLERS["pose"])):
         batches = batches_of(store, packing, positions)
-        found = Ledger(batches, 7, lambda step: SIGHTS[0] if step < 3 else SIGHTS[2]).upto(7)
+        found = ExposureLedger(batches, 7, lambda step: SIGHTS[0] if step < 3 else SIGHTS[2]).upto(7)
         first = by_loops(batches, range(3), SIGHTS[0])
         second = by_loops(batches, range(3, 7), SIGHTS[2])
         assert as_counters(found) == tuple(a + b for a, b in zip(first, second, strict=True))
 
 
 @pytest.mark.parametrize("name", ["plain", "offset", "subset"])
-@pytest.mark.parametrize("packing", ["running", "documents"])
+@pytest.mark.parametrize("packing", ["concat", "intra_document"])
 def test_lengths_may_change_on_the_way(store, packing, name):
-    plan = [Portion(5, 4, 3), Portion(13, 2, 2), Portion(5, 3, 9)]
-    batches = Batches(store, plan, packing=packing, seed=4, positions=SAMPLERS[name])
-    ledger = Ledger(batches, 14, lambda step: SIGHTS[0] if step < 4 else SIGHTS[2])
+    plan = [Segment(5, 4, 3), Segment(13, 2, 2), Segment(5, 3, 9)]
+    batches = BatchSampler(store, plan, packing=packing, seed=4, positions=SAMPLERS[name])
+    ledger = ExposureLedger(batches, 14, lambda step: SIGHTS[0] if step < 4 else SIGHTS[2])
     whole = by_loops(batches, range(4), SIGHTS[0])
     assert as_counters(ledger.upto(4)) == whole
     rest = by_loops(batches, range(4, 14), SIGHTS[2])
     assert as_counters(ledger.upto(14)) == tuple(a + b for a, b in zip(whole, rest, strict=True))
 
 
+@pytest.mark.parametrize(("name", "stride"), [("plain", 1), ("offset", 3), ("subset", 9)])
+def test_the_share_of_steps_by_hand(store, name, stride, monkeypatch):
+    """2 steps of 3 windows of 5 tokens: 30 positions where steps are of one, else 15 pairs a window."""
+    monkeypatch.setattr(module, "LOOKED_AT", 10)
+    assert ExposureLedger(batches_of(store, "concat", SAMPLERS[name], length=5, batch=3), 2).stride == stride
+
+
 @pytest.mark.parametrize("name", ["offset", "subset", "pose"])
 def test_a_long_run_is_counted_from_a_share_of_its_steps(store, name, monkeypatch):
-    batches, steps = batches_of(store, "running", SAMPLERS[name]), 600
-    whole = Ledger(batches, steps).upto(steps)
+    batches, steps = batches_of(store, "concat", SAMPLERS[name]), 600
+    whole = ExposureLedger(batches, steps).upto(steps)
     monkeypatch.setattr(module, "LOOKED_AT", 4000)
-    ledger = Ledger(batches, steps)
+    ledger = ExposureLedger(batches, steps)
     in_parts = [ledger.upto(step) for step in (1, 2, 250, steps)]
     assert in_parts[0].counted == 1
-    found = Ledger(batches, steps).upto(steps)
+    found = ExposureLedger(batches, steps).upto(steps)
     assert found.counted < steps / 3 and found.steps == steps and found.tokens == whole.tokens
     assert vars(in_parts[-1]).keys() == vars(found).keys()
     for key, value in vars(found).items():  # asked at checkpoints or at the end alone: the same
@@ -159,8 +166,8 @@ def test_a_long_run_is_counted_from_a_share_of_its_steps(store, name, monkeypatc
 
 
 def test_one_training_after_another(store):
-    first = Ledger(batches_of(store, "running", SAMPLERS["cape"]), 3).upto(3)
-    second = Ledger(batches_of(store, "documents", PlainPositions(), length=20), 2).upto(2)
+    first = ExposureLedger(batches_of(store, "concat", SAMPLERS["cape"]), 3).upto(3)
+    second = ExposureLedger(batches_of(store, "intra_document", PlainPositions(), length=20), 2).upto(2)
     assert first.first < 0
     both = as_counters(first + second)
     assert both == tuple(a + b for a, b in zip(as_counters(first), as_counters(second), strict=True))
@@ -169,7 +176,7 @@ def test_one_training_after_another(store):
 
 def test_kept_in_a_folder(store, tmp_path):
     assert read_exposure(tmp_path) is None
-    exposure = Ledger(batches_of(store, "running", SAMPLERS["cape"]), 3).upto(3)
+    exposure = ExposureLedger(batches_of(store, "concat", SAMPLERS["cape"]), 3).upto(3)
     write_exposure(tmp_path, exposure)
     found = read_exposure(tmp_path)
     assert as_counters(found) == as_counters(exposure)

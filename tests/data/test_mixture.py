@@ -11,10 +11,10 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from data import Batches, DataError, DataSettings, check_texts, open_prepared, prepare, prepared_folder
-from data.batches import Text
-from data.pattern import Pattern
-from data.windows import Portion
+from data import BatchSampler, DataError, DataSettings, check_texts, open_prepared, prepare, prepared_folder
+from data.sampling.batches import TrainingText
+from data.sampling.mixture import MixturePattern
+from data.sampling.segments import Segment
 from tests.data.test_batches import make_store
 from tests.data.test_prepare import Listener, changed
 
@@ -28,7 +28,7 @@ def _root(tmp_path_factory):
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=6))
 def test_after_any_number_of_samples_shares_are_kept_to_one(parts):
     shares = [Fraction(part, sum(parts)) for part in parts]
-    pattern = Pattern(shares)
+    pattern = MixturePattern(shares)
     n = np.arange(3 * pattern.period + 1)
     turns = pattern.turns(n[:-1])
     for source, share in enumerate(shares):
@@ -38,26 +38,30 @@ def test_after_any_number_of_samples_shares_are_kept_to_one(parts):
 
 
 def test_a_pattern_by_hand():
-    assert Pattern([Fraction(7, 10), Fraction(2, 10), Fraction(1, 10)]).turns(np.arange(11)).tolist() == [
+    assert MixturePattern([Fraction(7, 10), Fraction(2, 10), Fraction(1, 10)]).turns(
+        np.arange(11)
+    ).tolist() == [
         *(0, 0, 0, 1, 0, 0, 1, 0, 0, 2),
         0,
     ]
     with pytest.raises(DataError, match="repeat only after 10,001 windows"):
-        Pattern([Fraction(1, 10_001), Fraction(10_000, 10_001)])
+        MixturePattern([Fraction(1, 10_001), Fraction(10_000, 10_001)])
 
 
 LENGTHS = [[9, 8, 7, 6, 30, 5, 4, 3, 2], [5, 11, 3, 8], [40, 2, 13]]
 SHARES = [Fraction(1, 2), Fraction(3, 10), Fraction(1, 5)]
-PLAN = [Portion(4, 6, 4), Portion(9, 3, 5), Portion(4, 3, 9)]
+PLAN = [Segment(4, 6, 4), Segment(9, 3, 5), Segment(4, 3, 9)]
 
 
-@pytest.mark.parametrize("packing", ["running", "documents"])
+@pytest.mark.parametrize("packing", ["concat", "intra_document"])
 def test_each_text_has_its_own_epochs_and_no_token_twice_in_one(packing):
     stores = [make_store(lengths) for lengths in LENGTHS]
 
-    def fresh(seed: int = 3) -> Batches:
-        texts = [Text(s, share, f"t{i}") for i, (s, share) in enumerate(zip(stores, SHARES, strict=True))]
-        return Batches(texts, PLAN, packing=packing, seed=seed)
+    def fresh(seed: int = 3) -> BatchSampler:
+        texts = [
+            TrainingText(s, share, f"t{i}") for i, (s, share) in enumerate(zip(stores, SHARES, strict=True))
+        ]
+        return BatchSampler(texts, PLAN, packing=packing, seed=seed)
 
     whole, seen, count = fresh(), {}, np.zeros(3)
     hashes = []
@@ -83,7 +87,9 @@ def test_each_text_has_its_own_epochs_and_no_token_twice_in_one(packing):
         assert fresh().batch(step).hash == hashes[step]
     assert fresh(4).batch(5).hash != hashes[5]
     with pytest.raises(DataError, match="fewer than the 28 of one window"):
-        Batches([Text(stores[0]), Text(stores[1])], [Portion(27, 1)], packing=packing, seed=0)
+        BatchSampler(
+            [TrainingText(stores[0]), TrainingText(stores[1])], [Segment(27, 1)], packing=packing, seed=0
+        )
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from data import Batches, DataError
-from data.positions import PACKINGS, place
+from data import BatchSampler, DataError
+from data.sampling.positions import PACKINGS, place
+from data.sampling.segments import Segment
 from data.settings import PositionsSettings
-from data.windows import Portion
 from tests.data.test_batches import make_store, stores
 
 EVERY = {
@@ -26,7 +26,7 @@ EVERY = {
     "pose": {"target": 71},
 }
 names = st.sampled_from([*EVERY, "plain"])
-packings = st.sampled_from(["running", "documents"])
+packings = st.sampled_from(["concat", "intra_document"])
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -45,7 +45,7 @@ def windows(rows: int, length: int, seed: int = 0, share: float = 0.15) -> np.nd
     return np.random.default_rng(seed).random((rows, length)) < share
 
 
-def draw(name: str, packing: str = "running", *, begins=None, rows=None, step=0, seed=0, **keys):
+def draw(name: str, packing: str = "concat", *, begins=None, rows=None, step=0, seed=0, **keys):
     begins = windows(6, 19) if begins is None else begins
     rows = np.arange(len(begins)) if rows is None else rows
     return place(packing, chosen(name, **keys), begins, seed=seed, step=step, rows=rows)
@@ -86,7 +86,7 @@ def test_order_document_and_layout_are_those_of_the_packing(mask, name, packing,
             assert (np.diff(text) == 1).all()
 
 
-@pytest.mark.parametrize("packing", ["running", "documents"])
+@pytest.mark.parametrize("packing", ["concat", "intra_document"])
 def test_plain_positions_are_order(packing):
     placed = draw("plain", packing)
     assert placed.position is placed.order and placed.unit_steps
@@ -94,7 +94,7 @@ def test_plain_positions_are_order(packing):
 
 @pytest.mark.parametrize("name", EVERY)
 def test_only_an_offset_keeps_unit_steps(name):
-    for packing in ("running", "documents"):
+    for packing in ("concat", "intra_document"):
         assert draw(name, packing).unit_steps == (name == "random_offset")
 
 
@@ -107,7 +107,7 @@ def test_offsets_are_even_over_0_to_K_and_one_for_each_text():
     begins = windows(400, 9)
     found = []
     for step in range(10):
-        for text in texts(draw("random_offset", "documents", begins=begins, step=step, max_offset=4)):
+        for text in texts(draw("random_offset", "intra_document", begins=begins, step=step, max_offset=4)):
             assert (np.diff(text) == 1).all()
             found.append(text[0])
     assert set(found) == set(range(5))
@@ -120,7 +120,7 @@ def test_draws_of_neighbours_know_nothing_of_each_other():
 
     def drawn(seed: int, step: int) -> np.ndarray:
         keys = {"begins": begins, "seed": seed, "step": step, "max_offset": 9}
-        return draw("random_offset", "documents", **keys).position
+        return draw("random_offset", "intra_document", **keys).position
 
     by = np.array(
         [[drawn(seed, step) for step in range(3)] for seed in range(3)]
@@ -156,7 +156,7 @@ def test_a_subset_of_everything_is_everything():
 def test_one_subset_for_the_batch_or_one_for_each_text():
     begins = np.zeros((4, 12), dtype=bool)
     begins[:, 6] = True
-    for packing, each in (("running", 4), ("documents", 8)):
+    for packing, each in (("concat", 4), ("intra_document", 8)):
         per_row = texts(draw("random_subset", packing, begins=begins))
         assert len({tuple(text) for text in per_row}) == each
         per_batch = texts(draw("random_subset-batch", packing, begins=begins))
@@ -165,7 +165,7 @@ def test_one_subset_for_the_batch_or_one_for_each_text():
         assert tuple(again[0]) != tuple(per_batch[0])
 
 
-@pytest.mark.parametrize("packing", ["running", "documents"])
+@pytest.mark.parametrize("packing", ["concat", "intra_document"])
 def test_pose_leaps_once_by_no_more_than_the_target_leaves(packing):
     target = 71
     found = texts(draw("pose", packing, begins=windows(500, 19), target=target))
@@ -200,7 +200,7 @@ def test_cape_jitter_stays_within_its_bounds_and_keeps_order():
 
 
 def test_cape_shift_is_one_for_each_text_and_even():
-    for packing in ("running", "documents"):
+    for packing in ("concat", "intra_document"):
         found = texts(
             draw("cape", packing, begins=windows(800, 19), global_shift=7.5, local_shift=0, scale=1)
         )
@@ -224,10 +224,10 @@ def test_cape_scale_is_even_in_the_logarithm_and_comes_last():
 
 
 def test_cape_centres_each_text_before_it_is_shifted():
-    found = texts(draw("cape", "documents", global_shift=0, local_shift=0, scale=2, centre=True))
+    found = texts(draw("cape", "intra_document", global_shift=0, local_shift=0, scale=2, centre=True))
     assert len({len(text) for text in found}) > 3
     assert all(abs(text.mean()) < 1e-12 for text in found)
-    shifted = texts(draw("cape", "documents", global_shift=5, local_shift=0, scale=1, centre=True))
+    shifted = texts(draw("cape", "intra_document", global_shift=5, local_shift=0, scale=1, centre=True))
     assert max(abs(text.mean()) for text in shifted) > 2
 
 
@@ -245,9 +245,9 @@ def test_a_row_is_the_same_whoever_asks(name, packing, step, rows, share):
 def test_ranks_micro_batches_and_resumed_runs_place_alike(lengths, train_length, step, name, packing):
     store = make_store(lengths)
 
-    def fresh(sampler: str = name) -> Batches:
-        plan = [Portion(train_length, 6)]
-        return Batches(store, plan, packing=packing, seed=11, positions=chosen(sampler))
+    def fresh(sampler: str = name) -> BatchSampler:
+        plan = [Segment(train_length, 6)]
+        return BatchSampler(store, plan, packing=packing, seed=11, positions=chosen(sampler))
 
     def rows(batch) -> torch.Tensor:
         return batch.position.expand(batch.tokens.shape)
@@ -259,7 +259,7 @@ def test_ranks_micro_batches_and_resumed_runs_place_alike(lengths, train_length,
     for other in ("tokens", "targets", "order", "document"):
         assert torch.equal(getattr(whole, other), getattr(bare, other))
     assert (whole.n_targets, whole.hash, whole.layout) == (bare.n_targets, bare.hash, bare.layout)
-    if packing == "running":  # where the text does not matter
+    if packing == "concat":  # where the text does not matter
         here = draw(name, begins=np.zeros((6, train_length), dtype=bool), seed=11, step=step).position
         assert np.array_equal(rows(whole), np.broadcast_to(here, whole.tokens.shape))
     for world in (2, 3):
@@ -284,7 +284,7 @@ def test_ranks_micro_batches_and_resumed_runs_place_alike(lengths, train_length,
 def test_draws_are_frozen(name, expected):
     """Runs are resumed over years. Reals are compared to nine digits: exp may differ in the last one."""
     begins = np.arange(6 * 19).reshape(6, 19) % 7 == 3
-    position = draw(name, "documents", begins=begins, seed=3, step=5).position
+    position = draw(name, "intra_document", begins=begins, seed=3, step=5).position
     text = " ".join(f"{p:.9g}" for p in position.ravel())
     assert hashlib.sha256(text.encode()).hexdigest()[:8] == expected
 
@@ -298,10 +298,10 @@ def test_draws_are_frozen(name, expected):
 )
 def test_a_range_too_short_for_the_window_is_refused(name, keys, said):
     with pytest.raises(DataError, match=said):
-        Batches(
+        BatchSampler(
             make_store([40]),
-            [Portion(9, 1)],
-            packing="running",
+            [Segment(9, 1)],
+            packing="concat",
             seed=0,
             positions=chosen(name, **keys),
         )

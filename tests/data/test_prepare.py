@@ -1,5 +1,6 @@
 """Preparation: whole or resumed, by one worker or several, the same shards; and clear words otherwise."""
 
+import json
 import os
 import random
 import signal
@@ -11,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import data.encoding
-from data import DataError, DataSettings, Prepared, Store, open_prepared, prepare, prepared_folder
+import data.preparation.encoding
+from data import DataError, DataSettings, PreparedData, TokenStore, open_prepared, prepare, prepared_folder
 from tests.corpora import STORIES, needs_stories
 
 HOUSE = Path(__file__).parents[2]
@@ -26,10 +27,10 @@ class Listener:
         self.lines: list[str] = []
         self.tables: list[list] = []
 
-    def say(self, text):
+    def info(self, text):
         self.lines.append(text)
 
-    warn = say
+    warn = info
 
     def bar(self, label, total, unit="it"):
         return self
@@ -51,7 +52,7 @@ def changed(settings: DataSettings, **values) -> DataSettings:
     return DataSettings.model_validate({**settings.model_dump(), **values})
 
 
-def facts(prepared: Prepared) -> tuple:
+def facts(prepared: PreparedData) -> tuple:
     """All that must be equal between two preparations of the same text, wherever it lies."""
     prepared.train.verify()
     prepared.valid.verify()
@@ -96,10 +97,8 @@ def test_prepared_text_is_the_text(settings, corpus):
 def test_second_call_does_nothing(settings, monkeypatch):
     first = prepare(settings, workers=1)
     before = {p: p.stat().st_mtime_ns for p in first.folder.rglob("*")}
-    monkeypatch.setattr("data.preparation._make", None)
-    start = time.perf_counter()
+    monkeypatch.setattr("data.preparation.prepare._make", None)
     second = prepare(settings, workers=1)
-    assert time.perf_counter() - start < 1
     assert second.train.hash == first.train.hash and second.summary == first.summary
     assert {p: p.stat().st_mtime_ns for p in first.folder.rglob("*")} == before
 
@@ -130,15 +129,15 @@ def stop_after(monkeypatch, target: str, calls: int) -> list:
 @pytest.mark.parametrize(
     ("target", "calls"),
     [
-        ("data.encoding.write_shard", 0),
-        ("data.encoding.write_shard", 5),
-        ("data.encoding.write_json", 3),
-        ("data.spool.write_json", 1),
-        ("data.spool.atomic", 7),
-        ("data.preparation.train_sentencepiece", 0),
-        ("data.preparation.write_json", 1),
-        ("data.preparation.write_manifest", 1),
-        ("data.preparation.split_summary", 0),
+        ("data.preparation.encoding.write_shard", 0),
+        ("data.preparation.encoding.write_shard", 5),
+        ("data.preparation.encoding.write_json", 3),
+        ("data.preparation.spool.write_json", 1),
+        ("data.preparation.spool.atomic", 7),
+        ("data.preparation.prepare.train_sentencepiece", 0),
+        ("data.preparation.prepare.write_json", 1),
+        ("data.preparation.prepare.write_manifest", 1),
+        ("data.preparation.prepare.split_summary", 0),
     ],
 )
 def test_interrupted_anywhere_ends_the_same(settings, whole, monkeypatch, target, calls):
@@ -153,12 +152,16 @@ def test_interrupted_anywhere_ends_the_same(settings, whole, monkeypatch, target
 
 def test_finished_shards_are_not_redone(settings, monkeypatch):
     with monkeypatch.context() as patch:
-        made = stop_after(patch, "data.encoding.write_json", 4)
+        made = stop_after(patch, "data.preparation.encoding.write_json", 4)
         with pytest.raises(Stop):
             prepare(settings, workers=1)
     again = []
-    real = data.encoding.Job.run
-    monkeypatch.setattr(data.encoding.Job, "run", lambda job, *task: again.append(task) or real(job, *task))
+    real = data.preparation.encoding.EncodingJob.run
+    monkeypatch.setattr(
+        data.preparation.encoding.EncodingJob,
+        "run",
+        lambda job, *task: again.append(task) or real(job, *task),
+    )
     console = Listener()
     prepare(settings, console, workers=1)
     assert len(made) == 5 and ("text", 3) not in again and again[0] == ("text", 4)
@@ -183,7 +186,9 @@ def test_other_settings_other_folder(settings, corpus):
     for values in ({"valid_seed": 1}, {"eos": False}, {"tokenizer": {"name": "bytes"}}, {"max_bytes": 9}):
         folders.add(prepared_folder(changed(settings, **values)))
     assert len(folders) == 5
-    assert prepared_folder(changed(settings, packing="documents")) in folders  # same shards, other batches
+    assert (
+        prepared_folder(changed(settings, packing="intra_document")) in folders
+    )  # same shards, other batches
     (corpus / "new.txt").write_text("more")
     assert prepared_folder(settings) not in folders
 
@@ -195,6 +200,48 @@ def test_split_follows_seed_and_name_alone(settings, corpus):
     (corpus / "aaa.txt").write_text("one more document in front of all the others\n" * 4)
     grown = set(prepare(settings, workers=1).valid.names)
     assert len(grown ^ first) <= 2
+
+
+@pytest.mark.parametrize(
+    ("files", "fraction", "held", "suggested"),
+    [
+        (20, 0.05, 6, None),  # 1 by the fraction alone
+        (17, 0.05, 1, 0.36),  # holding out 6 would take more than a third
+        (37, 0.05, 6, None),
+        (37, 0.2, 7, None),  # enough by the fraction
+        (5, 0.05, 1, None),
+        (37, 1, 37, None),
+        (37, 0, 0, None),
+    ],
+)
+def test_least_held_out(settings, corpus, files, fraction, held, suggested):
+    for path in sorted(corpus.rglob("*.txt"))[files:]:
+        path.unlink()
+    console = Listener()
+    more = {"tokenizer": {"name": "bytes"}, "duplicate_threshold": 2, "valid_fraction": fraction}
+    assert prepare(changed(settings, **more), console, workers=1).valid.n_documents == held
+    lines = [line for line in console.lines if "held out" in line]
+    assert len(lines) == (0 < held < 20)
+    for line in lines:
+        assert ("no confidence intervals" in line) == (held < 6) and ("fewer than 20" in line) == (held >= 6)
+        assert (f"data.valid_fraction={suggested}" in line) == (suggested is not None)
+    again = Listener()
+    prepare(changed(settings, **more), again)
+    assert [line for line in again.lines if "held out" in line] == lines
+
+
+def test_few_held_out_clusters_are_reported(settings, tmp_path):
+    records = [{"text": f"words of {i} " * 9, "by": "AB"[i % 2] if i % 7 else None} for i in range(200)]
+    file = tmp_path / "r.jsonl"
+    file.write_text("\n".join(map(json.dumps, records)))
+    source = {"name": "files", "path": str(file), "cluster_key": "by"}
+    more = {"tokenizer": {"name": "bytes"}, "duplicate_threshold": 2, "source": source}
+    console = Listener()
+    prepared = prepare(changed(settings, **more, valid_fraction=0.1), console, workers=1)
+    alone = prepared.valid.clusters.count(None)
+    units = 2 + alone
+    assert alone and prepared.summary["valid"]["units"] == units < 20 == prepared.valid.n_documents
+    assert any(line.startswith(f"{units} clusters held out") for line in console.lines)
 
 
 def test_validation_text_of_its_own(settings, tmp_path):
@@ -325,4 +372,4 @@ def test_long_chinese_text(settings, tmp_path):
     store = prepared.train
     text = (folder / store.names[0]).read_text()
     assert prepared.tokenizer.decode(store.document(0).tolist()) == text
-    assert Store(store.folder).hash == store.hash
+    assert TokenStore(store.folder).hash == store.hash

@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import os
+import tracemalloc
 from pathlib import Path
 
 import pyarrow
@@ -85,6 +87,67 @@ def test_bad_records_are_named(tmp_path):
     missing = "no text under the key 'text'"
     faults = [None, missing, "not a JSON object", "not a JSON object", missing, "invalid Unicode"]
     assert [d.fault for d in files(tmp_path / "r.jsonl")] == faults
+
+
+def test_records_nested_too_deeply_are_passed_over(tmp_path):
+    (tmp_path / "r.jsonl").write_text("[" * 200_000 + '\n{"text": "good"}\n')
+    assert [d.fault for d in files(tmp_path / "r.jsonl")] == ["not a JSON object", None]
+
+
+def test_names_that_are_not_utf8(tmp_path):
+    name = os.fsdecode(b"caf\xe9")
+    folder = tmp_path / name
+    folder.mkdir()
+    (folder / f"{name}.txt").write_text("one")
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["two"]}), tmp_path / "t.parquet")
+    (tmp_path / "t.parquet").rename(folder / f"{name}.parquet")
+    (folder / "r.jsonl").write_text('{"text": "three", "id": "\\ud800", "author": "\\udcff"}\n')
+    source = open_source(FilesSource(path=str(folder), name_key="id", cluster_key="author"))
+    with pytest.raises(DataError, match="no column 'id'"):
+        list(source.documents())
+    assert source.label == r"caf\udce9" and source.fingerprint()
+    got = files(folder)
+    assert [d.name for d in got] == [r"caf\udce9.parquet#0", r"caf\udce9.txt", "r.jsonl#0"]
+    (record,) = files(folder / "r.jsonl", name_key="id", cluster_key="author")
+    assert (record.name, record.cluster) == (r"\ud800", r"\udcff")
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "jsonl.gz", "jsonl.zst", "parquet"])
+def test_large_records_are_passed_over(tmp_path, monkeypatch, ending):
+    monkeypatch.setattr("data.sources.local.BLOCK", 7)
+    path = write_records(tmp_path / "r", ending)
+    longest = len(TEXTS[0].encode() if ending == "parquet" else json.dumps(RECORDS[0]))
+    faults = [d.fault for d in files(path, max_document_bytes=longest - 1)]
+    assert faults[0] == f"larger than data.source.max_document_bytes ({longest - 1:,})"
+    assert faults[1:] == [None, "empty", None]
+    assert not files(path, max_document_bytes=longest)[0].fault
+
+
+def test_large_files_and_parts_are_passed_over(tmp_path, monkeypatch):
+    monkeypatch.setattr("data.sources.local.BLOCK", 3)
+    (tmp_path / "a.txt").write_text("12345")
+    (tmp_path / "b.txt").write_text("123456--1--2345678--12345--1234567890123")
+    sizes = [len(d.text) if d.fault is None else d.fault.split()[0] for d in files(tmp_path)]
+    assert sizes == [5, 40]
+    sizes = [len(d.text) or d.fault.split()[0] for d in files(tmp_path, max_document_bytes=5)]
+    assert sizes == [5, "larger"]
+    parts = files(tmp_path / "b.txt", separator="--", max_document_bytes=5)
+    assert [len(d.text) or d.fault.split()[0] for d in parts] == ["larger", 1, "larger", 5, "larger"]
+
+
+@pytest.mark.parametrize("ending", ["gz", "zst"])
+def test_a_small_file_of_one_long_line_is_read_in_little_memory(tmp_path, ending):
+    """64 MB in some kilobytes; Python's memory is counted, of which a document may take 1 MB."""
+    path, piece = tmp_path / f"bomb.jsonl.{ending}", b"a" * (1 << 20)
+    with (gzip if ending == "gz" else zstandard).open(path, "wb") as file:
+        for _ in range(64):
+            file.write(piece)
+        file.write(b'\n{"text": "good"}\n')
+    tracemalloc.start()
+    got = files(path, max_document_bytes=1 << 20)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert [d.text for d in got] == ["", "good"] and peak < 8 << 20
 
 
 @pytest.mark.parametrize("ending", ["jsonl.gz", "jsonl.zst", "parquet"])

@@ -1,6 +1,9 @@
 """Stores: what was written is what is read, and damage is named."""
 
+import errno
 import json
+import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,18 +11,19 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from data import DataError, Store
-from data.files import atomic
-from data.store import Encoded, token_dtype, write_manifest, write_shard
+from data import DataError, TokenStore
+from data.files import _host, atomic, save_array
+from data.store import EncodedDocument, token_dtype, write_manifest, write_shard
 
 
-def write(folder, documents: list[list[int]], groups: list[int], kind: str = "<u2") -> Store:
+def write(folder, documents: list[list[int]], groups: list[int], kind: str = "<u2") -> TokenStore:
     """documents cut into shards of the sizes `groups`."""
     entries, i, dtype = [], 0, np.dtype(kind)
     for shard, size in enumerate(groups):
         part = range(i, i + size)
         encoded = (
-            Encoded(f"d{k}", "A" if k % 2 else None, np.array(documents[k]), 3 * k, k + 5) for k in part
+            EncodedDocument(f"d{k}", "A" if k % 2 else None, np.array(documents[k]), 3 * k, k + 5)
+            for k in part
         )
         entry = write_shard(folder, f"{shard:05d}", dtype, encoded)
         assert (entry is None) == (size == 0)
@@ -28,7 +32,7 @@ def write(folder, documents: list[list[int]], groups: list[int], kind: str = "<u
     write_manifest(
         folder, dtype, entries, tokenizer="abc", has_bos=True, has_eos=False, source={"path": str(folder)}
     )
-    return Store(folder)
+    return TokenStore(folder)
 
 
 DOCUMENTS = [[1, 2, 3], [65535], [4, 0, 4, 4, 4], [9, 8]]
@@ -85,7 +89,7 @@ def test_damage_is_named(tmp_path, name):
     path.write_bytes(good[:-1])
     mend = f"delete {tmp_path} and prepare the data again"
     with pytest.raises(DataError, match=rf"{name} has \d+ bytes instead of {len(good)}.*{mend}"):
-        Store(tmp_path)
+        TokenStore(tmp_path)
     with pytest.raises(DataError, match=name):
         store.verify()
     path.write_bytes(good[:-3] + bytes([good[-3] ^ 1]) + good[-2:])  # same size, one bit
@@ -93,9 +97,9 @@ def test_damage_is_named(tmp_path, name):
         store.verify()
     path.unlink()
     with pytest.raises(DataError, match=f"{name} is missing"):
-        Store(tmp_path)
+        TokenStore(tmp_path)
     path.write_bytes(good)
-    Store(tmp_path).verify()
+    TokenStore(tmp_path).verify()
 
 
 def test_damaged_manifest(tmp_path):
@@ -104,15 +108,15 @@ def test_damaged_manifest(tmp_path):
     good = path.read_bytes()
     path.write_bytes(good[:100])
     with pytest.raises(DataError, match=r"manifest.json is damaged"):
-        Store(tmp_path)
+        TokenStore(tmp_path)
     edited = json.loads(good)
     edited["has_bos"] = False
     path.write_text(json.dumps(edited))
     with pytest.raises(DataError, match=r"manifest.json was altered"):
-        Store(tmp_path)
+        TokenStore(tmp_path)
     path.unlink()
     with pytest.raises(DataError, match=r"is no prepared data; run scripts/prepare\.py"):
-        Store(tmp_path)
+        TokenStore(tmp_path)
 
 
 def test_a_write_that_fails_leaves_the_old_file(tmp_path):
@@ -122,3 +126,14 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path):
         file.write(b"half")
         raise OSError(28, "No space left on device")
     assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+
+
+def test_an_array_that_does_not_fit_names_its_file(tmp_path):
+    if not Path("/dev/full").exists():
+        pytest.skip("needs /dev/full")
+    file = tmp_path / "hashes.npy"
+    draft = file.with_name(f".{file.name}.{_host()}.{os.getpid()}.tmp")
+    draft.symlink_to("/dev/full")
+    with pytest.raises(OSError) as error:
+        save_array(file, np.arange(100_000))
+    assert error.value.errno == errno.ENOSPC and error.value.filename == str(file) and not file.exists()

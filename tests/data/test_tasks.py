@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from data import ByteTokenizer, DataError
+from data.preparation.tokenizer_training import train_sentencepiece
 from data.settings import SentencePieceSettings
 from data.tasks.haystack import Haystacks, belongs
-from data.tasks.items import Bench
+from data.tasks.items import TaskContext
 from data.tasks.make import FORMS, make_item
 from data.tasks.settings import (
     AdditionTask,
@@ -21,7 +22,6 @@ from data.tasks.settings import (
     ReverseTask,
     VariablesTask,
 )
-from data.tokenizer_training import train_sentencepiece
 
 TEXT = "It rained on the hill, and the road ran on.\nNobody came by; the lamp was out 7 times.\n" * 40
 
@@ -113,7 +113,7 @@ def test_every_task_has_a_case_here():
 def test_a_solver_that_reads_the_text_agrees(name, kind, subwords):
     task, solve = CASES[name]
     tokenizer = ByteTokenizer() if kind == "bytes" else subwords
-    bench, haystack = Bench(task, tokenizer, "evaluation", 3), spelled_by(tokenizer)
+    bench, haystack = TaskContext(task, tokenizer, "evaluation", 3), spelled_by(tokenizer)
     seen = set()
     for index in range(12):
         for length in (150, 400):
@@ -139,14 +139,14 @@ def test_items_are_functions_of_seed_purpose_and_index(name, subwords):
     haystack = spelled_by(subwords)
 
     def items(purpose, seed):
-        bench = Bench(task, subwords, purpose, seed)
+        bench = TaskContext(task, subwords, purpose, seed)
         return [make_item(bench, i, 200, 0.5, haystack) for i in (5, 2, 5)]
 
     first, other, again = items("evaluation", 0)
     assert first == again and first.prompt != other.prompt
     assert [one.prompt for one in items("training", 0)] != [one.prompt for one in items("evaluation", 0)]
     prompts = {
-        tuple(make_item(Bench(task, subwords, purpose, seed), i, 200, 0.5, haystack).prompt)
+        tuple(make_item(TaskContext(task, subwords, purpose, seed), i, 200, 0.5, haystack).prompt)
         for purpose in ("training", "evaluation")
         for seed in (0, 1)
         for i in range(8)
@@ -157,7 +157,7 @@ def test_items_are_functions_of_seed_purpose_and_index(name, subwords):
 @pytest.mark.parametrize("name", ["passkey", "needle", "variables"])
 def test_depth_and_distance_are_where_the_answer_stands(name, subwords):
     task, solve = CASES[name]
-    bench, haystack = Bench(task, subwords, "evaluation", 0), spelled_by(subwords)
+    bench, haystack = TaskContext(task, subwords, "evaluation", 0), spelled_by(subwords)
     for depth in (0.0, 0.3, 1.0):
         item = make_item(bench, 4, 900, depth, haystack)
         assert abs(item.depth - depth) < 0.05
@@ -167,7 +167,7 @@ def test_depth_and_distance_are_where_the_answer_stands(name, subwords):
 
 
 def test_distance_in_recall():
-    bench = Bench(RecallTask(queries=3), ByteTokenizer(), "training", 0)
+    bench = TaskContext(RecallTask(queries=3), ByteTokenizer(), "training", 0)
     for depth in (0.0, 0.5, 1.0):
         item = make_item(bench, 1, 300, depth)
         start = len(item.prompt) - item.distance
@@ -179,13 +179,13 @@ def test_a_longer_item_is_the_same_question_grown():
     tokenizer = ByteTokenizer()
     haystack = spelled_by(tokenizer)
     for name in ("passkey", "needle", "variables"):
-        bench = Bench(CASES[name][0], tokenizer, "evaluation", 0)
+        bench = TaskContext(CASES[name][0], tokenizer, "evaluation", 0)
         short, long = (make_item(bench, 1, length, 1.0, haystack) for length in (200, 700))
         assert short.answer == long.answer and short.others == long.others
         # What is nearest the question is the same text.
         assert long.prompt[-30:] == short.prompt[-30:]
     for name, pattern in (("copy", r"copy (\d+)"), ("parity", r"ones (\d+)"), ("recall", r"^(\w\w \d+)")):
-        bench = Bench(CASES[name][0], tokenizer, "evaluation", 0)
+        bench = TaskContext(CASES[name][0], tokenizer, "evaluation", 0)
         short, long = (
             re.search(pattern, tokenizer.decode(make_item(bench, 1, length).prompt))[1]
             for length in (80, 300)
@@ -195,7 +195,7 @@ def test_a_longer_item_is_the_same_question_grown():
 
 def test_additions_carry_and_distractors_are_one_carry_off():
     tokenizer = ByteTokenizer()
-    bench = Bench(AdditionTask(choices=3), tokenizer, "evaluation", 0)
+    bench = TaskContext(AdditionTask(choices=3), tokenizer, "evaluation", 0)
     for index in range(60):
         item = make_item(bench, index, 16)
         a, b = tokenizer.decode(item.prompt).removesuffix("=").split("+")
@@ -203,14 +203,14 @@ def test_additions_carry_and_distractors_are_one_carry_off():
         for other in item.others:
             off = abs(int(tokenizer.decode(other)) - int(a) - int(b))
             assert re.fullmatch("10+", str(off))
-    backwards = make_item(Bench(AdditionTask(backwards=True), tokenizer, "evaluation", 0), 0, 40)
+    backwards = make_item(TaskContext(AdditionTask(backwards=True), tokenizer, "evaluation", 0), 0, 40)
     a, b = (int(one[::-1]) for one in tokenizer.decode(backwards.prompt).removesuffix("=").split("+"))
     assert int(tokenizer.decode(backwards.answer).strip()[::-1]) == a + b
 
 
 def test_parity_and_depths_are_balanced():
     tokenizer = ByteTokenizer()
-    bench = Bench(ParityTask(), tokenizer, "evaluation", 0)
+    bench = TaskContext(ParityTask(), tokenizer, "evaluation", 0)
     ones = [tokenizer.decode(make_item(bench, i, 60).answer) for i in range(200)]
     assert 70 < ones.count(" 1\n") < 130
 
@@ -218,7 +218,7 @@ def test_parity_and_depths_are_balanced():
 def test_earlier_questions_are_answered_rightly_and_end_where_there_is_no_room():
     tokenizer = ByteTokenizer()
     haystack = spelled_by(tokenizer)
-    bench = Bench(PasskeyTask(keys=2, queries=9), tokenizer, "training", 0)
+    bench = TaskContext(PasskeyTask(keys=2, queries=9), tokenizer, "training", 0)
     counts = set()
     for index in range(30):
         item = make_item(bench, index, 160, 0.5, haystack)
@@ -231,17 +231,17 @@ def test_earlier_questions_are_answered_rightly_and_end_where_there_is_no_room()
 def test_what_cannot_be_made_is_refused():
     tokenizer = ByteTokenizer()
     with pytest.raises(DataError, match=r"40 tokens is too short for the task passkey .* takes \d+ at least"):
-        make_item(Bench(PasskeyTask(), tokenizer, "evaluation", 0), 0, 40, 0.5, spelled_by(tokenizer))
+        make_item(TaskContext(PasskeyTask(), tokenizer, "evaluation", 0), 0, 40, 0.5, spelled_by(tokenizer))
     for task in (CopyTask(), ReverseTask(), ParityTask(), AdditionTask(), RecallTask()):
         with pytest.raises(DataError, match="too short"):
-            make_item(Bench(task, tokenizer, "evaluation", 0), 0, 5)
+            make_item(TaskContext(task, tokenizer, "evaluation", 0), 0, 5)
     with pytest.raises(DataError, match="26 keys of 1 letters: raise letters"):
-        make_item(Bench(RecallTask(letters=1), tokenizer, "evaluation", 0), 0, 500)
+        make_item(TaskContext(RecallTask(letters=1), tokenizer, "evaluation", 0), 0, 500)
     with pytest.raises(DataError, match="only 10 of 10 answers"):
         task = PasskeyTask(keys=12, digits=1)
-        make_item(Bench(task, tokenizer, "evaluation", 0), 0, 900, 0.5, spelled_by(tokenizer))
+        make_item(TaskContext(task, tokenizer, "evaluation", 0), 0, 900, 0.5, spelled_by(tokenizer))
     with pytest.raises(DataError, match="exchanges of neighbours"):
-        make_item(Bench(CopyTask(alphabet="aa", choices=2), tokenizer, "evaluation", 0), 0, 30)
+        make_item(TaskContext(CopyTask(alphabet="aa", choices=2), tokenizer, "evaluation", 0), 0, 30)
 
 
 def test_haystacks_are_documents_that_are_long_enough():
@@ -259,7 +259,7 @@ def test_haystacks_are_documents_that_are_long_enough():
 
 def test_a_single_key_stands_in_the_text_and_its_rivals_nowhere():
     tokenizer = ByteTokenizer()
-    bench = Bench(PasskeyTask(keys=1, choices=5), tokenizer, "evaluation", 0)
+    bench = TaskContext(PasskeyTask(keys=1, choices=5), tokenizer, "evaluation", 0)
     for index in range(20):
         item = make_item(bench, index, 300, index / 19, spelled_by(tokenizer))
         prompt, answer = tokenizer.decode(item.prompt), tokenizer.decode(item.answer)
@@ -272,6 +272,6 @@ def test_a_single_key_stands_in_the_text_and_its_rivals_nowhere():
 
 def test_depths_spread_in_order():
     tokenizer = ByteTokenizer()
-    bench, haystack = Bench(PasskeyTask(keys=2), tokenizer, "evaluation", 0), spelled_by(tokenizer)
+    bench, haystack = TaskContext(PasskeyTask(keys=2), tokenizer, "evaluation", 0), spelled_by(tokenizer)
     distances = [make_item(bench, 0, 600, d, haystack).distance for d in (0, 0.25, 0.5, 0.75, 1)]
     assert all(a > b for a, b in pairwise(distances))

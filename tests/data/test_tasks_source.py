@@ -9,6 +9,7 @@ from data.settings import TaskSource
 from data.sources import GENERATED, open_source
 from data.sources.filler import Filler
 from data.tasks.haystack import belongs
+from data.tasks.settings import RecallTask
 from data.text_settings import FillerSource
 
 IN_FILLER = {"name": "passkey", "haystack": {"name": "filler"}}
@@ -102,11 +103,18 @@ def test_filler_is_the_same_sentences_in_every_document():
     }  # fmt: skip
 
 
+def test_a_hundred_documents_are_read_to_hide_items_in():
+    haystacks = open_source(TaskSource(task=IN_FILLER, length=120))._haystacks(ByteTokenizer())
+    assert haystacks is not None and len(haystacks) == 100
+
+
 def test_wrong_settings_are_refused():
     with pytest.raises(ValueError, match="least, most"):
         TaskSource(length=(80, 20))
     with pytest.raises(ValueError, match="items and text exclude each other"):
         TaskSource(items=5, text={"name": "stdlib"})
+    with pytest.raises(ValueError, match="choices"):
+        RecallTask(choices=65)
     short = TaskSource(length=20, items=3, task=IN_FILLER)
     with pytest.raises(DataError, match="20 tokens is too short for the task passkey"):
         list(open_source(short).documents())

@@ -10,9 +10,9 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from data import ByteTokenizer, DataError, load_tokenizer
+from data.preparation.tokenizer_training import LONGEST_LINE, pieces_of, train_sentencepiece
 from data.settings import SentencePieceSettings
 from data.tokenizer import load_sentencepiece, lossless
-from data.tokenizer_training import LONGEST_LINE, pieces_of, train_sentencepiece
 from tests.corpora import STORIES, needs_stories
 
 TEXT = (
@@ -157,3 +157,11 @@ def test_foreign_model_with_a_dummy_space():
     assert foreign.decode(ids) == text and lossless(foreign, ids, text)
     assert foreign.token_bytes[ids].sum() == len(text.encode()) + 1
     assert not lossless(foreign, foreign.encode("a \u2581 b"), "a \u2581 b")
+
+
+def test_a_tokenizer_json_is_named_for_what_it_is(tmp_path):
+    file = tmp_path / "tokenizer.json"
+    file.write_text('{"version": "1.0", "model": {"type": "BPE"}}')
+    with pytest.raises(DataError, match=r"tokenizer.json is JSON.*tokenizer.model") as caught:
+        load_sentencepiece(file)
+    assert "damaged" not in str(caught.value)

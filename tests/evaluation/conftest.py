@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from evaluation import EvaluationSettings, Subject, evaluate, resolve_rules
+from evaluation import EvaluatedModel, EvaluationSettings, evaluate, resolve_methods
 from model import ModelError, ModelSettings, Transformer, check_override
 
 VOCAB, BOS, EOS = 23, 1, 2
@@ -50,7 +50,7 @@ def tiny():
 
     def make(position=None, *, train_length=16, dtype=torch.float32, seed=0, layers=3):
         extra = {} if position is None else {"position": position}
-        settings = ModelSettings(dim=24, layers=layers, heads=6, groups=2, hidden=40, **extra)
+        settings = ModelSettings(dim=24, layers=layers, heads=6, kv_heads=2, ffn_dim=40, **extra)
         return Transformer(settings, VOCAB, train_length).initialise(seed).to(dtype).eval()
 
     return make
@@ -105,7 +105,7 @@ BUILTIN = {
 
 
 @pytest.fixture
-def builtin_rules():
+def builtin_methods():
     return BUILTIN
 
 
@@ -131,7 +131,7 @@ def subject(sharp):
         loads.append((tuple(asked), dtype))
         return sharp(positions[tuple(asked)], dtype=getattr(torch, dtype))
 
-    one = Subject("runs/tiny", "abc", 7, 16, 16, resolve, load)
+    one = EvaluatedModel("runs/tiny", "abc", 7, 16, 16, resolve, load)
     object.__setattr__(one, "loads", loads)
     return one
 
@@ -140,16 +140,16 @@ def subject(sharp):
 def do(make_store, tokenizer, subject, tmp_path):
     store, train = make_store([90, 120, 75, 99, 130, 81, 77], seed=1), make_store([300, 40], seed=2)
 
-    def run(console=None, rules=("trained", "truncate", "yarn", "window"), store=store, train=train, **kw):
+    def run(console=None, methods=("trained", "truncate", "yarn", "window"), store=store, train=train, **kw):
         how = {"lengths": [16, 32, 64], "targets": 5, "spans_per_document": 2, "device": "cpu"} | kw
-        settings = EvaluationSettings(rules=list(rules), **how)
+        settings = EvaluationSettings(methods=list(methods), **how)
         return evaluate(
             settings,
             subject,
             store=store,
             train=train,
             tokenizer=tokenizer,
-            rules=resolve_rules(list(rules), BUILTIN, 16),
+            methods=resolve_methods(list(methods), BUILTIN, 16),
             cells=tmp_path / "cells",
             console=console,
         )

@@ -3,7 +3,7 @@ import pytest
 from scipy import stats
 
 from evaluation import EvaluationError
-from evaluation.binomial import effective, wilson
+from evaluation.statistics.binomial import effective, wilson
 
 
 @pytest.mark.parametrize("hits, n", [(0, 10), (3, 10), (10, 10), (199, 200), (400, 400), (1, 1)])

@@ -3,17 +3,18 @@
 import random
 import re
 import unicodedata
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from data import ByteTokenizer
-from evaluation import EvaluationError, Text
-from evaluation.contamination import find_overlap, screen
-from evaluation.protocols import Windows
+from evaluation import EvaluationError, EvaluationText
+from evaluation.contamination.ngrams import BLOCK, PassageReader
+from evaluation.contamination.screening import find_overlap, screen, shared_text
+from evaluation.scoring.protocols import TargetWindows
 from evaluation.settings import ContaminationSettings
-from evaluation.shingles import BLOCK, Reader
 
 TOKENIZER = ByteTokenizer()
 WORDS = ["time", "horse", "née", "Straße", "ﬁeld", "it", "42", "oak", "Ärger", "zebra", "quick", "x", "naïve"]
@@ -42,13 +43,13 @@ def prose(n, seed):
     return " ".join(word + rng.choice(["", "", ",", ".", "\n", " —"]) for word in words)
 
 
-def check(store, train, limit=1.0, **how):
+def check(store, train, wanted=True, **how):
     """Every token of `store` but the first of each document as a target, screened."""
-    text = Text(store)
+    text = EvaluationText(store)
     document = np.arange(store.n_documents)
-    windows = Windows(document, text.lengths, text.lengths - 1, text.lengths - 1)
-    settings = ContaminationSettings(limit=limit)
-    return screen(settings, text, windows, train, TOKENIZER, **how)
+    windows = TargetWindows(document, text.lengths, text.lengths - 1, text.lengths - 1)
+    shared = shared_text(ContaminationSettings(check=wanted), store, train, TOKENIZER, **how)
+    return screen(shared, text, windows)
 
 
 def slow_overlap(text: str, other: str) -> np.ndarray:
@@ -158,45 +159,51 @@ def test_documents_that_share_a_passage_count_it_once():
     store = Corpus(prose(80, 1) + " " + shared, prose(90, 2), shared + " " + prose(70, 3), shared)
     found = check(store, Corpus(prose(100, 4)))
     assert found.record["in_training"] == 0 and found.kept[: len(store.texts[0])].all()
-    lost = {row["name"]: row["repeated"] / row["targets"] for row in found.record["documents"]}
+    lost = {row["name"]: row["repeated"] / row["tokens"] for row in found.record["documents"]}
     assert set(lost) == {"doc2", "doc3"} and lost["doc3"] > 0.98 and 0.4 < lost["doc2"] < 0.5
-    # Where the first of them is not evaluated, the next is the first.
-    text = Text(store)
-    rows = np.array([2, 3])
-    windows = Windows(rows, text.lengths[rows], text.lengths[rows] - 1, text.lengths[rows] - 1)
-    found = screen(ContaminationSettings(limit=1), text, windows, None, TOKENIZER)
-    assert [row["name"] for row in found.record["documents"]] == ["doc3"]
 
 
 @pytest.mark.parametrize("bos", ["as-trained", "none", "every-window"])
-def test_the_targets_dropped_are_the_tokens_shared_under_every_bos_rule(bos):
+def test_the_targets_dropped_are_the_tokens_shared_under_every_bos_method(bos):
     shared = "shared " + " ".join(f"w{i}" for i in range(14))
     store = Corpus("before it " + shared + " and after")
-    text = Text(store, bos, 256)
-    windows = Windows(*(np.array([n]) for n in (0, text.lengths[0], text.lengths[0] - 1, 70)))
-    found = screen(ContaminationSettings(limit=1), text, windows, Corpus(f"{shared} x"), TOKENIZER)
+    overlap = find_overlap(store, Corpus(f"{shared} x"), TOKENIZER)
+    text = EvaluationText(store, bos, 256, overlap.rows)
+    windows = TargetWindows(*(np.array([n]) for n in (0, text.lengths[0], text.lengths[0] - 1, 70)))
+    found = screen(overlap, text, windows)
     targets = text.slice(0, text.lengths[0] - 70, text.lengths[0])
     lost = bytes(targets[~found.kept].tolist()).decode()
     assert lost == shared
     first, stop = found.record["dropped"][0]
     assert bytes(targets[first:stop].tolist()).decode() == lost
+    # And no target is drawn from them.
+    ((_, start, end),) = text.excluded_in(np.array([0]))
+    assert bytes(text.slice(0, start, end).tolist()).decode() == shared
+    assert text.clean(0, 3) == [(3, start), (end, text.lengths[0])]
 
 
-def test_refusals_name_the_share_and_the_documents():
-    copied, half, fresh = prose(300, 1), prose(300, 2), prose(300, 3)
+def test_the_share_excluded_is_that_of_the_text_that_targets_are_drawn_from():
+    half, fresh = prose(300, 2), prose(300, 3)
     common = "at the end of the day it was all the same to"  # 12 words
-    train = Corpus(prose(100, 4), copied, half[: len(half) // 2], f"{prose(30, 8)} {common}. {prose(40, 5)}")
-    with pytest.raises(EvaluationError, match=r"^9\d\.\d+%.*doc0 \(9\d%\).*contamination\.limit=0\.9"):
-        check(Corpus(f"{copied} {fresh[:100]}"), train, limit=0.01)
-    with pytest.raises(EvaluationError, match=r"doc1 \((49|50)%\)") as caught:
-        check(Corpus(fresh, half), train, limit=0.01)
-    assert re.match(r"2\d\.\d+% of the \d+ targets", str(caught.value)) and "doc0" not in str(caught.value)
-    found = check(Corpus(f"{prose(200, 6)} {common}, {prose(100, 7)}"), train, limit=0.0)
-    assert found.kept.all() and found.sentence == "" and found.hash("targets") == "targets"
-    allowed = check(Corpus(fresh, half), train, limit=0.3)
-    assert "are not counted" in allowed.sentence and allowed.hash("targets") != "targets"
+    train = Corpus(prose(100, 4), half[: len(half) // 2], f"{prose(30, 8)} {common}. {prose(40, 5)}")
+    found = check(Corpus(f"{prose(200, 6)} {common}, {prose(100, 7)}"), train)
+    assert found.kept.all() and found.sentence == "" and found.record["share"] == 0
+    store = Corpus(fresh, half)
+    found = check(store, train)
+    (worst,) = found.record["documents"]
+    assert worst["name"] == "doc1" and 0.45 < worst["in_training"] / worst["tokens"] < 0.5
+    assert found.record["share"] == (~found.kept).mean() == worst["in_training"] / found.record["tokens"]
+    # Drawn from the second half of each document alone, of which nothing is excluded, and from all of it.
+    overlap = find_overlap(store, train, TOKENIZER)
+    text, rows = EvaluationText(store, excluded=overlap.rows), np.array([0, 1])
+    clean, end = np.full(2, 300), text.lengths
+    last = TargetWindows(rows, end, clean, clean)
+    drawn = screen(overlap, text, last, TargetWindows(rows, end, end - 1, end - 1))
+    assert drawn.kept.all() and drawn.record["share"] == found.record["share"]
+    assert f"{found.record['share']:.2%}" in drawn.sentence and drawn.record["dropped"] == []
+    assert screen(overlap, text, last, last).sentence == ""
     with pytest.raises(EvaluationError, match="every target"):
-        check(Corpus(" ".join(re.findall("[a-p]+", copied))), train, limit=1.0)
+        check(Corpus(" ".join(re.findall("[a-p]+", half[: len(half) // 2]))), train)
 
 
 def test_the_text_of_every_training_behind_a_branch_counts():
@@ -211,22 +218,27 @@ def test_the_text_of_every_training_behind_a_branch_counts():
     both = check(store, train, earlier=[earlier])
     assert lost(both) == {"doc1", "doc2"} and both.record["checked"]
     gone = check(store, train, earlier=[None])
-    assert lost(gone) == {"doc2"} and not gone.record["checked"] and "was not looked for" in gone.sentence
+    assert lost(gone) == {"doc2"} and not gone.record["checked"] and "no longer exists" in gone.sentence
     parents = check(store, train, earlier=[Corpus(fresh, mothers, own)])
-    assert parents.kept.all() and "no held-out text" in parents.sentence
+    assert parents.kept.all() and "not held-out text" in parents.sentence
 
 
 def test_what_is_no_held_out_text_or_cannot_be_checked_is_said():
     text = prose(100, 1)
-    own = check(Corpus(text), Corpus(text), limit=0.0)
-    assert own.kept.all() and "no held-out text" in own.sentence and not own.record["checked"]
+    own = check(Corpus(text), Corpus(text))
+    assert own.kept.all() and "not held-out text" in own.sentence and not own.record["checked"]
     gone = check(Corpus(text), None)
-    assert gone.kept.all() and "was not looked for" in gone.sentence and not gone.record["checked"]
-    store = Corpus(text)
-    windows = Windows(np.array([0]), np.array([50]), np.array([40]), np.array([30]))
-    off = ContaminationSettings(check=False)
-    found = screen(off, Text(store), windows, Corpus(f"x {text}"), TOKENIZER)
+    assert gone.kept.all() and "no longer exists" in gone.sentence and not gone.record["checked"]
+    found = check(Corpus(text), Corpus(f"x {text}"), wanted=False)
     assert found.kept.all() and "contamination.check=false" in found.sentence
+
+
+class Trap:
+    def __init__(self, path: Path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
 
 
 def test_what_was_found_is_kept_and_a_damaged_file_is_as_good_as_none(tmp_path):
@@ -240,6 +252,10 @@ def test_what_was_found_is_kept_and_a_damaged_file_is_as_good_as_none(tmp_path):
     assert check(store, train, cache=tmp_path / "overlaps").record == first.record
     assert check(store, Corpus("other"), cache=tmp_path / "overlaps").record != first.record
     assert len(list((tmp_path / "overlaps").iterdir())) == 2
+    # Nothing in a file is run.
+    np.savez(path, trained=np.array([Trap(tmp_path / "ran")], dtype=object))
+    assert check(store, train, cache=tmp_path / "overlaps").record == first.record
+    assert not (tmp_path / "ran").exists()
     # A folder that cannot be written to costs time alone.
     (tmp_path / "file").write_text("")
     assert check(store, train, cache=tmp_path / "file" / "overlaps").record == first.record
@@ -268,11 +284,27 @@ def test_hashes_of_subword_tokens_are_those_of_the_text():
         at += len(pieces[ids[-1]])
     store = Corpus(text)
     store.document, store.lengths = lambda i: np.array(ids), np.array([len(ids)])
-    (subwords,) = Reader(SimpleNamespace(pieces=pieces)).passages(store)
-    (spelled,) = Reader(TOKENIZER).passages(Corpus(text))
+    (subwords,) = PassageReader(SimpleNamespace(pieces=pieces)).passages(store)
+    (spelled,) = PassageReader(TOKENIZER).passages(Corpus(text))
     assert (subwords.hashes == spelled.hashes).all() and len(subwords.hashes) == 43 - 12
     sizes = np.array([len(pieces[i]) for i in ids])
     begins = np.cumsum(sizes) - sizes
     for mine, theirs in ((subwords.first, spelled.first), (subwords.last, spelled.last)):
         byte = theirs - 1  # less BOS
         assert (begins[mine] <= byte).all() and (byte < begins[mine] + sizes[mine]).all()
+
+
+def test_the_first_word_of_a_document_without_bos_counts():
+    class Bare(Corpus):
+        has_bos = has_eos = False
+
+        def __init__(self, *texts):
+            super().__init__(*texts)
+            self.lengths = self.lengths - 2
+
+        def document(self, i):
+            return super().document(i)[1:-1]
+
+    passage = " ".join(re.findall("[a-z]+", prose(13, 1)))
+    found = find_overlap(Bare(passage), Corpus(f"before {passage} behind"), TOKENIZER)
+    assert found.trained.tolist() == [[0, 0, len(passage) - 1]]

@@ -9,10 +9,10 @@ import torch
 from evaluation.diagnostics.attention import merged
 from evaluation.diagnostics.repetition import by_bucket, distinct, repeated_runs
 from evaluation.diagnostics.turns import output_drift, pairs_of, scored, table_drift, unturned_features
-from evaluation.diagnostics.weights import Recorder, bucket_edges, last_outputs
-from model import Places
-from model.kernels import attend, spell_out
-from model.position import SCHEMES, Geometry, Span
+from evaluation.diagnostics.weights import AttentionRecorder, bucket_edges, last_outputs
+from model import TokenPositions
+from model.kernels import attend, attention_details
+from model.position import SCHEMES, AttentionContext, HeadGeometry
 from tests.model.zoo import CASES, T, build, ids, reach_of
 
 H, G, D, KEEP, L0 = 4, 2, 6, 3, 8
@@ -24,12 +24,14 @@ def look(q, k, *, sink=None, bos=None, tokens=None, window=None, sinks=0):
     tokens = torch.zeros(len(q), length, dtype=torch.int64) if tokens is None else tokens
     settings, scheme = SCHEMES["none"]
     choice = settings(name="none", window=window, sinks=sinks)
-    places = Places.plain(length)
-    span = Span(places, places.last(KEEP), places, len(q), H, torch.device("cpu"), window=window, sinks=sinks)
-    views = scheme(choice, Geometry(H * D, H, D, L0, L0, G)).plan(span).read(q, k)
-    recorder = Recorder(tokens, KEEP, bucket_edges(length, L0), L0, bos, [None])
+    places = TokenPositions.plain(length)
+    span = AttentionContext(
+        places, places.last(KEEP), places, len(q), H, torch.device("cpu"), window=window, sinks=sinks
+    )
+    views = scheme(choice, HeadGeometry(H * D, H, D, L0, L0, G)).plan(span).read(q, k)
+    recorder = AttentionRecorder(tokens, KEEP, bucket_edges(length, L0), L0, bos, [None])
     v = torch.randn(k.shape, dtype=k.dtype, generator=torch.Generator().manual_seed(3))
-    recorder.watches()[0](views, v, 1.0, sink, attend(views, v, 1.0, sink=sink))
+    recorder.hooks()[0](views, v, 1.0, sink, attend(views, v, 1.0, sink=sink))
     found = recorder.result()
     assert found.mismatch < 1e-12
     return {name: value[:, 0] for name, value in found.values.items()}, found
@@ -96,10 +98,10 @@ def test_a_sink_takes_weight_and_a_window_hides():
     torch.testing.assert_close(values["reach_90"], torch.full((1, H), np.mean(reached)).double())
 
 
-def watch(model, tokens, keep=4, bos=None):
+def record_attention(model, tokens, keep=4, bos=None):
     length = tokens.shape[1]
-    recorder = Recorder(tokens, keep, bucket_edges(length, L0), L0, bos, unturned_features(model))
-    last_outputs(model, tokens, keep, length=length, chunk=5, watch=recorder.watches())
+    recorder = AttentionRecorder(tokens, keep, bucket_edges(length, L0), L0, bos, unturned_features(model))
+    last_outputs(model, tokens, keep, length=length, chunk=5, hooks=recorder.hooks())
     return recorder.result()
 
 
@@ -110,10 +112,10 @@ def brute(model, tokens, keep):
 
     def note(views, v, scale, sink, out):
         queries = views[0].pairs.queries
-        full.append(spell_out(views, v, scale, sink, 0, queries, whole=True, logits=True))
+        full.append(attention_details(views, v, scale, sink, 0, queries, whole=True, logits=True))
 
     with torch.no_grad():
-        model(tokens, Places.plain(length), watch=[note] * len(model.layers))
+        model(tokens, TokenPositions.plain(length), hooks=[note] * len(model.layers))
     return [(one.weights[:, :, -keep:], one.logits[:, :, -keep:]) for one in full]
 
 
@@ -134,7 +136,7 @@ def brute(model, tokens, keep):
 def test_measures_agree_with_loops_over_a_pass_without_a_cache(case, keep=4):
     model = build(case)
     tokens = ids(2, reach_of(model, T))
-    found, length = watch(model, tokens, keep, bos=int(tokens[0, 2])), tokens.shape[1]
+    found, length = record_attention(model, tokens, keep, bos=int(tokens[0, 2])), tokens.shape[1]
     assert found.mismatch < 1e-10
     for layer, (weights, logits) in enumerate(brute(model, tokens, keep)):
         for row in range(2):
@@ -186,14 +188,14 @@ def test_pairs_without_a_turn_and_their_share_of_the_variance():
     assert features is not None
     assert features.tolist() == [float(n % 4 in slow) for n in range(8)] + [0.0, 0.0]
     tokens = ids(2, 13)
-    found = watch(model, tokens, 4)
+    found = record_attention(model, tokens, 4)
     seen = []
 
     def note(views, v, scale, sink, out):
         seen.append((views[0].q[:, :, -4:], views[0].k.repeat_interleave(2, dim=1), scale))
 
     with torch.no_grad():
-        model(tokens, Places.plain(13), watch=[note] * 3)
+        model(tokens, TokenPositions.plain(13), hooks=[note] * 3)
     for layer, (q, k, scale) in enumerate(seen):
         above = below = 0.0
         for i in range(4):
@@ -211,8 +213,8 @@ def test_pairs_without_a_turn_and_their_share_of_the_variance():
 
 def test_batches_are_put_together_in_order():
     model, tokens = build("rope-sinks"), ids(4, T)
-    whole = watch(model, tokens, bos=5)
-    parts = merged([watch(model, tokens[:3], bos=5), watch(model, tokens[3:], bos=5)])
+    whole = record_attention(model, tokens, bos=5)
+    parts = merged([record_attention(model, tokens[:3], bos=5), record_attention(model, tokens[3:], bos=5)])
     for name, value in whole.values.items():
         torch.testing.assert_close(parts.values[name], value, equal_nan=True)
     torch.testing.assert_close(parts.by_distance, whole.by_distance)
@@ -221,9 +223,9 @@ def test_batches_are_put_together_in_order():
 
 def test_queries_in_blocks_give_the_same(monkeypatch):
     model, tokens = build("t5"), ids(2, T)
-    whole = watch(model, tokens)
+    whole = record_attention(model, tokens)
     monkeypatch.setattr("evaluation.diagnostics.weights.PAIRS_AT_ONCE", 1)
-    for name, value in watch(model, tokens).values.items():
+    for name, value in record_attention(model, tokens).values.items():
         torch.testing.assert_close(value, whole.values[name])
 
 
@@ -236,6 +238,8 @@ def test_drift_of_tables_and_outputs():
     assert 1e-5 < drift["computed in float32"] < 1e-3
     assert 2**-10 < drift["stored in bfloat16"] <= 2**-8
     assert table_drift(build("none"), 50) is None
+    kinds = {"a": {"name": "none"}, "b": {"name": "rope"}}
+    assert table_drift(build({"name": "pattern", "layers": ["a", "b"], "kinds": kinds}), 5000) == drift
     tokens = ids(2, T + 1)
     how = {"length": T, "chunk": 4}
     logits = last_outputs(model, tokens[:, :-1], 5, **how)
@@ -281,7 +285,7 @@ def test_buckets_by_hand():
 def test_every_case_of_the_zoo_can_be_measured():
     for case in list(CASES)[::7]:
         model = build(case)
-        found = watch(model, ids(1, reach_of(model, T)))
+        found = record_attention(model, ids(1, reach_of(model, T)))
         assert found.mismatch < 1e-10 and torch.isfinite(found.values["entropy"]).all(), case
         near = found.by_distance.sum(-1) + found.values["mass_lost"]
         torch.testing.assert_close(near, torch.ones_like(near))

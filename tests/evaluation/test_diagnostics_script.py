@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-import evaluate as script
-from evaluation import EvaluationError, Subject
-from evaluation.diagnostics import GenerationSettings, measure_generation
+from evaluation import EvaluatedModel, EvaluationError
+from evaluation.diagnostics import GenerationDiagnosticSettings, GenerationSession, attention_report
 from evaluation.diagnostics.generation import _prompts_each
-from evaluation.rules import Rule
-from model import Places
+from evaluation.scoring.methods import Method
+from model import TokenPositions
 from tests.evaluation.test_evaluate_script import call, home, make_run  # noqa: F401
-from training.console import Console
+from training.logging.console import Console
 
 
 def read(folder):
@@ -26,18 +25,19 @@ def read(folder):
 def test_attention_from_run_folder_to_files(home, monkeypatch, capsys):  # noqa: F811
     words = ["protocol=attention", "lengths=[24,48,96]", "targets=8", "spans_per_document=2", "device=cpu"]
     assert (
-        call(monkeypatch, home / "run", *words, "windows=9", "rules=[trained,truncate,yarn]", "folder=a") == 0
+        call(monkeypatch, home / "run", *words, "windows=9", "methods=[trained,truncate,yarn]", "folder=a")
+        == 0
     )
     out, _ = capsys.readouterr()
     assert out.startswith("as trained, from 24 to 96 tokens: entropy") and "rotary pairs never" in out
     folder = home / "run" / "evaluation" / "a"
     names = {path.stem for path in folder.glob("*.png")}
-    by_rule = {"attention_by_length", "mass_by_distance", "reach_of_heads"}
-    assert names == by_rule | {f"{n}-yarn" for n in by_rule} | {"attention_by_rule", "rotary_pairs"}
+    by_method = {"attention_by_length", "mass_by_distance", "reach_of_heads"}
+    assert names == by_method | {f"{n}-yarn" for n in by_method} | {"attention_by_method", "rotary_pairs"}
     report = read(folder)
     assert report["kind"] == "attention" and report["lengths"] == [24, 48, 96] and report["windows"] == 9
-    assert list(report["rules"]) == ["trained", "yarn"] and report["mismatch"] < 1e-5
-    flat = {(c["rule"], c["length"], c["layer"], c["head"], c["measure"]): c for c in report["cells"]}
+    assert list(report["methods"]) == ["trained", "yarn"] and report["mismatch"] < 1e-5
+    flat = {(c["method"], c["length"], c["layer"], c["head"], c["measure"]): c for c in report["cells"]}
     assert len(flat) == len(report["cells"])
     for measure in ("entropy", "first_token", "logit_std", "reach_90"):
         heads = [flat["trained", 48, 1, head, measure]["value"] for head in range(6)]
@@ -49,14 +49,14 @@ def test_attention_from_run_folder_to_files(home, monkeypatch, capsys):  # noqa:
         == 0
         < flat["yarn", 96, 0, 0, "mass_beyond"]["value"]
     )
-    # Of one length, the trained model and a rule that does nothing there are the same.
+    # Of one length, the trained model and a method that does nothing there are the same.
     assert flat["trained", 24, 0, 3, "entropy"]["value"] == flat["yarn", 24, 0, 3, "entropy"]["value"]
     spread = [row for row in report["by_distance"] if row["length"] == 96]
     assert len(spread) == 2 * (1 + 2 * 7) and spread[0]["edges"] == [0, 1, 2, 4, 8, 16, 24, 32, 64, 96]
     assert sum(spread[0]["mass"]) == pytest.approx(1, abs=1e-4) == sum(spread[0]["uniform"])
     assert {row["dtype"] for row in report["precision"]} == {"float32", "bfloat16"}
     assert {row["variant"] for row in report["tables"]} >= {"as used", "computed in float32"}
-    assert len([row for row in report["pairs"] if row["rule"] == "yarn" and row["length"] == 96]) == 2
+    assert len([row for row in report["pairs"] if row["method"] == "yarn" and row["length"] == 96]) == 2
     rows = list(csv.DictReader(io.StringIO((folder / "results.csv").read_text())))
     assert len(rows) == len(report["cells"]) and float(rows[0]["value"]) == report["cells"][0]["value"]
     call(monkeypatch, home / "run", folder / "settings.yaml")
@@ -65,7 +65,7 @@ def test_attention_from_run_folder_to_files(home, monkeypatch, capsys):  # noqa:
 
 
 def test_what_has_no_attention_or_no_positions(home, monkeypatch, capsys):  # noqa: F811
-    monkeypatch.setattr(script, "draw_attention", lambda found, folder: [])  # figures take time
+    monkeypatch.setattr(attention_report, "draw_attention", lambda found, folder: [])  # figures take time
     words = ["protocol=attention", "targets=8", "spans_per_document=1", "windows=2", "precision=[]"]
     assert call(monkeypatch, home / "learned", *words, "lengths=[24,48]", "folder=a") == 0
     assert "trained at 48: its positions end after 24 tokens" in capsys.readouterr().out
@@ -84,7 +84,7 @@ def test_what_has_no_attention_or_no_positions(home, monkeypatch, capsys):  # no
 
 def test_generation_from_run_folder_to_files(home, monkeypatch, capsys):  # noqa: F811
     words = ["protocol=generation", "prompts=8", "length=72", "device=cpu", "folder=g"]
-    assert call(monkeypatch, home / "run", *words, "rules=[trained,yarn]") == 0
+    assert call(monkeypatch, home / "run", *words, "methods=[trained,yarn]") == 0
     out, _ = capsys.readouterr()
     assert out.startswith("as trained, greedy: 4-grams repeated")
     folder = home / "run" / "evaluation" / "g"
@@ -96,7 +96,7 @@ def test_generation_from_run_folder_to_files(home, monkeypatch, capsys):  # noqa
     cells = [c for c in report["cells"] if c["measure"] == "nll" and c["source"] == "real text"]
     assert all(c["low"] < c["value"] < c["high"] and c["rows"] == 8 for c in cells) and len(cells) == 10
     assert call(monkeypatch, home / "learned", *words) == 0
-    assert "trained: shorter, its positions end after 24 tokens" in capsys.readouterr().out
+    assert "positions end after 24 tokens" in capsys.readouterr().out
     report = read(home / "learned" / "evaluation" / "g")
     assert {(c["start"], c["stop"]) for c in report["cells"]} == {(12, 24)}
     with pytest.raises(EvaluationError, match="less than a bucket"):
@@ -105,23 +105,34 @@ def test_generation_from_run_folder_to_files(home, monkeypatch, capsys):  # noqa
         call(monkeypatch, home / "learned", "protocol=generation", "prompt=30", "length=72")
 
 
+@pytest.mark.parametrize("words", [["protocol=attention", "targets=8"], ["protocol=generation", "prompts=4"]])
+def test_a_dry_run_of_a_diagnostic_measures_nothing(home, monkeypatch, capsys, words):  # noqa: F811
+    name = f"dry-{words[0].partition('=')[2]}"
+    make_run(home, name, "model.position={name: rope}", "seed=3")
+    length = "lengths=[24,48]" if "protocol=attention" in words else "length=48"
+    assert call(monkeypatch, home / name, *words, length, "device=cpu", "--dry-run") == 0
+    out, err = capsys.readouterr()
+    assert not (home / name / "evaluation").exists() and "forecast: " in err and "GiB" in err
+    assert "trained" in out and "48" in out
+
+
 ROPE = {"name": "rope", "scaling": {"name": "yarn"}}
 
 
 def measured(sharp, make_store, tokenizer, position, **keys):
     """What the model of a fixture writes, in memory."""
     model = sharp(position, train_length=16, dtype=torch.float64)
-    subject = Subject("tiny", "hash", 0, 16, 16, lambda words: {}, lambda words, dtype: model)
-    settings = GenerationSettings(prompts=6, length=60, dtype="float64", **keys)
+    subject = EvaluatedModel("tiny", "hash", 0, 16, 16, lambda words: {}, lambda words, dtype: model)
+    settings = GenerationDiagnosticSettings(prompts=6, length=60, dtype="float64", **keys)
     tokenizer.decode = lambda row: " ".join(map(str, row))
-    return model, measure_generation(
+    return model, GenerationSession(
         settings,
         subject,
         store=make_store([90, 80, 70, 100, 100, 95, 120]),
         tokenizer=tokenizer,
-        rules=[Rule("trained", ())],
+        methods=[Method("trained", ())],
         console=Console(quiet=True),
-    )
+    ).run()
 
 
 @pytest.mark.parametrize("position", [{"name": "alibi"}, ROPE])
@@ -137,7 +148,7 @@ def test_the_loss_of_its_own_text_is_that_of_the_choices_it_made(position, sharp
         losses = []
         for at in range(8, ends[row]):
             with torch.no_grad():
-                logits = model(torch.tensor([ids[:at]]), Places.plain(at, length=60))[0, -1]
+                logits = model(torch.tensor([ids[:at]]), TokenPositions.plain(at, length=60))[0, -1]
             assert int(logits.argmax()) == ids[at]
             losses.append(float(-logits.log_softmax(-1)[ids[at]]))
         for n, value in enumerate(found.values["trained", "greedy"]["nll"][row]):

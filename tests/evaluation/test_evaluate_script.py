@@ -12,12 +12,15 @@ import torch
 
 import evaluate as script
 from data import open_prepared, prepare
-from evaluation import EvaluationError
+from evaluation import EvaluationError, EvaluationText, read_methods
+from evaluation.scoring.methods import BUILTIN
+from evaluation.statistics.intervals import t_quantile
 from model import Transformer
-from training.checkpoint import save_weights_only
-from training.config import load_settings
-from training.run import create_run
-from training.settings import RunSettings
+from studies.subjects import bos_first, offered
+from training.checkpoint.storage import save_weights_only
+from training.config.load import load_settings
+from training.config.settings import RunSettings
+from training.run.directory import create_run, read_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -42,7 +45,7 @@ def home(tmp_path_factory):
     return home
 
 
-def make_run(home, name, position):
+def make_run(home, name, position, *more):
     settings = load_settings(
         RunSettings,
         [
@@ -52,16 +55,18 @@ def make_run(home, name, position):
             "model.dim=24",
             "model.layers=2",
             "model.heads=6",
-            "model.groups=2",
+            "model.kv_heads=2",
             "data.source.name=files",
             f"data.source.path={home / 'text'}",
             "data.tokenizer.name=bytes",
             "data.valid_fraction=0.4",
             f"data.root={home / 'prepared'}",
+            *more,
         ],
     )
     prepared = prepare(settings.data, workers=1)
-    model = Transformer(settings.model, prepared.tokenizer.vocab_size, 24).initialise(1)
+    length = settings.train_length
+    model = Transformer(settings.model, prepared.tokenizer.vocab_size, length).initialise(1 + settings.seed)
     about = {"data": str(prepared.folder), "data_hash": prepared.train.hash}
     run = create_run(home / name, settings, prepared.tokenizer, ["test"], about)
     save_weights_only(run, model)
@@ -79,8 +84,8 @@ SMALL = ["lengths=[24,48,96]", "targets=8", "spans_per_document=2", "device=cpu"
 
 
 def test_from_run_folder_to_results(home, monkeypatch, capsys):
-    rules = "rules=[trained,truncate,linear,ntk,yarn,llama3,window]"
-    assert call(monkeypatch, home / "run", *SMALL, rules, "folder=first") == 0
+    methods = "methods=[trained,truncate,linear,ntk,yarn,llama3,window]"
+    assert call(monkeypatch, home / "run", *SMALL, methods, "folder=first") == 0
     out, err = capsys.readouterr()
     assert out.startswith("as trained: ") and "flat by construction" in out and "forecast: 18 cells" in err
     folder = home / "run" / "evaluation" / "first"
@@ -90,7 +95,7 @@ def test_from_run_folder_to_results(home, monkeypatch, capsys):
     report = json.loads((folder / "results.json").read_text())
     assert report["corpus"].endswith("/valid") and report["unigram_nll"] < 3
     assert report["command"].startswith("python evaluate.py") and len(report["cells"]) == 21
-    schemes = {cell["rule"]: cell["scheme"] for cell in report["cells"] if cell["length"] == 96}
+    schemes = {cell["method"]: cell["scheme"] for cell in report["cells"] if cell["length"] == 96}
     assert schemes["yarn"] == "rope, yarn s=4 (matched)" and schemes["window"] == "rope, window 24"
     for name in report["per_target_nll"].values():
         assert (home / "run" / "evaluation" / "cells" / name).is_file()
@@ -101,7 +106,7 @@ def test_from_run_folder_to_results(home, monkeypatch, capsys):
     assert (folder / "results.csv").read_bytes() == before
 
 
-def test_text_seen_in_training_is_refused_or_dropped(home, monkeypatch, capsys):
+def test_text_seen_in_training_is_excluded_under_every_protocol(home, monkeypatch, capsys):
     own = open_prepared(json.loads((home / "run" / "manifest.json").read_text())["data"])
     seen = [own.tokenizer.decode(own.train.document(i)[1:-1].tolist()) for i in (2, 3)]
     folder = home / "copies"
@@ -113,34 +118,47 @@ def test_text_seen_in_training_is_refused_or_dropped(home, monkeypatch, capsys):
     (folder / "half.txt").write_text((folder / "1.txt").read_text()[:200][::-1] + seen[1][:200])
     words = ["data.source.name=files", f"data.source.path={folder}", "data.tokenizer.name=bytes"]
     words += ["data.valid_fraction=1", f"data.root={home / 'prepared'}"]
-    copies = prepare(load_settings(RunSettings, words).data, workers=1).folder
-    asked = [*SMALL[1:], "lengths=[24,48]", "spans_per_document=16", f"store={copies}", "rules=[trained]"]
-    with pytest.raises(
-        EvaluationError, match=r"2\d\.\d+% of the 1024 targets.*whole\.txt \((9\d|100)%\)"
-    ) as caught:
-        call(monkeypatch, home / "run", *asked)
-    assert "half.txt" in str(caught.value) and "contamination.limit=0." in str(caught.value)
-    assert capsys.readouterr().out == ""
-    assert call(monkeypatch, home / "run", *asked, "contamination.limit=0.5", "folder=dropped") == 0
-    out = capsys.readouterr().out
-    folder = home / "run" / "evaluation" / "dropped"
-    report = json.loads((folder / "results.json").read_text())
-    found = report["contamination"]
-    lost = sum(stop - start for start, stop in found["dropped"])
-    assert lost == found["in_training"] and report["targets"] == 1024 - lost and lost > 128
-    assert f"{lost} of 1024 targets" in out and report["scored_hash"] != report["targets_hash"]
-    # The mean is that of what is left, for every length and for the unigram model.
-    kept = np.ones(1024, dtype=bool)
-    for start, stop in found["dropped"]:
-        kept[start:stop] = False
-    for cell in report["cells"]:
-        name = report["per_target_nll"][f"trained@{cell['length']}"]
+    copies = prepare(load_settings(RunSettings, words).data, workers=1)
+    names, text = list(copies.valid.names), EvaluationText(copies.valid)
+    asked = ["device=cpu", "lengths=[24,48]", f"store={copies.folder}", "methods=[trained]"]
+
+    def report(*more):
+        assert call(monkeypatch, home / "run", *asked, *more) == 0
+        (done,) = [word.removeprefix("folder=") for word in more if word.startswith("folder=")]
+        folder = home / "run" / "evaluation" / done
+        return [json.loads((folder / name).read_text()) for name in ("results.json", "targets.json")]
+
+    # Fixed targets: in every document but the one that was trained on, none in the half that was.
+    found, targets = report("targets=8", "spans_per_document=10", "folder=drawn")
+    documents = {names[d] for d, _ in targets["spans"]}
+    assert documents == {*(f"{i}.txt" for i in range(6)), "half.txt"} and found["targets"] == 560
+    half = names.index("half.txt")
+    ((document, start, end),) = targets["excluded"]
+    assert document == half and end - start > 170
+    assert all(at <= start or at - 8 >= end for d, at in targets["spans"] if d == half)
+    share = found["contamination"]
+    assert share["in_training"] == end - start and share["dropped"] == []
+    possible = sum(int(text.lengths[names.index(name)]) - (48 + 1 - 8) for name in documents)
+    assert share["tokens"] == possible and share["share"] == (end - start) / possible
+    assert f"{share['share']:.2%} of the {possible:,}" in capsys.readouterr().out
+    # Where more clean text is wanted than there is, the count of documents that have it.
+    with pytest.raises(EvaluationError, match=r"7 of 8 .*lower targets"):
+        report("targets=8", "spans_per_document=10", "least_documents=8", "folder=more")
+    # The other protocols drop what is inside, from the mean at every length.
+    found, _ = report("protocol=sliding", "folder=dropped")
+    lost, n = found["contamination"]["dropped"], found["contamination"]["tokens"]
+    kept = np.ones(n, dtype=bool)
+    for start, end in lost:
+        kept[start:end] = False
+    assert found["targets"] == kept.sum() < n and found["contamination"]["share"] == (~kept).mean() > 0.1
+    for cell in found["cells"]:
+        name = found["per_target_nll"][f"trained@{cell['length']}"]
         nll = np.load(home / "run" / "evaluation" / "cells" / name)["nll"]
         assert cell["nll"] == pytest.approx(nll[kept].mean(), abs=1e-12)
         assert abs(nll.mean() - nll[kept].mean()) > 1e-6
     # Its own training text is no held-out text, which is said and no reason to stop.
-    assert call(monkeypatch, home / "run", *SMALL, "lengths=[24]", "split=train", "rules=[trained]") == 0
-    assert "no held-out text" in capsys.readouterr().out
+    assert call(monkeypatch, home / "run", *SMALL, "lengths=[24]", "split=train", "methods=[trained]") == 0
+    assert "not held-out text" in capsys.readouterr().out
 
 
 def test_who_was_trained_with_bos_first_is_offered_sinks_with_bos_in_every_window_alone():
@@ -149,33 +167,33 @@ def test_who_was_trained_with_bos_first_is_offered_sinks_with_bos_in_every_windo
 
     ours = {"data": "prepared/some"}
     for words, manifest, known in (
-        (["data.packing=documents"], ours, True),
-        (["data.packing=running"], ours, False),
-        (["data.packing=documents", "data.bos=false"], ours, False),
+        (["data.packing=intra_document"], ours, True),
+        (["data.packing=concat"], ours, False),
+        (["data.packing=intra_document", "data.bos=false"], ours, False),
         ([], {}, True),  # a model from elsewhere
         (["data.bos=false"], {}, False),
     ):
         root = settings(*words)
-        begins = script.bos_first(root, manifest)
+        begins = bos_first(root, manifest)
         assert bool(begins) == known
         sinks = ["model.position.window=60", "model.position.sinks=4"]
-        assert script.offered(root, sinks, "every-window", begins)["sinks"] == 4
-        assert script.offered(root, sinks[:1], "as-trained", begins)["window"] == 60
+        assert offered(root, sinks, "every-window", begins)["sinks"] == 4
+        assert offered(root, sinks[:1], "as-trained", begins)["window"] == 60
         if known:
             with pytest.raises(EvaluationError, match="sinks need bos=every-window"):
-                script.offered(root, sinks, "as-trained", begins)
+                offered(root, sinks, "as-trained", begins)
         else:
-            assert script.offered(root, sinks, "as-trained", begins)["sinks"] == 4
+            assert offered(root, sinks, "as-trained", begins)["sinks"] == 4
 
 
 def test_what_cannot_work_is_one_clear_error(home, monkeypatch):
     run = home / "run"
-    with pytest.raises(EvaluationError, match=r"(?s)rule 'theta'.*rule 'other'") as caught:
-        rules = "rules={theta: [model.position.fraction=0.5], other: [model.position.name=alibi]}"
-        call(monkeypatch, run, *SMALL, rules)
+    with pytest.raises(EvaluationError, match=r"(?s)method 'theta'.*method 'other'") as caught:
+        methods = "methods={theta: [model.position.fraction=0.5], other: [model.position.name=alibi]}"
+        call(monkeypatch, run, *SMALL, methods)
     assert "model.position.fraction" in str(caught.value)
-    with pytest.raises(EvaluationError, match="unknown rule 'yarm'"):
-        call(monkeypatch, run, *SMALL, "rules=[yarm]")
+    with pytest.raises(EvaluationError, match="unknown method 'yarm'"):
+        call(monkeypatch, run, *SMALL, "methods=[yarm]")
     with pytest.raises(EvaluationError, match="longest usable length is"):
         call(monkeypatch, run, "lengths=[4096]", "targets=8")
     with pytest.raises(ValueError, match="did you mean lengths"):
@@ -197,7 +215,7 @@ def test_what_cannot_work_is_one_clear_error(home, monkeypatch):
 
 
 def grid_of(out):
-    """Rows of the printed table by rule."""
+    """Rows of the printed table by method."""
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines() if "│" in line]
     return {row[0]: row[1:] for row in rows}
 
@@ -210,15 +228,15 @@ def test_the_matrix_is_every_rule_a_checkpoint_can_take(home, monkeypatch, capsy
     report = json.loads((folder / "results.json").read_text())
     assert list(rows)[:2] == ["trained", "truncate"]
     assert {"linear", "yarn", "rerope", "streaming", "window", "log_n", "theta_x50", "drop"} < set(rows)
-    assert set(report["left_out"]) == set(script.read_rules(script.RULES)) - set(rows)
-    assert f"{len(report['left_out'])} built-in rules do not apply here: " in out
+    assert set(report["left_out"]) == set(read_methods(BUILTIN)) - set(rows)
+    assert f"{len(report['left_out'])} built-in methods do not apply here: " in out
     assert "  extend_clip: model.position.extend belongs to learned, not to rope\n" in out
     assert f"forecast: {2 * (len(rows) - 1)} cells" in err
-    # The numbers are those of the cells, the best first, and each rule of its own.
-    cells = {(cell["rule"], cell["length"]): cell["nll"] for cell in report["cells"]}
-    for rule, row in rows.items():
-        assert row[:2] == [f"{cells[rule, length]:.3f}" for length in (24, 48)]
-    last = [cells[rule, 48] for rule in rows][2:]
+    # The numbers are those of the cells, the best first, and each method of its own.
+    cells = {(cell["method"], cell["length"]): cell["nll"] for cell in report["cells"]}
+    for method, row in rows.items():
+        assert row[:2] == [f"{cells[method, length]:.3f}" for length in (24, 48)]
+    last = [cells[method, 48] for method in rows][2:]
     assert last == sorted(last)
     # The settings beside the results are the same evaluation.
     before = (folder / "results.csv").read_bytes()
@@ -234,17 +252,17 @@ def test_what_a_learned_table_cannot_place_is_a_dash_with_its_reason(home, monke
     out = capsys.readouterr().out
     rows = grid_of(out)
     assert rows["trained"][1] == rows["log_n"][1] == rows["window"][1] == "—"
-    for rule in ("truncate", "extend_interpolate", "extend_repeat", "extend_clip"):
-        assert float(rows[rule][1]) > 0
+    for method in ("truncate", "extend_interpolate", "extend_repeat", "extend_clip"):
+        assert float(rows[method][1]) > 0
     assert "— does not exist, its positions end after 24 tokens: trained at 48; " in out
     summary = (home / "learned" / "evaluation" / "matrix" / "summary.txt").read_text()
     assert "Not measured: trained at 48: its positions end after 24 tokens." in summary
     assert "simultaneous over 3 comparisons" in summary  # those that exist
-    # The same without the matrix; and refused where no rule is left.
-    rules = "rules=[trained,truncate,extend_clip]"
-    assert call(monkeypatch, home / "learned", *short, rules, "folder=some") == 0
+    # The same without the matrix; and refused where no method is left.
+    methods = "methods=[trained,truncate,extend_clip]"
+    assert call(monkeypatch, home / "learned", *short, methods, "folder=some") == 0
     assert "its positions end after 24 tokens" in capsys.readouterr().out
-    with pytest.raises(EvaluationError, match=r"length 48 is beyond .* at most 24 .* trained with 'learned'"):
+    with pytest.raises(EvaluationError, match=r"length 48 .* at most 24 .* trained with 'learned'"):
         call(monkeypatch, home / "learned", *short, "folder=none")
     assert not (home / "learned" / "evaluation" / "none").exists()
 
@@ -254,7 +272,7 @@ def test_the_matrix_of_a_pattern_lays_a_rule_over_each_kind(home, monkeypatch, c
     assert call(monkeypatch, home / "pattern", "--matrix", "--verbose", *short) == 0
     out = capsys.readouterr().out
     report = json.loads((home / "pattern" / "evaluation" / "matrix" / "results.json").read_text())
-    schemes = {cell["rule"]: cell["scheme"] for cell in report["cells"] if cell["length"] == 48}
+    schemes = {cell["method"]: cell["scheme"] for cell in report["cells"] if cell["length"] == 48}
     assert schemes["yarn"] == "rope, yarn s=2 (matched), window 9 | none"
     assert schemes["window"] == "rope, window 9 | none, window 24"
     assert schemes["log_n"] == "rope, temperature log_n, window 9 | none, temperature log_n"
@@ -266,8 +284,12 @@ def test_the_matrix_of_a_pattern_lays_a_rule_over_each_kind(home, monkeypatch, c
 @pytest.mark.parametrize(
     ("run", "words", "message"),
     [
-        ("run", "rules={mine: [model.position.name=alibi]}", "cannot become 'alibi'; legal for a checkpoint"),
-        ("learned", "rules=[trained]", "at most 24 tokens"),
+        (
+            "run",
+            "methods={mine: [model.position.name=alibi]}",
+            "cannot become 'alibi'; legal for a checkpoint",
+        ),
+        ("learned", "methods=[trained]", "at most 24 tokens"),
     ],
 )
 def test_illegal_overrides_leave_with_2_and_nothing_written(home, tmp_path, run, words, message):
@@ -290,9 +312,73 @@ def test_help_names_every_setting_and_errors_leave_with_2():
         [sys.executable, "evaluate.py", "--help"], cwd=ROOT, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0
-    for word in ("lengths", "spans_per_document", "tolerance", "truncate", "yarn"):
+    for word in ("lengths", "spans_per_document", "truncate", "yarn"):
         assert word in done.stdout
     bad = subprocess.run(
         [sys.executable, "evaluate.py", "no-such-run"], cwd=ROOT, capture_output=True, text=True, timeout=120
     )
     assert bad.returncode == 2 and bad.stderr.startswith("error: no-such-run")
+
+
+def test_runs_are_compared_with_the_first_on_the_same_targets(home, monkeypatch, capsys):
+    """Other weights, another trained length, and positions that end: differences by hand from the losses of
+    every target."""
+    make_run(home, "longer", "model.position={name: rope}", "train_length=32", "seed=1")
+    runs = [home / name for name in ("run", "longer", "learned")]
+    asked = ["lengths=[24,48]", *SMALL[1:], "folder=compared"]
+    assert call(monkeypatch, *runs, *asked) == 0
+    out = capsys.readouterr().out
+    folder = home / "run" / "evaluation" / "compared"
+    report = json.loads((folder / "results.json").read_text())
+    cells = {(Path(cell["run"]).name, cell["length"]): cell for cell in report["cells"]}
+    assert list(cells) == [(run.name, length) for run in runs for length in (24, 32, 48)]
+    nll = {}
+    for run in runs:
+        trained = read_settings(run).model.position.model_dump(mode="json")  # other tests leave other methods
+        for file in (run / "evaluation" / "cells").glob("*.npz"):
+            held = np.load(file)
+            key = json.loads(str(held["key"]))
+            if key["targets"] == report["targets_hash"] and key["position"] == trained:
+                nll[run.name, key["length"]] = held["nll"].reshape(-1, 16).mean(axis=1)  # by document
+    pairs = [(name, n) for name in ("longer", "learned") for n in (24, 32, 48) if (name, n) in nll]
+    assert len(pairs) == 4 and report["targets"] == 16 * len(nll["run", 24])
+    for name, n in pairs:
+        cell, difference = cells[name, n], nll[name, n] - nll["run", n]
+        d = len(difference)
+        half = t_quantile(1 - 0.05 / len(pairs) / 2, d - 1) * difference.std(ddof=1) / d**0.5
+        assert cell["nll"] == pytest.approx(nll[name, n].mean(), abs=1e-12)
+        assert cell["difference"] == pytest.approx(difference.mean(), abs=1e-12)
+        assert cell["high"] - cell["low"] == pytest.approx(2 * half, rel=1e-9)
+        assert f"{difference.mean():+.3f}" in out
+    assert cells["run", 24]["difference"] is None and "24" in cells["learned", 48]["failure"]
+    lines = (folder / "results.csv").read_text().splitlines()
+    assert len(lines) == 10 and (folder / "nll_by_length.svg").is_file() and "learned" in out
+
+
+def test_a_dry_run_lists_the_cells_and_measures_none(home, monkeypatch, capsys):
+    make_run(home, "fresh", "model.position={name: rope}")
+    assert call(monkeypatch, home / "fresh", *SMALL, "--dry-run") == 0
+    out, err = capsys.readouterr()
+    assert not (home / "fresh" / "evaluation").exists() and "forecast: 3 cells" in err
+    rows = [line.split("│")[1:6] for line in out.splitlines() if "trained" in line and "│" in line]
+    inputs = [[int(cell.replace(",", "")) for cell in row[1:4]] for row in rows]
+    assert [n for n, _, _ in inputs] == [24, 48, 96]
+    assert all(total == n * windows for n, windows, total in inputs)
+    with pytest.raises(EvaluationError, match="store=FOLDER"):
+        call(monkeypatch, home / "fresh", *SMALL, "--dry-run", f"store={home / 'gone'}")
+
+
+def test_runs_that_cannot_be_compared_are_refused(home, monkeypatch):
+    words = ["data.tokenizer={name: sentencepiece, vocab_size: 300, train_bytes: 20k}"]
+    make_run(home, "pieces", "model.position={name: rope}", *words)
+    for other, asked in (
+        ("pieces", "seed=0"),
+        ("learned", "protocol=by-position"),
+        ("learned", "matrix=true"),
+        ("learned", "protocol=attention"),
+    ):
+        with pytest.raises(EvaluationError) as caught:
+            call(monkeypatch, home / "run", home / other, asked)
+        assert asked in str(caught.value) or "tokenizer" in str(caught.value) or "matrix" in str(caught.value)
+    with pytest.raises(EvaluationError, match="RUN"):
+        call(monkeypatch, "lengths=[24]")

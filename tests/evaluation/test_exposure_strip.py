@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from data.exposure import Exposure
-from evaluation.exposure_strip import add_strip, shares, thinned
-from evaluation.figures import Line, length_figure
+from data.sampling.exposure import Exposure
+from evaluation.reports.exposure_strip import add_strip, shares, thinned
+from evaluation.reports.figures import LengthCurve, length_figure
 
 
 def plain(length: int, steps: int, first: int = 0) -> Exposure:
@@ -15,7 +15,7 @@ def plain(length: int, steps: int, first: int = 0) -> Exposure:
 
 
 def figure_of(lengths: list[int]):
-    line = Line("as trained", [float(x) for x in lengths], [3.0 + i for i in range(len(lengths))])
+    line = LengthCurve("as trained", [float(x) for x in lengths], [3.0 + i for i in range(len(lengths))])
     return length_figure([line], 3.0, lengths[0], title="t", subtitle="s", note="below all")
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.text import Text
 
-from evaluation.figures import FAINT, INK, Line, length_figure, spread, within
+from evaluation.reports.figures import FAINT, INK, LengthCurve, length_figure, spread, within
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12), st.floats(0.01, 0.1))
@@ -27,17 +27,17 @@ def test_labels_stay_within_the_axes_where_they_fit(wanted, gap):
 
 
 def test_of_many_lines_the_best_have_the_colours_and_one_far_off_leaves_with_its_number():
-    names = ["as trained", *(f"rule {i}" for i in range(20)), "far off"]
+    names = ["as trained", *(f"method {i}" for i in range(20)), "far off"]
     ends = [3.0, *np.linspace(2.4, 3.2, 20), 9.0]
-    lines = [Line(n, [256.0, 512.0], [2.4, float(end)]) for n, end in zip(names, ends, strict=True)]
+    lines = [LengthCurve(n, [256.0, 512.0], [2.4, float(end)]) for n, end in zip(names, ends, strict=True)]
     figure = length_figure(lines, 2.4, 256, title="A title", subtitle="runs/x")
     axes = figure.axes[0]
     assert axes.get_ylim()[1] < 4
     colour = {text.get_text().split("  ")[0]: text.get_color() for text in axes.texts}
     labels = {text.get_text() for text in axes.texts}
-    assert "far off  9.00 ↑" in labels and "rule 19  3.20" in labels
-    assert colour["as trained"] == INK and colour["far off"] == colour["rule 7"] == FAINT
-    assert len({colour[f"rule {i}"] for i in range(7)} - {FAINT, INK}) == 7
+    assert "far off  9.00 ↑" in labels and "method 19  3.20" in labels
+    assert colour["as trained"] == INK and colour["far off"] == colour["method 7"] == FAINT
+    assert len({colour[f"method {i}"] for i in range(7)} - {FAINT, INK}) == 7
 
 
 MANY = [3.0, *np.linspace(2.4, 2.5, 24).tolist(), 9.0]
@@ -45,11 +45,11 @@ MANY = [3.0, *np.linspace(2.4, 2.5, 24).tolist(), 9.0]
 
 @pytest.mark.parametrize("ends", [[2.4, 2.4, 2.4, 2.4, 2.4, 2.4], [2.4, 9.0, 2.41, 2.5, 3.1, 2.39], MANY])
 def test_no_text_overlaps_another_or_leaves_the_figure(ends):
-    names = ["as trained", "linear", "ntk", "yarn", "window", "a rule with a name"]
-    names += [f"rule {i}" for i in range(len(names), len(ends))]
+    names = ["as trained", "linear", "ntk", "yarn", "window", "a method with a name"]
+    names += [f"method {i}" for i in range(len(names), len(ends))]
     xs = [256.0, 512.0, 1024.0, 2048.0, 4096.0]
     lines = [
-        Line(name, xs, np.linspace(2.4, end, 5).tolist(), [float("nan"), 0.1, 0.1, 0.2, 0.1])
+        LengthCurve(name, xs, np.linspace(2.4, end, 5).tolist(), [float("nan"), 0.1, 0.1, 0.2, 0.1])
         for name, end in zip(names, ends, strict=True)
     ]
     figure = length_figure(
@@ -63,7 +63,7 @@ def test_no_text_overlaps_another_or_leaves_the_figure(ends):
     texts = [t for t in [*axes.texts, *figure.texts, *axes.get_xticklabels(), *ticks] if t.get_text()]
     # An annotation's own extent holds its leader line; the words alone are what must not collide.
     boxes = [Text.get_window_extent(text, renderer) for text in texts]
-    labels = [t for t in axes.texts if t.get_text().split("  ")[0] in [*names, "context cut to 256"]]
+    labels = [t for t in axes.texts if t.get_text().split("  ")[0] in [*names, "context truncated to 256"]]
     assert len(labels) == len(names) + 1
     width, height = figure.bbox.size
     for text, box in zip(texts, boxes, strict=True):

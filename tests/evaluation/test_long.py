@@ -5,15 +5,17 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from evaluation import EvaluationError, ModelScorer
-from evaluation.forecast import Pace, blocks_at_once, choose_batch, measure_pace
-from evaluation.protocols import Windows
-from model import ModelSettings, Places, Transformer
+from evaluation.scoring import forecast
+from evaluation.scoring.forecast import Throughput, blocks_at_once, choose_batch, measure_pace
+from evaluation.scoring.protocols import TargetWindows
+from model import ModelSettings, TokenPositions, Transformer
 from tests.model.zoo import CASES, TRAIN, V, settings_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,7 +55,7 @@ def test_chunks_of_any_size_give_the_numbers_of_one_pass(case, monkeypatch):
         length = reachable(case)
         model = zoo_model(case, torch.float64)
         tokens = torch.from_numpy(np.random.default_rng(2).integers(0, V, (2, length + 1)))
-        logits = model(tokens[:, :-1], Places.plain(length))
+        logits = model(tokens[:, :-1], TokenPositions.plain(length))
         every = -torch.log_softmax(logits, -1).gather(-1, tokens[:, 1:, None])[..., 0]
     whole = every[:, -min(KEEP, length) :].numpy()
     assert whole.std() > 0.1
@@ -103,7 +105,7 @@ def test_the_forecast_knows_which_schemes_spell_their_scores_out():
 
 
 def test_a_length_that_does_not_fit_is_refused_with_the_longest_that_does():
-    settings = ModelSettings(dim=192, layers=4, heads=6, groups=2)
+    settings = ModelSettings(dim=192, layers=4, heads=6, kv_heads=2)
     for scheme, gib in (("rope", 0.2), ("fire", 0.5)):
         model = Transformer(
             settings.model_copy(update={"position": ModelSettings(position={"name": scheme}).position}),
@@ -140,10 +142,10 @@ def test_the_time_of_a_long_window_is_told_from_two_short_ones(monkeypatch):
     pace = measure_pace(Timed(), Endless(), 256, 131_072, 64)  # type: ignore[arg-type]
     # Chunked passes are timed where there will be any, and none longer than two chunks.
     assert max(asked) == 8192 and asked.count(8192) == 1
-    windows = Windows(*(np.array([n]) for n in (0, 200_000, 131_072, 64)))
-    assert abs(pace.seconds(windows) / (3e-5 * 131_072 + 2e-8 * 131_072**2) - 1) < 1e-9
+    windows = TargetWindows(*(np.array([n]) for n in (0, 200_000, 131_072, 64)))
+    assert abs(pace.seconds(windows.inputs) / (3e-5 * 131_072 + 2e-8 * 131_072**2) - 1) < 1e-9
     alone = measure_pace(Timed(), Endless(), 512, 512, 64)  # type: ignore[arg-type]
-    assert alone == Pace(pytest.approx(3e-5 + 2e-8 * 512), 0.0)
+    assert alone == Throughput(pytest.approx(3e-5 + 2e-8 * 512), 0.0)
 
 
 def rows_of(folder, *words):
@@ -179,3 +181,17 @@ def test_a_span_of_131072_tokens_on_two_cores(scheme, minutes, tmp_path):
     assert float(row["peak_gib"]) <= 4
     # A model that is not trained knows no more than ln V; what is left is its small head's own noise.
     assert abs(float(row["nll"]) - np.log(4096)) < 0.1
+
+
+def test_free_memory_is_what_the_system_and_the_container_leave(monkeypatch):
+    files = {
+        "/proc/meminfo": "MemTotal: 9 kB\nMemAvailable: 2000 kB\n",
+        "/sys/fs/cgroup/memory.max": "max",
+        "/sys/fs/cgroup/memory.current": "500",
+    }
+    monkeypatch.setattr(
+        forecast, "Path", lambda name: SimpleNamespace(read_text=lambda **_: files[str(name)])
+    )
+    assert forecast.memory_free(torch.device("cpu")) == 2000 * 1024
+    files["/sys/fs/cgroup/memory.max"] = "1500"
+    assert forecast.memory_free(torch.device("cpu")) == 1000

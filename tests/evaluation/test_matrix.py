@@ -1,5 +1,6 @@
 import csv
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -7,21 +8,22 @@ import pytest
 from evaluation import (
     EvaluationError,
     EvaluationSettings,
-    Text,
+    EvaluationText,
     analyse,
     draw_figures,
-    resolve_rules,
+    resolve_methods,
 )
-from evaluation.records import write
-from evaluation.report import table, words
-from evaluation.rules import new_sinks
+from evaluation.reports.loss import LossReport
+from evaluation.reports.sentences import headline
+from evaluation.scoring import evaluate as matrix
+from evaluation.scoring.methods import new_sinks
 
 
 class Console:
     def __init__(self):
         self.lines, self.advanced = [], 0.0
 
-    def say(self, text):
+    def info(self, text):
         self.lines.append(text)
 
     def warn(self, text):
@@ -50,9 +52,9 @@ def test_every_rule_at_every_length_on_the_same_targets(do):
     # Truncation is flat by construction; yarn and the window leave the trained length alone.
     for length in (16, 32, 64):
         assert (result.nll["truncate", length] == result.nll["trained", 16]).all()
-    for rule in ("yarn", "window"):
-        assert np.abs(result.nll[rule, 16] - result.nll["trained", 16]).max() < 1e-5
-        assert np.abs(result.nll[rule, 64] - result.nll["trained", 64]).max() > 1e-2
+    for method in ("yarn", "window"):
+        assert np.abs(result.nll[method, 16] - result.nll["trained", 16]).max() < 1e-5
+        assert np.abs(result.nll[method, 64] - result.nll["trained", 64]).max() > 1e-2
 
 
 def test_finished_cells_are_not_measured_again(do, subject):
@@ -62,7 +64,7 @@ def test_finished_cells_are_not_measured_again(do, subject):
     again = do(console)
     assert subject.loads == [] and "9 of 9 cells" in console.lines[0]
     assert all((first.nll[k] == again.nll[k]).all() for k in first.nll)
-    # A shorter length and another rule are added; what is there stays.
+    # A shorter length and another method are added; what is there stays.
     console = Console()
     more = do(console, lengths=[16, 24, 32, 64])
     assert "9 of 12" in console.lines[0] and set(more.nll) > set(first.nll)
@@ -113,17 +115,17 @@ def test_progress_adds_up_and_the_forecast_comes_first(do):
 
 
 def test_sinks_are_refused_where_the_model_knows_bos_as_its_first_token(
-    do, subject, monkeypatch, builtin_rules
+    do, subject, monkeypatch, builtin_methods
 ):
     known = subject.resolve
     sinks = {"name": "rope", "window": 12, "sinks": 4}
-    monkeypatch.setitem(builtin_rules, "streaming", ["sinks"])
+    monkeypatch.setitem(builtin_methods, "streaming", ["sinks"])
     object.__setattr__(subject, "resolve", lambda words: sinks if words == ("sinks",) else known(words))
     object.__setattr__(subject, "bos_first", "It was trained so")
     with pytest.raises(EvaluationError, match=r"streaming: the first tokens.*trained so.*bos=every-window"):
-        do(rules=("trained", "streaming", "window"))
+        do(methods=("trained", "streaming", "window"))
     assert subject.loads == []
-    do(rules=("trained", "window"))  # without sinks, any BOS rule will do
+    do(methods=("trained", "window"))  # without sinks, any BOS rule will do
     assert new_sinks(sinks, {"name": "rope"}) and not new_sinks(sinks, sinks)
     kinds = {"kinds": {"a": sinks, "b": {"name": "none"}}}
     assert new_sinks(kinds, {"kinds": {"a": {"name": "rope", "sinks": 0}, "b": {"name": "none"}}})
@@ -135,9 +137,9 @@ def test_bits_per_byte_are_not_given_where_the_tokens_lost_text(do, make_store, 
     pieces = tokenizer.token_bytes
     store.bytes = np.array([sum(pieces[i] for i in document) for document in store.documents])
     result = do(store=store)
-    ids = result.plan.target_ids(Text(store))
+    ids = result.plan.target_ids(EvaluationText(store))
     assert result.n_bytes == sum(pieces[i] for i in ids) > len(ids)
-    cell = next(row for row in analyse(result).rows if row.length == 64 and row.rule == "trained")
+    cell = next(row for row in analyse(result).rows if row.length == 64 and row.method == "trained")
     nats = result.nll["trained", 64].sum()
     assert cell.bits_per_byte == pytest.approx(nats / np.log(2) / result.n_bytes, rel=1e-12)
     store.bytes[3] += 1  # a byte of this document stands behind no token
@@ -145,8 +147,8 @@ def test_bits_per_byte_are_not_given_where_the_tokens_lost_text(do, make_store, 
 
 
 def test_incompatible_rules_are_refused_together_before_any_compute(do, subject):
-    with pytest.raises(EvaluationError, match=r"rule 'alibi'.*cannot become 'alibi'"):
-        do(rules=["trained", "alibi", "yarn"])
+    with pytest.raises(EvaluationError, match=r"method 'alibi'.*cannot become 'alibi'"):
+        do(methods=["trained", "alibi", "yarn"])
     assert subject.loads == []
 
 
@@ -172,7 +174,7 @@ def test_a_non_finite_cell_fails_alone(do, subject, monkeypatch):
     result = do(console)
     assert set(result.failed) == {("yarn", 16), ("yarn", 32), ("yarn", 64)}
     assert ("window", 64) in result.nll and any("left out" in line for line in console.lines)
-    text = "\n".join(words(result, analyse(result)))
+    text = "\n".join(LossReport(result, analyse(result)).summary())
     assert "Not measured: yarn at 16: the model gives a loss that is not finite" in text
 
 
@@ -180,7 +182,7 @@ def test_a_non_finite_cell_fails_alone(do, subject, monkeypatch):
 def test_the_other_protocols_run_to_a_report(do, protocol, tmp_path):
     result = do(protocol=protocol)
     analysis = analyse(result)
-    write(result, analysis, tmp_path / "out")
+    LossReport(result, analysis).write(tmp_path / "out")
     assert [p.stat().st_size > 5000 for p in draw_figures(result, analysis, tmp_path / "out")] == [True]
     report = json.loads((tmp_path / "out" / "results.json").read_text())
     assert report["protocol"] == protocol and report["summary"] and report["targets"] == result.plan.n_targets
@@ -195,11 +197,11 @@ def test_the_other_protocols_run_to_a_report(do, protocol, tmp_path):
 def test_results_say_what_they_rest_on(do, tmp_path):
     result = do()
     analysis = analyse(result)
-    write(result, analysis, tmp_path)
+    LossReport(result, analysis).write(tmp_path)
     with (tmp_path / "results.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 12
-    row = next(r for r in rows if r["rule"] == "yarn" and r["length"] == "64")
+    row = next(r for r in rows if r["method"] == "yarn" and r["length"] == "64")
     for key, want in {
         "scheme": "rope, yarn s=4 (matched)",
         "protocol": "fixed-targets",
@@ -222,12 +224,46 @@ def test_results_say_what_they_rest_on(do, tmp_path):
     assert float(row["delta"]) == pytest.approx(delta.mean()) and float(row["gain"]) == pytest.approx(
         -delta.mean()
     )
-    assert next(r for r in rows if r["rule"] == "truncate" and r["length"] == "64")["verdict"] == ""
+    assert next(r for r in rows if r["method"] == "truncate" and r["length"] == "64")["verdict"] == ""
     assert json.loads((tmp_path / "targets.json").read_text())["hash"] == result.plan.hash
-    title, columns, lines = table(result, analysis)
+    title, columns, lines = LossReport(result, analysis).by_length()
     assert "70 targets" in title and all(len(line) == len(columns) for line in lines) and len(lines) == 10
-    text = "\n".join(words(result, analysis))
-    assert "as trained" in text and "a unigram model has" in text and "not of the scheme" in text
+    text = "\n".join(LossReport(result, analysis).summary())
+    assert "as trained" in text and "a unigram model has" in text
+
+
+def test_bits_per_byte_are_over_the_bytes_of_the_targets_that_count(do, make_store, monkeypatch, tokenizer):
+    screened = matrix.screen
+
+    def dropped(*args, **how):
+        found = screened(*args, **how)
+        kept = found.kept.copy()
+        kept[::3] = False
+        return replace(found, kept=kept)
+
+    monkeypatch.setattr(matrix, "screen", dropped)
+    store = make_store([90, 120, 75, 99, 130, 81, 77], seed=1)
+    result = do(store=store)
+    windows = result.plan.truncated
+    ids = np.concatenate(
+        [
+            store.document(d)[end - n : end]
+            for d, end, n in zip(windows.document, windows.end, windows.keep, strict=True)
+        ]
+    )
+    kept = np.arange(len(ids)) % 3 != 0
+    raw = sum(len(tokenizer.pieces[one]) for one in ids[kept])
+    assert result.n_bytes == raw < len(b"".join(tokenizer.pieces[one] for one in ids))
+    for row in analyse(result).rows:
+        bits = result.nll[row.method, row.length].sum() / np.log(2)
+        assert row.bits_per_byte == pytest.approx(bits / raw)
+
+
+def test_what_was_not_tested_is_not_said_to_hold_nowhere(do, make_store):
+    tested, untested = do(), do(store=make_store([90, 120, 75], seed=1))
+    assert "Of 2 methods tested" in headline(tested, analyse(tested))
+    said = headline(untested, analyse(untested))  # three documents are points only
+    assert "held" not in said and "None of the 2 methods" in said and "best there is" in said
 
 
 def test_clusters_are_the_units_where_the_corpus_has_them(do, make_store):
@@ -235,20 +271,20 @@ def test_clusters_are_the_units_where_the_corpus_has_them(do, make_store):
     store = make_store([90, 120, 75, 99, 130, 81, 77], seed=1, clusters=clusters)
     analysis = analyse(do(store=store))
     assert (analysis.units, analysis.unit_kind, analysis.documents) == (5, "cluster", 7)
-    assert all(v.word == "points only" for rule in analysis.verdicts for v in rule.verdicts)
-    assert "points without intervals" in "\n".join(words(do(store=store), analysis))
+    assert all(v.word == "points only" for method in analysis.verdicts for v in method.verdicts)
+    assert "point estimates" in "\n".join(LossReport(do(store=store), analysis).summary())
 
 
 def test_bfloat16_is_checked_against_float32_before_a_verdict(do):
-    result = do(dtype="bfloat16", rules=["trained", "truncate", "yarn"])
+    result = do(dtype="bfloat16", methods=["trained", "truncate", "yarn"])
     assert set(result.precision) == {(r, n) for r in ("trained", "yarn") for n in (16, 32, 64)}
     assert max(abs(v) for v in result.precision.values()) > 0
     worst = max(abs(v) for v in result.precision.values())
     # Verdicts depend on the tolerance they are asked at: withheld below ten times the error.
-    strict = analyse(do(dtype="bfloat16", rules=["trained", "truncate", "yarn"], tolerance=worst))
+    strict = analyse(do(dtype="bfloat16", methods=["trained", "truncate", "yarn"], tolerance=worst))
     assert any("no verdict" in note for note in strict.notes)
     loose = analyse(
-        do(dtype="bfloat16", rules=["trained", "truncate", "yarn"], tolerance=max(1.0, 11 * worst))
+        do(dtype="bfloat16", methods=["trained", "truncate", "yarn"], tolerance=max(1.0, 11 * worst))
     )
     assert not loose.notes and len(loose.verdicts) == 2
 
@@ -261,20 +297,20 @@ def test_bits_per_byte_need_the_bytes_of_every_target(do, tokenizer):
     assert row.bits_per_byte == pytest.approx(result.nll["trained", 16].sum() / np.log(2) / result.n_bytes)
 
 
-def test_rules_and_their_words(builtin_rules):
-    rules = resolve_rules(["yarn", "window"], builtin_rules, 48)
-    assert [r.label for r in rules] == ["trained", "yarn", "window"]
-    assert rules[2].words == ("window=48",)
-    less = resolve_rules(
-        {"mine": ["a={train_length-4}", "b={train_length} {train_length-10}"]}, builtin_rules, 48
+def test_rules_and_their_words(builtin_methods):
+    methods = resolve_methods(["yarn", "window"], builtin_methods, 48)
+    assert [r.label for r in methods] == ["trained", "yarn", "window"]
+    assert methods[2].words == ("window=48",)
+    less = resolve_methods(
+        {"mine": ["a={train_length-4}", "b={train_length} {train_length-10}"]}, builtin_methods, 48
     )
     assert less[1].words == ("a=44", "b=48 38")
-    own = resolve_rules({"truncate": [], "mine": ["a.b=1"]}, builtin_rules, 48)
+    own = resolve_methods({"truncate": [], "mine": ["a.b=1"]}, builtin_methods, 48)
     assert [(r.label, r.words) for r in own] == [("trained", ()), ("truncate", ()), ("mine", ("a.b=1",))]
-    with pytest.raises(EvaluationError, match="unknown rule 'yarm'; there are alibi, trained"):
-        resolve_rules(["yarm"], builtin_rules, 48)
-    with pytest.raises(EvaluationError, match="takes no words"):
-        resolve_rules({"trained": ["x=1"]}, builtin_rules, 48)
+    with pytest.raises(EvaluationError, match=r"unknown method 'yarm'.*alibi, trained"):
+        resolve_methods(["yarm"], builtin_methods, 48)
+    with pytest.raises(EvaluationError, match="trained"):
+        resolve_methods({"trained": ["x=1"]}, builtin_methods, 48)
 
 
 @pytest.mark.parametrize(
@@ -283,7 +319,7 @@ def test_rules_and_their_words(builtin_rules):
         ({"lengths": []}, "at least one"),
         ({"lengths": [0, 5]}, "positive"),
         ({"lengths": [32]}, "shorter than a span"),
-        ({"rules": []}, "rules is empty"),
+        ({"methods": []}, "methods is empty"),
         ({"folder": "../x"}, "pattern"),
         ({"spans": 3}, "Extra inputs"),
     ],

@@ -3,8 +3,8 @@ import pytest
 import torch
 
 from evaluation import EvaluationError, monitor_targets
-from evaluation.protocols import fixed_windows
-from model import Places
+from evaluation.scoring.protocols import fixed_windows
+from model import TokenPositions
 
 
 def test_the_numbers_are_the_naive_ones_and_repeat_bit_for_bit(make_store, sharp):
@@ -25,7 +25,7 @@ def test_the_numbers_are_the_naive_ones_and_repeat_bit_for_bit(make_store, sharp
         tokens = torch.from_numpy(monitor.text.windows(windows.document, windows.end, length))
         with torch.no_grad():
             for row in tokens:
-                logits = model(row[None, :-1], Places.plain(length, length=length))[0].double()
+                logits = model(row[None, :-1], TokenPositions.plain(length, length=length))[0].double()
                 total -= torch.log_softmax(logits, -1)[torch.arange(length), row[1:]][-6:].sum().item()
         assert nll == pytest.approx(total / count, abs=1e-5)
 

@@ -10,9 +10,9 @@ import math
 import numpy as np
 import pytest
 
-from evaluation import EvaluationSettings, Text, measure
-from evaluation.plan import make_plan
-from evaluation.verdicts import by_position, judge
+from evaluation import EvaluationSettings, EvaluationText, measure
+from evaluation.scoring.plan import make_plan
+from evaluation.statistics.verdicts import by_position, judge
 
 V, MEMORY, COPY = 20, 8, 0.7
 LIKELY, OTHER = COPY + (1 - COPY) / V, (1 - COPY) / V
@@ -44,7 +44,7 @@ def store(make_store):
 
 
 def measured(store, protocol, lengths=GRID, trained=16, **kw):
-    text = Text(store)
+    text = EvaluationText(store)
     asked = EvaluationSettings(protocol=protocol, lengths=list(lengths), **kw)
     plan = make_plan(asked, text, store.hash, "t", trained)
     nll = {n: measure(oracle, text, windows, batch=9) for n, windows in plan.windows.items()}

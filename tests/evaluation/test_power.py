@@ -11,14 +11,14 @@ import pytest
 from scipy import stats
 
 from evaluation import EvaluationError
-from evaluation.power import half_to_see, needs, read_measured
+from evaluation.statistics.power import half_to_see, needs, read_measured
 
 ROOT = Path(__file__).resolve().parents[2]
 UNITS = 12
 
 
 def evaluation(seed, shift=0.0, scheme="rope", targets="t", units=UNITS):
-    """results.json of one run: as trained at 64 and 128, one rule, the baseline of both."""
+    """results.json of one run: as trained at 64 and 128, one method, the baseline of both."""
     rng = np.random.default_rng(seed)
     level = 3 + shift + 0.01 * rng.normal() + 0.2 * np.random.default_rng(99).normal(size=units)
     cells = {("trained", 64): level, ("trained", 128): level + 0.1 + 0.05 * rng.normal(size=units)}
@@ -28,8 +28,8 @@ def evaluation(seed, shift=0.0, scheme="rope", targets="t", units=UNITS):
         "targets_hash": targets,
         "units": {"kind": "document", "names": [f"d{i}" for i in range(units)]},
         "cells": [
-            {"rule": rule, "length": length, "scheme": scheme, "unit_nll": values.tolist()}
-            for (rule, length), values in cells.items()
+            {"method": method, "length": length, "scheme": scheme, "unit_nll": values.tolist()}
+            for (method, length), values in cells.items()
         ],
     }
 
@@ -62,7 +62,7 @@ def test_one_checkpoint_needs_units(file):
     content = evaluation(1)
     schemes = read_measured([file(content)])
     found = {(one.comparison.split(": ")[1].split(" ")[0], one.length): one for one in needs(schemes, 0.02)}
-    assert set(found) == {("trained", 128), ("yarn", 128)}  # the baseline is no rule
+    assert set(found) == {("trained", 128), ("yarn", 128)}  # the baseline is no method
     one = found["trained", 128]
     a, b = (np.array(content["cells"][i]["unit_nll"]) for i in (1, 0))
     assert one.estimate == pytest.approx((a - b).mean()) and (one.seeds, one.units) == ((1,), UNITS)
@@ -79,7 +79,7 @@ def test_seeds_of_one_scheme_are_gathered_and_schemes_compared(file):
     paths += [file(evaluation(10 + i, 0.05, "alibi"), f"b{i}/results.json") for i in range(4)]
     schemes = read_measured(paths)
     assert [(one.name, len(one.seeds)) for one in schemes] == [("rope (64)", 3), ("alibi (64)", 4)]
-    found = needs(schemes, 0.05, wanted=lambda rule, length: rule == "trained" and length == 64)
+    found = needs(schemes, 0.05, wanted=lambda method, length: method == "trained" and length == 64)
     (one,) = found  # as trained at 64 is the reference itself, so only the schemes are compared
     assert one.comparison == "alibi (64) against rope (64): trained" and one.seeds == (4, 3)
     a, b = (
@@ -132,9 +132,9 @@ def test_what_cannot_be_read_is_one_clear_error(file, tmp_path):
     old = evaluation(1)
     del old["units"]
     for content, message in (
-        ("{", "is no JSON"),
+        ("{", "JSON"),
         ([1], "not the results.json"),
-        (old, "keeps no numbers by unit"),
+        (old, "settings.yaml"),
     ):
         with pytest.raises(EvaluationError, match=message):
             read_measured([file(content)])
@@ -149,9 +149,9 @@ def test_the_command(file):
         command = [sys.executable, ROOT / "scripts" / "power.py", *map(str, words)]
         return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
-    done = call(file(evaluation(1)), "--difference", "0.02", "--rule", "trained")
+    done = call(file(evaluation(1)), "--difference", "0.02", "--method", "trained")
     assert done.returncode == 0, done.stderr
-    assert "must be at most ±0.0140 wide" in done.stdout and "documents needed" in done.stdout
+    assert "half-width of at most 0.0140" in done.stdout and "documents needed" in done.stdout
     (row,) = (line for line in done.stdout.splitlines() if line.startswith("│"))
     assert "rope (64): trained against trained at 64" in row and " ±0.0" in row and row.count("?") == 1
     bad = call(file(evaluation(1)), "--difference", "-1")

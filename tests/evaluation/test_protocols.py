@@ -4,10 +4,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from evaluation import EvaluationError, EvaluationSettings, ModelScorer, Text, measure
-from evaluation.plan import make_plan
-from evaluation.protocols import (
-    Windows,
+from evaluation import EvaluationError, EvaluationSettings, EvaluationText, ModelScorer, measure
+from evaluation.scoring.plan import make_plan
+from evaluation.scoring.protocols import (
+    TargetWindows,
     block_windows,
     fixed_windows,
     long_documents,
@@ -15,15 +15,15 @@ from evaluation.protocols import (
     sliding_windows,
     truncated_windows,
 )
-from evaluation.targets import draw_targets
-from evaluation.verdicts import perplexity, pooled
+from evaluation.scoring.targets import draw_targets
+from evaluation.statistics.verdicts import perplexity, pooled
 
 LENGTHS = [150, 131, 97, 260, 129]
 PROTOCOLS = ["fixed-targets", "sliding", "non-overlapping", "by-position"]
 
 
 def plan_for(store, protocol, lengths=(16, 32, 64, 128), trained=16, **kw):
-    text = Text(store, kw.pop("bos", "as-trained"), 1)
+    text = EvaluationText(store, kw.pop("bos", "as-trained"), 1)
     how = {"targets": 5, "spans_per_document": 3} | kw
     asked = EvaluationSettings(protocol=protocol, lengths=list(lengths), **how)
     return text, make_plan(asked, text, store.hash, "t", trained)
@@ -81,13 +81,13 @@ def test_non_overlapping_falls_by_the_early_tokens_alone(make_store, ngram_score
 def test_sliding_by_k_equals_fixed_targets_on_aligned_spans(make_store, sharp):
     scorer = ModelScorer(sharp().double())
     store = make_store([128 + 3 * 8])  # with BOS: 1 + 152 tokens
-    text = Text(store)
+    text = EvaluationText(store)
     length, k = 32, 8
     sliding = sliding_windows(text, np.array([0]), length, k)
     nll = measure(scorer, text, sliding)
     ends = np.arange(length + 1 + k, text.lengths[0] + 1, k)
     n = len(ends)
-    fixed = Windows(np.zeros(n, dtype=int), ends, np.full(n, length), np.full(n, k))
+    fixed = TargetWindows(np.zeros(n, dtype=int), ends, np.full(n, length), np.full(n, k))
     assert n == 15
     index = dict(zip(sliding.target_indices().tolist(), nll, strict=True))
     want = np.array([index[i] for i in fixed.target_indices().tolist()])
@@ -95,20 +95,20 @@ def test_sliding_by_k_equals_fixed_targets_on_aligned_spans(make_store, sharp):
 
 
 def test_by_position_at_the_fixed_targets_equals_them_at_lmax(make_store, sharp):
-    text = Text(make_store(LENGTHS))
+    text = EvaluationText(make_store(LENGTHS))
     targets = draw_targets(
         text, corpus_hash="c", tokenizer_hash="t", longest=48, span=7, spans_per_document=2
     )
     scorer = ModelScorer(sharp().double())
     fixed = fixed_windows(targets, 48)
-    whole = Windows(fixed.document, fixed.end, fixed.inputs, fixed.inputs)
+    whole = TargetWindows(fixed.document, fixed.end, fixed.inputs, fixed.inputs)
     nll = measure(scorer, text, whole).reshape(len(whole), 48)
     assert np.abs(nll[:, -7:].reshape(-1) - measure(scorer, text, fixed)).max() < 1e-12
 
 
 @pytest.mark.parametrize("length, stride", [(16, 2), (16, 16), (13, 5), (100, 12)])
 def test_sliding_counts_every_token_but_the_first_once_with_its_tail(make_store, length, stride):
-    text = Text(make_store(LENGTHS))
+    text = EvaluationText(make_store(LENGTHS))
     documents = long_documents(text, 100, 10, 0)
     assert documents.tolist() == [0, 1, 3, 4]
     windows = sliding_windows(text, documents, length, stride)
@@ -122,7 +122,7 @@ def test_sliding_counts_every_token_but_the_first_once_with_its_tail(make_store,
 
 
 def test_non_overlapping_cuts_to_a_multiple_of_lmax(make_store):
-    text = Text(make_store(LENGTHS))
+    text = EvaluationText(make_store(LENGTHS))
     windows = block_windows(text, np.array([3]), 16, 64)  # 261 tokens: 260 targets, 4 times 64
     assert windows.n_targets == 256 and windows.target_indices()[-1] == 256
     with pytest.raises(EvaluationError, match="48 does not divide 64"):
@@ -131,8 +131,8 @@ def test_non_overlapping_cuts_to_a_multiple_of_lmax(make_store):
 
 def test_unequal_windows_are_weighted_by_tokens(make_store):
     # One window of 20 counted targets at 1 nat, two of 3 at 4 nats: 44 / 26, not the mean of window means.
-    text = Text(make_store([60]))
-    windows = Windows(
+    text = EvaluationText(make_store([60]))
+    windows = TargetWindows(
         np.zeros(3, dtype=int), np.array([21, 24, 27]), np.array([20, 20, 20]), np.array([20, 3, 3])
     )
     nll = measure(lambda w, keep: np.full((len(w), keep), 1.0 if keep == 20 else 4.0), text, windows, batch=2)
@@ -140,7 +140,7 @@ def test_unequal_windows_are_weighted_by_tokens(make_store):
 
 
 def test_by_position_windows_and_their_truncation(make_store):
-    text = Text(make_store(LENGTHS))
+    text = EvaluationText(make_store(LENGTHS))
     whole = position_windows(text, np.array([0, 3]), 64, 5, seed=3)
     assert len(whole) == 10 and (whole.keep == 64).all()
     assert (whole.target_positions().reshape(10, 64) == np.arange(64)).all()
@@ -162,7 +162,7 @@ def test_settings_that_cannot_work_are_refused(make_store):
         plan_for(store, "sliding", lengths=(16, 512))
     with pytest.raises(EvaluationError, match="shorter than a span"):
         plan_for(store, "fixed-targets", lengths=[64], trained=4)
-    text = Text(store)
+    text = EvaluationText(store)
     targets = draw_targets(
         text, corpus_hash="c", tokenizer_hash="t", longest=48, span=7, spans_per_document=2
     )

@@ -8,10 +8,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from evaluation import EvaluationError, EvaluationSettings, Subject, evaluate, resolve_rules
-from evaluation.cells import Cells
-from evaluation.ranks import Ranks, joined, refuse_silent_launch, this_process
-from evaluation.scoring import ModelScorer
+from evaluation import EvaluatedModel, EvaluationError, EvaluationSettings, evaluate, resolve_methods
+from evaluation.ranks import EvaluationRanks, joined, refuse_silent_launch, this_process
+from evaluation.scoring.cells import CellStore
+from evaluation.scoring.scoring import ModelScorer
 from tests import processes
 
 YARN = {"name": "rope", "scaling": {"name": "yarn", "factor": "auto"}}
@@ -36,16 +36,16 @@ def measured(make_store, tokenizer, sharp, tmp_path):
             model = sharp(YARN if words else None, dtype=getattr(torch, dtype))
             return model if spoil is None else spoil(model, ranks)
 
-        subject = Subject("run", "abc", 7, 16, 16, lambda w: YARN if w else {"name": "rope"}, load)
+        subject = EvaluatedModel("run", "abc", 7, 16, 16, lambda w: YARN if w else {"name": "rope"}, load)
         settings = EvaluationSettings(
-            rules=["trained", "yarn"],
+            methods=["trained", "yarn"],
             lengths=list(LENGTHS),
             targets=5,
             spans_per_document=2,
             device="cpu",
             **more,
         )
-        rules = resolve_rules(["trained", "yarn"], {"trained": [], "yarn": ["yarn"]}, 16)
+        methods = resolve_methods(["trained", "yarn"], {"trained": [], "yarn": ["yarn"]}, 16)
         folder = tmp_path / cells
         result = evaluate(
             settings,
@@ -53,7 +53,7 @@ def measured(make_store, tokenizer, sharp, tmp_path):
             store=store,
             train=None,
             tokenizer=tokenizer,
-            rules=rules,
+            methods=methods,
             cells=folder,
             ranks=ranks,
         )
@@ -90,14 +90,14 @@ def test_every_rank_returns_the_bits_of_one_process(measured, world, tmp_path):
 
 
 def test_each_rank_scores_its_own_windows_only(measured, monkeypatch):
-    scored, saved, call, save = [], [], ModelScorer.__call__, Cells.save
+    scored, saved, call, save = [], [], ModelScorer.__call__, CellStore.save
 
     def counted(self, windows, keep):
         scored.append((self.length, len(windows)))
         return call(self, windows, keep)
 
     monkeypatch.setattr(ModelScorer, "__call__", counted)
-    monkeypatch.setattr(Cells, "save", lambda self, key, nll: saved.append(key) or save(self, key, nll))
+    monkeypatch.setattr(CellStore, "save", lambda self, key, nll: saved.append(key) or save(self, key, nll))
 
     def work(ranks):
         measured(ranks, batch=1)
@@ -106,7 +106,7 @@ def test_each_rank_scores_its_own_windows_only(measured, monkeypatch):
     (first, six), (second, none) = together(2, work)
     assert (six, none) == (6, 0)  # rank 0 alone writes
     for share in (first, second):
-        # 7 documents × 2 spans × 2 rules at each length, half of them here.
+        # 7 documents × 2 spans × 2 methods at each length, half of them here.
         assert all(sum(n for length, n in share if length == one) == 14 for one in LENGTHS)
 
 
@@ -129,7 +129,7 @@ def test_a_cell_that_fails_on_one_rank_fails_on_all_alike(measured, monkeypatch)
     assert first.failed == second.failed
     assert set(first.failed) == {("trained", 32), ("yarn", 32)}
     assert "not finite" in first.failed["trained", 32]
-    assert set(first.nll) == {(rule, length) for rule in ("trained", "yarn") for length in (16, 64)}
+    assert set(first.nll) == {(method, length) for method in ("trained", "yarn") for length in (16, 64)}
 
 
 def test_a_rank_that_ends_ends_the_others_and_a_rerun_uses_what_they_had(measured, monkeypatch, tmp_path):
@@ -166,10 +166,10 @@ def test_a_rank_that_ends_ends_the_others_and_a_rerun_uses_what_they_had(measure
 def test_the_smallest_budget_decides_for_all(measured, monkeypatch):
     def work(ranks):
         free = 1 << 34 if ranks.main else 1 << 30
-        monkeypatch.setattr("evaluation.session.memory_free", lambda device: free)
+        monkeypatch.setattr("evaluation.scoring.forecast.memory_free", lambda device: free)
         budgets = []
         monkeypatch.setattr(
-            "evaluation.session.choose_batch", lambda *a, **k: budgets.append(k["budget"]) or 2
+            "evaluation.scoring.session.choose_batch", lambda *a, **k: budgets.append(k["budget"]) or 2
         )
         measured(ranks)
         return set(budgets)
@@ -179,7 +179,7 @@ def test_the_smallest_budget_decides_for_all(measured, monkeypatch):
 
 
 def test_parts_of_several_ranks_are_one_cell(tmp_path):
-    cells, key, nan = Cells(tmp_path), {"a": 1}, np.nan
+    cells, key, nan = CellStore(tmp_path), {"a": 1}, np.nan
     cells.save_partial(key, np.array([1.0, nan, nan, nan]), 0, now=True)
     cells.save_partial(key, np.array([nan, nan, 3.0, nan]), 1, now=True)
     cells.save_partial({"a": 2}, np.array([9.0, 9.0, 9.0, 9.0]), 1, now=True)
@@ -206,13 +206,17 @@ def test_several_processes_that_do_not_know_of_each_other_are_refused(environmen
 def test_devices_are_each_ranks_own(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    assert [Ranks(5, 8, local, 4).device("auto").index for local in range(4)] == [0, 1, 2, 3]
-    assert Ranks().device("auto") == torch.device("cuda")
-    assert Ranks(1, 2, 1, 2).device("cuda:3").index == 3 and Ranks(1, 2, 1, 2).device("cpu").type == "cpu"
+    monkeypatch.setattr(torch, "empty", lambda *size, device: None)
+    assert [EvaluationRanks(5, 8, local, 4).device("auto").index for local in range(4)] == [0, 1, 2, 3]
+    assert EvaluationRanks().device("auto") == torch.device("cuda:0")
+    assert (
+        EvaluationRanks(1, 2, 1, 2).device("cuda:3").index == 3
+        and EvaluationRanks(1, 2, 1, 2).device("cpu").type == "cpu"
+    )
 
 
 def test_without_a_launcher_a_process_is_alone(monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     with joined() as ranks:
-        assert ranks == Ranks() == this_process() and not dist.is_initialized()
+        assert ranks == EvaluationRanks() == this_process() and not dist.is_initialized()
         assert ranks.collect("mine") == ["mine"]

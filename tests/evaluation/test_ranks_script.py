@@ -61,7 +61,7 @@ def results(run):
     ],
 )
 def test_processes_of_a_launcher_leave_the_files_of_one(home, monkeypatch, capsys, launcher, processes):  # noqa: F811
-    words = [*SMALL, "folder=one", "batch=2", "rules=[trained,window]"]
+    words = [*SMALL, "folder=one", "batch=2", "methods=[trained,window]"]
     alone, shared = home / f"alone-{launcher}-{processes}", home / f"{launcher}-{processes}"
     for copy in (alone, shared):
         shutil.copytree(home / "run", copy, ignore=shutil.ignore_patterns("evaluation"))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from evaluation.reach import context_reach
+from evaluation.statistics.context_reach import context_reach
 
 UNITS, EACH = 12, 5
 UNIT = np.repeat(np.arange(UNITS), EACH)

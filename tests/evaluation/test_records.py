@@ -1,13 +1,15 @@
 import csv
 import json
+import math
+import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from scipy import stats
 
 from evaluation import analyse
-from evaluation.records import write
-from evaluation.report import parts_table, words
+from evaluation.reports.loss import LossReport
 
 
 def test_results_hold_every_unit_and_whether_the_training_text_has_it(do, make_store, tmp_path):
@@ -15,7 +17,7 @@ def test_results_hold_every_unit_and_whether_the_training_text_has_it(do, make_s
     store = make_store([90, 120, 75, 99, 130, 81, 77], seed=1, clusters=clusters)
     train = make_store([300, 40], seed=2, clusters=["cy", "doc3"])
     result = do(store=store, train=train)
-    write(result, analyse(result), tmp_path)
+    LossReport(result, analyse(result)).write(tmp_path)
     report = json.loads((tmp_path / "results.json").read_text())
     assert report["units"] == {
         "kind": "cluster",
@@ -25,7 +27,7 @@ def test_results_hold_every_unit_and_whether_the_training_text_has_it(do, make_s
     }
     of = [[0, 1], [2], [4, 5], [3], [6]]  # documents in the order of the units, each with 10 targets
     for cell in report["cells"]:
-        nll = result.nll[cell["rule"], cell["length"]].reshape(7, 10)
+        nll = result.nll[cell["method"], cell["length"]].reshape(7, 10)
         assert cell["unit_nll"] == pytest.approx([nll[documents].mean() for documents in of])
     unigram = result.unigram.reshape(7, 10)
     assert report["unigram_unit_nll"] == pytest.approx([unigram[documents].mean() for documents in of])
@@ -37,32 +39,34 @@ def test_units_of_the_training_text_are_shown_apart(do, make_store, tmp_path):
     names = [f"author {i // 2}" for i in range(14)] + ["known"] * 2
     store = make_store([75 + 3 * i for i in range(16)], seed=1, clusters=names)
     train = make_store([300, 40], seed=2, clusters=["known", "author 3"])
-    result = do(store=store, train=train, rules=["trained", "truncate", "yarn"])
+    result = do(store=store, train=train, methods=["trained", "truncate", "yarn"])
     analysis = analyse(result)
     unseen, seen = analysis.parts
     assert (unseen.seen, unseen.units, unseen.documents, unseen.n_targets) == (False, 6, 12, 120)
     assert (seen.seen, seen.units, seen.documents, seen.n_targets) == (True, 2, 4, 40)
     new = [d for d in range(14) if d // 2 != 3]
-    row = next(row for row in unseen.rows if (row.rule, row.length) == ("yarn", 64))
+    row = next(row for row in unseen.rows if (row.method, row.length) == ("yarn", 64))
     means = result.nll["yarn", 64].reshape(16, 10)[new].reshape(6, 20).mean(axis=1)
     base = result.nll["trained", 16].reshape(16, 10)[new].reshape(6, 20).mean(axis=1)
     assert row.nll == pytest.approx(means.mean())
-    half = stats.t.ppf(1 - 0.025 / 4, 5) * stats.sem(means - base)  # simultaneous over 2 rules at 2 lengths
+    half = stats.t.ppf(1 - 0.025 / 4, 5) * stats.sem(means - base)  # simultaneous over 2 methods at 2 lengths
     assert row.delta.estimate == pytest.approx((means - base).mean()) and row.delta.half == pytest.approx(
         half
     )
     assert row.verdict is None and all(np.isnan(row.level.low) for row in seen.rows)
-    text = "\n".join(words(result, analysis))
+    text = "\n".join(LossReport(result, analysis).summary())
     assert "6 clusters (12 documents) not in the training text: as trained NLL" in text
-    assert "2 clusters (4 documents) in the training text, points only: as trained NLL" in text
-    _, columns, lines = parts_table(result, analysis)
+    line = next(line for line in LossReport(result, analysis).summary() if "not in the training text" in line)
+    assert re.findall(r"(as trained|truncate|yarn) [+-]", line) == ["as trained", "yarn"]
+    assert "2 clusters (4 documents) in the training text, point estimates only: as trained NLL" in text
+    _, columns, lines = LossReport(result, analysis).by_part()
     assert [line[:2] for line in lines] == [
         *(["trained", str(n)] for n in (16, 32, 64)),
         ["truncate", "all"],
         *(["yarn", str(n)] for n in (16, 32, 64)),
     ]
     assert all(len(line) == len(columns) == 6 for line in lines)
-    write(result, analysis, tmp_path)
+    LossReport(result, analysis).write(tmp_path)
     report = json.loads((tmp_path / "results.json").read_text())
     assert set(report["parts"]) == {"unseen", "seen"} and report["parts"]["unseen"]["units"] == 6
     with (tmp_path / "results.csv").open() as file:
@@ -72,15 +76,15 @@ def test_units_of_the_training_text_are_shown_apart(do, make_store, tmp_path):
 
 
 def test_reach_and_ratios_are_said_and_kept(do, tmp_path):
-    result = do(rules=["trained", "truncate", "window"])
+    result = do(methods=["trained", "truncate", "window"])
     analysis = analyse(result)
-    assert [one.rule for one in analysis.reaches] == ["trained", "window"]
-    text = "\n".join(words(result, analysis))
+    assert [one.method for one in analysis.reaches] == ["trained", "window"]
+    text = "\n".join(LossReport(result, analysis).summary())
     assert "Context reach, as trained: " in text and "Gain per doubling, nats: 16 to 32 " in text
-    write(result, analysis, tmp_path)
+    LossReport(result, analysis).write(tmp_path)
     report = json.loads((tmp_path / "results.json").read_text())
-    cells = {(cell["rule"], cell["length"]): cell for cell in report["cells"]}
-    reach = {one["rule"]: one for one in report["context_reach"]}["trained"]
+    cells = {(cell["method"], cell["length"]): cell for cell in report["cells"]}
+    reach = {one["method"]: one for one in report["context_reach"]}["trained"]
     assert reach["longest"] == 64 and [(d["from"], d["to"]) for d in reach["gain_per_doubling"]] == [
         (16, 32),
         (32, 64),
@@ -97,4 +101,68 @@ def test_verdicts_can_share_their_level_by_max_t(do):
     plain, joint = (analyse(do(simultaneous=how)) for how in ("bonferroni", "max-t"))
     one, other = plain.verdicts[1].verdicts[-1].delta, joint.verdicts[1].verdicts[-1].delta
     assert one.estimate == other.estimate and one.half != other.half and joint.family == plain.family == 6
-    assert "simultaneous over 6 comparisons (max-t)" in "\n".join(words(do(simultaneous="max-t"), joint))
+    assert "simultaneous over 6 comparisons (max-t)" in "\n".join(
+        LossReport(do(simultaneous="max-t"), joint).summary()
+    )
+
+
+def test_every_derived_column_by_hand(do):
+    """Seven documents; verdicts of three methods at two lengths are one family."""
+    result = do()
+    analysis = analyse(result)
+    rows = {(row["method"], row["length"]): row for row in LossReport(result, analysis).rows()}
+    base, unit = result.nll["trained", 16], result.unit
+
+    def interval(values, share=0.05):
+        means = [values[unit == one].mean() for one in np.unique(unit)]
+        half = stats.t.ppf(1 - share / 2, 6) * np.std(means, ddof=1) / math.sqrt(7)
+        return {"": np.mean(means), "_low": np.mean(means) - half, "_high": np.mean(means) + half}
+
+    for (method, length), row in rows.items():
+        nll = result.nll[method, length]
+        wanted = {"nll": nll.mean(), "perplexity": math.exp(nll.mean())}
+        wanted["bits_per_byte"] = nll.sum() / math.log(2) / result.n_bytes
+        wanted |= {f"nll{end}": value for end, value in interval(nll).items() if end}
+        wanted |= {f"gain{end}": value for end, value in interval(base - nll).items()}
+        if method != "truncate" and length > 16:
+            delta = interval(nll - base, 0.05 / 6)
+            wanted |= {f"delta{end}": value for end, value in delta.items()}
+            wanted |= {f"perplexity_ratio{end}": math.exp(value) for end, value in delta.items()}
+            upper = {n: interval(result.nll[method, n] - base)["_high"] for n in (16, 32, 64)}
+            wanted["delta_upper_one_sided"] = upper[length]
+            held = all(upper[n] < 0.02 for n in upper if n <= length)
+            word = "broken" if delta["_low"] > 0.02 else "held" if held else "inconclusive"
+            assert row["verdict"] == word
+            sd = np.std([(nll - base)[unit == one].mean() for one in np.unique(unit)], ddof=1)
+            enough = row["units_needed"]
+            assert (enough is None) == (half_of(7, sd) <= 0.02)
+            assert enough is None or half_of(enough, sd) <= 0.02 < half_of(enough - 1, sd)
+        else:
+            assert row["delta"] is None and row["verdict"] is None and row["units_needed"] is None
+        if method != "truncate" and length > 16:
+            step = interval(result.nll[method, length // 2] - nll)
+            wanted |= {f"gain_per_doubling{end}": value for end, value in step.items()}
+        for key, value in wanted.items():
+            assert row[key] == pytest.approx(value, rel=1e-6, abs=1e-9), (method, length, key)
+
+
+def half_of(units, sd):
+    return stats.t.ppf(1 - 0.05 / 6 / 2, units - 1) * sd / math.sqrt(units)
+
+
+def test_the_last_bucket_of_positions_is_the_one_reported(do):
+    result = do(protocol="by-position", lengths=[64], methods=["trained", "truncate", "yarn"])
+    analysis = analyse(result)
+    text = "\n".join(LossReport(result, analysis).summary())
+    for method, buckets in analysis.buckets.items():
+        *_, before, last = buckets
+        assert len(buckets) > 2 and before.nll != last.nll
+        assert f"{method}, factor for 64: NLL {last.nll:.3f} at positions {last.low} to 63" in text
+
+
+def test_reasons_of_rules_that_do_not_apply_are_footnotes_on_request(do):
+    result = do(matrix=True)
+    report = LossReport(replace(result, left_out={"alibi": "cannot become alibi"}), analyse(result))
+    brief, verbose = (report.footnotes(verbose) for verbose in (False, True))
+    assert brief[-1] == "1 built-in method does not apply here: alibi (--verbose: why)"
+    assert verbose[-1].split() == ["alibi:", "cannot", "become", "alibi"] and len(verbose) == len(brief) + 1

@@ -1,4 +1,4 @@
-"""Every built-in rule, laid over a run that can take it: it does something, the same cached or not."""
+"""Every built-in method changes the loss of a run that supports it, equally with and without a cache."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from evaluation import compatible_rules, read_rules, resolve_rules
-from evaluation.analysis import describe_scheme
-from model import SCHEMES, Cache, ModelError, Places, Transformer
-from training.config import ConfigError, apply_words
-from training.overrides import override
-from training.settings import RunSettings
+from evaluation import compatible_methods, read_methods, resolve_methods
+from evaluation.statistics.analysis import describe_scheme
+from model import SCHEMES, Cache, ModelError, TokenPositions, Transformer
+from training.config.load import ConfigError, apply_overrides
+from training.config.settings import RunSettings
+from training.config.test_time import override
 
-BUILTIN = read_rules(Path(__file__).parents[2] / "configs" / "evaluation" / "rules.yaml")
+BUILTIN = read_methods(Path(__file__).parents[2] / "configs" / "evaluation" / "methods.yaml")
 L0, V = 32, 23
 SHAPE = ["model.dim=24", "model.heads=2", "model.layers=2", f"train_length={L0}"]
 SHAPE += ["training.validation.targets=8"]
@@ -23,13 +23,14 @@ SAME = {"trained", "truncate"}  # no overrides of the model
 
 
 def host_of(label):
-    """(settings as trained, settings under the rule) of the first scheme that can take a built-in rule."""
-    rule = resolve_rules([label], BUILTIN, L0)[-1]
+    """(settings as trained, settings under the method) of the first scheme that can take a built-in
+    method."""
+    method = resolve_methods([label], BUILTIN, L0)[-1]
     for scheme in ("rope", *SCHEMES):
         slow = ["model.position.theta=100.0"] if scheme == "rope" else []
         try:
-            root = apply_words(RunSettings(), [*SHAPE, f"model.position.name={scheme}", *slow])
-            return root, override(root, rule.words)
+            root = apply_overrides(RunSettings(), [*SHAPE, f"model.position.name={scheme}", *slow])
+            return root, override(root, method.words)
         except (ModelError, ConfigError):
             continue
     raise AssertionError(f"no scheme can take {label}")
@@ -43,19 +44,19 @@ def test_a_builtin_rule_changes_what_lies_past_the_trained_length_and_is_the_sam
     ruled = Transformer(asked.model, V, L0).double().eval()
     ruled.load_state_dict(trained.state_dict())
     text, length = torch.arange(4 * L0)[None] % V, 4 * L0
-    whole = ruled(text, Places.plain(length))
+    whole = ruled(text, TokenPositions.plain(length))
     if trained.limit is None:
-        apart = (whole - trained(text, Places.plain(length))).abs()[0].amax(-1)
+        apart = (whole - trained(text, TokenPositions.plain(length))).abs()[0].amax(-1)
         assert (apart.max() > 1e-6) == (label not in SAME)
         if {"remap", "window"} & {word.split("=")[0].split(".")[-1] for word in BUILTIN[label]}:
             assert apart[: L0 // 2].max() < 1e-10  # they leave short distances as they were trained
     else:
         with pytest.raises(ModelError, match=f"shorten the input to {trained.limit} tokens"):
-            trained(text, Places.plain(length))
+            trained(text, TokenPositions.plain(length))
     # The declared length decides, not what is there so far: chunks and single tokens give the same.
     cache, parts, start = Cache(ruled, 1, length), [], 0
     for count in (5, L0, 1, 1, length - L0 - 7):
-        places = Places.plain(count, offset=start, length=length)
+        places = TokenPositions.plain(count, offset=start, length=length)
         parts.append(ruled(text[:, start : start + count], places, cache=cache))
         start += count
     torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=0, atol=1e-10)
@@ -67,34 +68,36 @@ def test_going_on_past_the_declared_length_is_refused_where_a_rule_follows_it(la
     _, asked = host_of(label)
     model = Transformer(asked.model, V, L0).initialise(0).eval()
     cache, text = Cache(model, 1, 3 * L0), torch.zeros(1, 2 * L0, dtype=torch.long)
-    model(text, Places.plain(2 * L0), cache=cache)
-    with pytest.raises(ModelError, match="declare the final length from the first pass on"):
-        model(text[:, :1], Places.plain(1, offset=2 * L0, length=2 * L0 + 1), cache=cache)
+    model(text, TokenPositions.plain(2 * L0), cache=cache)
+    with pytest.raises(ModelError, match="declare the final length"):
+        model(text[:, :1], TokenPositions.plain(1, offset=2 * L0, length=2 * L0 + 1), cache=cache)
 
 
 def test_rules_that_apply_are_told_from_those_that_do_not():
     def offered(root):
-        return compatible_rules(
+        return compatible_methods(
             BUILTIN, L0, lambda words: override(root, words).model.position.model_dump(mode="json")
         )
 
-    rules, left_out = offered(apply_words(RunSettings(), [*SHAPE, "model.position.name=learned"]))
-    labels = [rule.label for rule in rules]
+    methods, left_out = offered(apply_overrides(RunSettings(), [*SHAPE, "model.position.name=learned"]))
+    labels = [method.label for method in methods]
     assert labels[:2] == ["trained", "truncate"] and not set(labels) & set(left_out)
     assert {"extend_interpolate", "extend_repeat", "extend_clip", "window", "log_n"} < set(labels)
     assert set(labels) | set(left_out) == set(BUILTIN)
     assert {"yarn", "rerope", "stretch", "theta_x8"} < set(left_out)
     assert left_out["theta_x8"].startswith("model.position.theta: theta does not exist for 'learned'")
-    # As trained, and the same as another, are no rules of their own.
+    # As trained, and the same as another, are no methods of their own.
     long = [*SHAPE, "model.position.scaling={name: yarn, factor: auto}"]
-    rules, left_out = offered(apply_words(RunSettings(), long))
-    assert left_out["yarn"] == "it was trained so" and "ntk" in [rule.label for rule in rules]
+    methods, left_out = offered(apply_overrides(RunSettings(), long))
+    assert "trained" in left_out["yarn"] and "ntk" in [method.label for method in methods]
     twice = {"trained": [], "a": ["model.position.window=8"], "b": ["model.position.window=8"]}
-    root = apply_words(RunSettings(), SHAPE)
-    rules, left_out = compatible_rules(
+    root = apply_overrides(RunSettings(), SHAPE)
+    methods, left_out = compatible_methods(
         twice, L0, lambda words: override(root, words).model.position.model_dump(mode="json")
     )
-    assert [rule.label for rule in rules] == ["trained", "a"] and left_out == {"b": "the same as a here"}
+    assert [method.label for method in methods] == ["trained", "a"] and left_out == {
+        "b": "the same as a here"
+    }
 
 
 @pytest.mark.parametrize(
@@ -114,7 +117,7 @@ def test_rules_that_apply_are_told_from_those_that_do_not():
     ],
 )
 def test_results_name_the_remap_and_what_is_kept(label, words):
-    asked = override(RunSettings(), resolve_rules([label], BUILTIN, L0)[-1].words)
+    asked = override(RunSettings(), resolve_methods([label], BUILTIN, L0)[-1].words)
     schemes = {label: asked.model.position.model_dump(mode="json")}
     lengths = SimpleNamespace(trained_length=L0, original_length=L0)
     assert describe_scheme(SimpleNamespace(schemes=schemes, subject=lengths), label, 128) == words

@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 from evaluation import EvaluationError
-from evaluation.seeds import change, compare, needed, pool, upper
+from evaluation.statistics.seeds import change, compare, needed, pool, upper
 
 RNG = np.random.default_rng(17)
 A, B = RNG.normal(2.0, 0.3, (4, 9)), RNG.normal(1.9, 0.1, (3, 9))

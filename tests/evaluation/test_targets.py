@@ -6,12 +6,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evaluation import EvaluationError, Text, draw_targets, load_targets, longest_usable, shorten_lengths
-from evaluation.plan import make_plan
+from evaluation import (
+    EvaluationError,
+    EvaluationText,
+    draw_targets,
+    load_targets,
+    longest_usable,
+    shorten_lengths,
+)
+from evaluation.scoring.plan import make_plan
+from evaluation.scoring.targets import reaches
 from evaluation.settings import EvaluationSettings
 
 HASHES = {"corpus_hash": "c", "tokenizer_hash": "t"}
 LENGTHS = [40, 75, 76, 77, 78, 120, 300, 33]
+
+
+def bare(lengths, excluded=()):
+    """A text of which only the lengths are known; `excluded`: (document, first, last)."""
+    store = SimpleNamespace(lengths=np.array(lengths), has_bos=False, has_eos=False)
+    return EvaluationText(store, "none", excluded=np.array(excluded, dtype=np.int64).reshape(-1, 3))
 
 
 def draw(text, longest=64, span=5, spans=3, **kw):
@@ -20,11 +34,11 @@ def draw(text, longest=64, span=5, spans=3, **kw):
     )
 
 
-@pytest.mark.parametrize("rule", ["as-trained", "none", "every-window"])
+@pytest.mark.parametrize("method", ["as-trained", "none", "every-window"])
 @pytest.mark.parametrize("bos", [True, False])
-def test_spans_are_disjoint_equally_many_and_have_full_context(make_store, rule, bos):
+def test_spans_are_disjoint_equally_many_and_have_full_context(make_store, method, bos):
     store = make_store(LENGTHS, bos=bos)
-    text = Text(store, rule, 1)
+    text = EvaluationText(store, method, 1)
     targets = draw(text)
     documents, counts = np.unique(targets.document, return_counts=True)
     assert set(counts) == {3} and len(documents) >= 4
@@ -37,24 +51,24 @@ def test_spans_are_disjoint_equally_many_and_have_full_context(make_store, rule,
 def test_bos_and_eos_are_never_targets_and_bos_displaces_the_oldest_token(make_store):
     store = make_store([90, 95], bos=True, eos=True)
     raw = store.document(1)[1:-1].astype(np.int64)
-    for rule in ("as-trained", "none", "every-window"):
-        text = Text(store, rule, 1)
+    for method in ("as-trained", "none", "every-window"):
+        text = EvaluationText(store, method, 1)
         targets = draw(text, longest=20, span=6, spans=8)
         windows = text.windows(targets.document, targets.end, 20)
         assert windows.shape == (16, 21)
         assert not np.isin(windows[:, -6:], [1, 2]).any()
         last = targets.document == 1
-        shift = 0 if rule == "none" else 1
+        shift = 0 if method == "none" else 1
         for row, end in zip(windows[last], targets.end[last], strict=True):
             assert (row[1:] == raw[end - 20 - shift : end - shift]).all()
-            if rule == "every-window":
+            if method == "every-window":
                 assert row[0] == 1
 
 
 def test_the_bos_of_every_window_does_not_depend_on_the_stores(make_store):
     # The same raw documents, stored with and without BOS, give the same windows.
     with_bos, without = make_store([80, 61], bos=True), make_store([80, 61], bos=False)
-    a, b = Text(with_bos, "every-window", 1), Text(without, "every-window", 1)
+    a, b = EvaluationText(with_bos, "every-window", 1), EvaluationText(without, "every-window", 1)
     assert (a.lengths == b.lengths).all()
     assert (
         a.windows(np.array([0, 1, 1]), np.array([31, 31, 62]), 30)
@@ -64,13 +78,13 @@ def test_the_bos_of_every_window_does_not_depend_on_the_stores(make_store):
 
 def test_every_window_needs_a_bos_id(make_store):
     with pytest.raises(EvaluationError, match="BOS"):
-        Text(make_store([50]), "every-window", None)
+        EvaluationText(make_store([50]), "every-window", None)
 
 
 def test_the_draw_depends_on_each_of_its_arguments_and_on_nothing_else(make_store):
-    text = Text(make_store(LENGTHS))
+    text = EvaluationText(make_store(LENGTHS))
     base = draw(text)
-    assert draw(Text(make_store(LENGTHS))).hash == base.hash
+    assert draw(EvaluationText(make_store(LENGTHS))).hash == base.hash
     changes = [
         {"corpus_hash": "d"},
         {"tokenizer_hash": "u"},
@@ -81,13 +95,13 @@ def test_the_draw_depends_on_each_of_its_arguments_and_on_nothing_else(make_stor
         {"documents": 2},
     ]
     hashes = {base.hash, *(draw(text, **change).hash for change in changes)}
-    hashes.add(draw(Text(make_store(LENGTHS), "none")).hash)
+    hashes.add(draw(EvaluationText(make_store(LENGTHS), "none")).hash)
     assert len(hashes) == len(changes) + 2
 
 
 def test_golden_draw(make_store):
     # Pinned: numbers already published must not move with a refactoring.
-    targets = draw(Text(make_store(LENGTHS)))
+    targets = draw(EvaluationText(make_store(LENGTHS)))
     assert targets.pairs() == GOLDEN
 
 
@@ -114,7 +128,7 @@ GOLDEN = [
 
 
 def test_adding_a_shorter_length_keeps_the_targets(make_store, tokenizer):
-    text = Text(make_store(LENGTHS))
+    text = EvaluationText(make_store(LENGTHS))
     hashes = set()
     for lengths in ([64], [32, 64], [16, 24, 64]):
         asked = EvaluationSettings(lengths=lengths, targets=5, spans_per_document=3)
@@ -123,7 +137,7 @@ def test_adding_a_shorter_length_keeps_the_targets(make_store, tokenizer):
 
 
 def test_file_round_trip_and_damage(make_store, tmp_path):
-    targets = draw(Text(make_store(LENGTHS)))
+    targets = draw(EvaluationText(make_store(LENGTHS)))
     path = tmp_path / "targets.json"
     path.write_text(json.dumps(targets.record()))
     again = load_targets(path)
@@ -139,7 +153,7 @@ def test_file_round_trip_and_damage(make_store, tmp_path):
 
 
 def test_too_few_documents_names_how_many_and_the_longest_usable_length(make_store):
-    text = Text(make_store(LENGTHS))  # with BOS the longest has 301 tokens
+    text = EvaluationText(make_store(LENGTHS))  # with BOS the longest has 301 tokens
     with pytest.raises(EvaluationError, match=r"0 of 8 \(0\.0%\).*longest usable length is 290"):
         draw(text, longest=400)
     assert longest_usable(text, 5, 3, 1) == 290
@@ -151,12 +165,12 @@ def test_too_few_documents_names_how_many_and_the_longest_usable_length(make_sto
 
 
 def test_a_grid_is_shortened_and_says_so(make_store):
-    text = Text(make_store(LENGTHS))
+    text = EvaluationText(make_store(LENGTHS))
     how = {"span": 5, "spans_per_document": 3}
     assert shorten_lengths(text, [16, 32], least_documents=4, **how) == ([16, 32], "")
     kept, note = shorten_lengths(text, [16, 32, 64, 256], least_documents=3, **how)
     assert kept == [16, 32, 64]
-    assert "only 1 of 8" in note and "stop at 64" in note
+    assert "only 1 of 8" in note and "64" in note
     with pytest.raises(EvaluationError, match="longest usable"):
         shorten_lengths(text, [1000, 2000], least_documents=1, **how)
 
@@ -165,7 +179,7 @@ def test_a_grid_is_shortened_and_says_so(make_store):
 @given(longest=st.integers(8, 40), span=st.integers(1, 8), spans=st.integers(1, 6), extra=st.integers(0, 30))
 def test_a_document_with_just_enough_room_is_used_and_one_token_less_is_not(longest, span, spans, extra):
     need = longest + 1 + (spans - 1) * span
-    text = SimpleNamespace(lengths=np.array([need + extra, need - 1]), bos_rule="none")
+    text = bare([need + extra, need - 1])
     targets = draw(text, longest=longest, span=span, spans=spans)
     assert (targets.document == 0).all() and len(targets.end) == spans
     assert targets.end.min() >= longest + 1 and targets.end.max() <= need + extra
@@ -175,10 +189,80 @@ def test_a_document_with_just_enough_room_is_used_and_one_token_less_is_not(long
 def test_every_placement_is_equally_likely():
     # 2 spans of 2 in 5 places: starts (0,2) (0,3) (1,3); 3,000 draws, chi-square on 2 degrees below its
     # 99.9% point.
-    text = SimpleNamespace(lengths=np.array([10 + 4]), bos_rule="none")
+    text = bare([10 + 4])
     counts = {}
     for seed in range(3000):
         ends = tuple(draw(text, longest=10, span=2, spans=2, seed=seed).end.tolist())
         counts[ends] = counts.get(ends, 0) + 1
     assert len(counts) == 3
     assert sum((n - 1000) ** 2 / 1000 for n in counts.values()) < 13.8
+
+
+def test_every_placement_outside_excluded_stretches_is_equally_likely():
+    # Spans of 2 from token 9 on; clean are [9, 13) and [15, 18): two spans in the first, or one in each.
+    text = bare([18], [(0, 0, 4), (0, 13, 14)])
+    counts = {}
+    for seed in range(3500):
+        ends = tuple(draw(text, longest=10, span=2, spans=2, seed=seed).end.tolist())
+        counts[ends] = counts.get(ends, 0) + 1
+    assert set(counts) == {(11, 13), *((a, b) for a in (11, 12, 13) for b in (17, 18))}
+    assert sum((n - 500) ** 2 / 500 for n in counts.values()) < 22.46  # 99.9%, 6 degrees of freedom
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    excluded=st.lists(st.tuples(st.integers(0, 70), st.integers(1, 20)), max_size=5),
+    span=st.integers(1, 6),
+    spans=st.integers(1, 5),
+)
+def test_spans_avoid_excluded_stretches_wherever_there_is_room(excluded, span, spans):
+    marks = np.zeros(80, dtype=bool)
+    for start, size in excluded:
+        marks[start : start + size] = True
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], marks.astype(int), [0]]))).reshape(-1, 2)
+    text = bare([80, 80], [(0, start, end - 1) for start, end in edges.tolist()])
+
+    def room(longest):  # packed greedily from the left
+        at, fitting = longest + 1 - span, 0
+        while at + span <= 80:
+            at, fitting = (at + 1, fitting) if marks[at : at + span].any() else (at + span, fitting + 1)
+        return fitting >= spans
+
+    targets = draw(text, longest=20, span=span, spans=spans)
+    assert set(targets.document.tolist()) == ({0, 1} if room(20) else {1})
+    ends = targets.end[targets.document == 0]
+    assert (np.diff(ends) >= span).all() and (ends >= 21).all() and (ends <= 80).all()
+    assert not any(marks[end - span : end].any() for end in ends)
+    # The document without any is drawn from as if there were none in the other.
+    plain = draw(bare([80, 80]), longest=20, span=span, spans=spans)
+    assert (targets.end[targets.document == 1] == plain.end[plain.document == 1]).all()
+    with_room = [longest for longest in range(span, 80) if room(longest)]
+    assert with_room == [*range(span, reaches(text, span, spans)[0] + 1)]
+
+
+def test_what_moved_the_spans_is_recorded_and_hashed_and_nothing_else_moves_them(tmp_path):
+    plain = draw(bare([120, 90]))
+    assert "excluded" not in plain.record()
+    assert draw(bare([120, 90], [(0, 3, 8), (1, 3, 50)])).hash == plain.hash  # before any span
+    at = int(plain.end[3]) - 1
+    some = draw(bare([120, 90], [(0, 3, 8), (1, 3, 8), (1, at, at)]))
+    assert some.record()["excluded"] == [[1, 3, 9], [1, at, at + 1]] and some.hash != plain.hash
+    assert (some.end[:3] == plain.end[:3]).all() and not (some.end[3:] == plain.end[3:]).all()
+    path = tmp_path / "targets.json"
+    path.write_text(json.dumps(some.record()))
+    assert load_targets(path).hash == some.hash
+
+
+def test_too_little_clean_text_is_refused_with_the_longest_usable_length():
+    text = bare([120, 90], [(0, 70, 119), (1, 60, 89)])
+    with pytest.raises(EvaluationError, match=r"longest usable length is 69\b"):
+        draw(text, longest=70, spans=1)
+    assert longest_usable(text, 5, 1, 1) == 69 and longest_usable(text, 5, 3, 2) == 49
+
+
+def test_defaults_that_published_numbers_rest_on():
+    asked = EvaluationSettings()
+    assert (asked.protocol, asked.targets, asked.documents, asked.spans_per_document) == (
+        "fixed-targets", 64, 200, 4
+    )  # fmt: skip
+    assert (asked.seed, asked.confidence, asked.tolerance, asked.bos) == (0, 0.95, 0.02, "as-trained")

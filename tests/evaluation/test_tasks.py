@@ -9,22 +9,22 @@ import torch
 from data import ByteTokenizer
 from data.tasks.settings import CopyTask, PasskeyTask, RecallTask
 from evaluation import EvaluationError
-from evaluation.matrix import Subject
-from evaluation.rules import Rule
-from evaluation.scoring import CellFailed
-from evaluation.tasks_analysis import analyse_tasks, distance_edges, share_of
-from evaluation.tasks_figures import draw_task_figures
-from evaluation.tasks_items import draw_items
-from evaluation.tasks_measure import answer_tasks
-from evaluation.tasks_report import task_table, task_words, write_tasks
-from evaluation.tasks_scoring import Answers, ModelReader, read_items
-from evaluation.tasks_settings import TaskEvaluationSettings
-from model import ModelSettings, Places, Transformer
-from model.sampling import Generation, Sampling
+from evaluation.scoring.evaluate import EvaluatedModel
+from evaluation.scoring.methods import Method
+from evaluation.scoring.scoring import CellFailed
+from evaluation.tasks.analysis import UNDECIDED, analyse_tasks, distance_edges, share_of
+from evaluation.tasks.figures import draw_task_figures
+from evaluation.tasks.items import draw_items
+from evaluation.tasks.measure import TaskSession
+from evaluation.tasks.report import TaskReport
+from evaluation.tasks.scoring import TaskAnswers, TaskScorer, read_items
+from evaluation.tasks.settings import TaskEvaluationSettings
+from model import ModelSettings, TokenPositions, Transformer
+from model.sampling import Generation, SamplingParams
 
 TOKENIZER = ByteTokenizer()
 TEXTS = [(f"doc{i}", f"The {i}th hill is steep, and the road goes on. " * 30) for i in range(7)]
-TRAINED, CUT = Rule("trained", ()), Rule("truncate", ())
+TRAINED, CUT = Method("trained", ()), Method("truncate", ())
 
 
 def draw(task=None, trained_length=100, **more):
@@ -36,7 +36,7 @@ def draw(task=None, trained_length=100, **more):
 
 
 def subject(load=None, trained_length=100):
-    return Subject(
+    return EvaluatedModel(
         "run",
         "hash",
         1,
@@ -50,9 +50,9 @@ def subject(load=None, trained_length=100):
 def answered(reader, tmp_path, task=None, **more):
     settings, drawn = draw(task, **more)
     facts = {"task": drawn.task.name, "haystack": "here", "tokenizer_hash": TOKENIZER.hash}
-    rules = [TRAINED, CUT]
+    methods = [TRAINED, CUT]
     how = {"cells": tmp_path / "cells", "facts": facts, "reader": lambda model: reader}
-    return answer_tasks(settings, subject(), drawn, rules, **how)
+    return TaskSession(settings, subject(), drawn, methods, **how).run()
 
 
 def retriever(prompts, candidates, length):
@@ -103,7 +103,7 @@ def test_items_of_a_task_without_text_are_their_own_units():
 def test_a_reader_that_retrieves_is_right_everywhere_and_only_there(tmp_path):
     result = answered(retriever, tmp_path)
     analysis = analyse_tasks(result)
-    rows = {(row.rule, row.length): row for row in analysis.rows}
+    rows = {(row.method, row.length): row for row in analysis.rows}
     for length in (100, 200):
         row = rows["trained", length]
         assert row.share.share == row.exact.share == 1 and row.word == "above chance"
@@ -122,9 +122,9 @@ def test_a_reader_that_retrieves_is_right_everywhere_and_only_there(tmp_path):
     # The cells of a grid are all items, once.
     for spots in (analysis.by_depth, analysis.by_distance):
         for label, length in rows:
-            assert sum(s.share.n for s in spots if (s.rule, s.length) == (label, length)) == 30
-    lost = [s for s in analysis.by_distance if s.rule == "truncate" and s.where >= 128]
-    near = [s for s in analysis.by_distance if s.rule == "truncate" and (s.until or 0) <= 64]
+            assert sum(s.share.n for s in spots if (s.method, s.length) == (label, length)) == 30
+    lost = [s for s in analysis.by_distance if s.method == "truncate" and s.where >= 128]
+    near = [s for s in analysis.by_distance if s.method == "truncate" and (s.until or 0) <= 64]
     assert {s.exact.share for s in lost} == {0.0} and {s.share.share for s in near} == {1.0}
 
 
@@ -133,7 +133,7 @@ def test_a_reader_without_knowledge_is_not_above_chance(tmp_path):
     assert {row.share.share for row in ties.rows} == {0.0}  # equal for all candidates: no answer
     guess = analyse_tasks(answered(likes_small_numbers, tmp_path / "guess", items=210, haystacks=7))
     for row in guess.rows:
-        assert abs(row.share.share - 1 / 3) < 0.1 and row.word == "not told from chance"
+        assert abs(row.share.share - 1 / 3) < 0.1 and row.word == UNDECIDED
         assert row.low < 1 / 3 < row.high and row.exact.share == 0
 
 
@@ -149,7 +149,7 @@ def test_shares_average_over_haystacks_and_their_units_are_kept(tmp_path):
 
 @pytest.fixture(scope="module")
 def model():
-    settings = ModelSettings(dim=24, layers=2, heads=6, groups=2, hidden=40)
+    settings = ModelSettings(dim=24, layers=2, heads=6, kv_heads=2, ffn_dim=40)
     made = Transformer(settings, TOKENIZER.vocab_size, 100).initialise(1).to(torch.float64).eval()
     with torch.no_grad():
         for weight in made.parameters():
@@ -162,21 +162,21 @@ def model():
 def test_reading_behind_a_cache_is_reading_it_all(model, chunk):
     _, drawn = draw(items=5)
     items = drawn.items[100]
-    found = read_items(ModelReader(model, chunk=chunk), items, 100, bos=256, batch=2)
+    found = read_items(TaskScorer(model, chunk=chunk), items, 100, bos=256, batch=2)
     for row, item in enumerate(items):
         for column, candidate in enumerate([item.answer, *item.others]):
             tokens = torch.tensor([[256, *item.prompt, *candidate]])
             with torch.no_grad():
-                places = Places.plain(tokens.shape[1] - 1, length=100)
+                places = TokenPositions.plain(tokens.shape[1] - 1, length=100)
                 nll = model(tokens[:, :-1], places, targets=tokens[:, 1:])
             assert found.nll[row, column] == pytest.approx(float(nll[0, -len(candidate) :].sum()), abs=1e-9)
-    cut = read_items(ModelReader(model, chunk=chunk), drawn.items[200], 200, bos=256, batch=3, cut=100)
+    cut = read_items(TaskScorer(model, chunk=chunk), drawn.items[200], 200, bos=256, batch=3, cut=100)
     tail = [item.prompt[len(item.prompt) - (100 - len(item.answer) + 1) :] for item in drawn.items[200]]
     for row, item in enumerate(drawn.items[200]):
         tokens = torch.tensor([[*tail[row], *item.answer]])
         assert tokens.shape[1] - 1 == 100
         with torch.no_grad():
-            nll = model(tokens[:, :-1], Places.plain(100), targets=tokens[:, 1:])
+            nll = model(tokens[:, :-1], TokenPositions.plain(100), targets=tokens[:, 1:])
         assert cut.nll[row, 0] == pytest.approx(float(nll[0, -len(item.answer) :].sum()), abs=1e-9)
 
 
@@ -186,13 +186,13 @@ def test_teacher_forced_exact_match_is_what_greedy_decoding_writes(model):
     items, wanted = [], []
     for i, item in enumerate(drawn.items[100]):
         prompt, count = [256, *item.prompt], len(item.answer)
-        written = [step[0] for step in Generation(model, [prompt], count, Sampling(temperature=0))]
+        written = [step[0] for step in Generation(model, [prompt], count, SamplingParams(temperature=0))]
         wrong = [*written]
         if i % 2:
             wrong[i // 2] = (wrong[i // 2] + 1) % 250
         items.append(type(item)(item.prompt, wrong, item.others))
         wanted.append(i % 2 == 0)
-    found = read_items(ModelReader(model), items, 100, bos=256, batch=4)
+    found = read_items(TaskScorer(model), items, 100, bos=256, batch=4)
     assert found.exact.tolist() == wanted
 
 
@@ -205,7 +205,7 @@ def test_losses_that_are_not_finite_fail_the_cell(tmp_path):
         read_items(broken, drawn.items[100], 100, bos=256, batch=2)
     result = answered(broken, tmp_path)
     assert len(result.failed) == 4 and not result.answers
-    assert "Not measured: trained at 100" in " ".join(task_words(result, analyse_tasks(result)))
+    assert "Not measured: trained at 100" in " ".join(TaskReport(result, analyse_tasks(result)).summary())
 
 
 def test_cells_are_kept_and_results_are_written(tmp_path):
@@ -221,7 +221,8 @@ def test_cells_are_kept_and_results_are_written(tmp_path):
     assert sum(calls) == 3 * 30
     analysis = analyse_tasks(second)
     folder = tmp_path / "out"
-    write_tasks(second, analysis, folder)
+    written = TaskReport(second, analysis)
+    written.write(folder)
     figures = draw_task_figures(second, analysis, folder)
     assert [path.name for path in figures] == [
         "accuracy_by_length.png",
@@ -233,11 +234,13 @@ def test_cells_are_kept_and_results_are_written(tmp_path):
     assert [len(cell["unit_accuracy"]) for cell in report["cells"]] == [7] * 4
     assert len((folder / "items.csv").read_text().splitlines()) == 1 + 4 * 30
     assert report["cells"][1]["accuracy"] == first.answers["trained", 200].right.mean()
-    title, columns, rows = task_table(second, analysis)
+    ((title, columns, rows),) = written.tables()
     assert "chance 33.3%" in title and len(rows) == 4 and all(len(row) == len(columns) for row in rows)
-    words = task_words(second, analysis)
-    assert words[0].startswith("as trained: right 100.0%")
-    assert "not told apart from the context cut to 100: +31.4 points [-0.6" in words[0]  # 7 haystacks
+    words = written.summary()
+    assert words[0].startswith("as trained: accuracy 100.0%")
+    assert (
+        "no significant difference from truncating the context to 100: +31.4 points [-0.6" in words[0]
+    )  # 7 haystacks
     assert "30 of 30 (100.0% [64.6%, 100.0%])" in words[2]
 
 
@@ -246,7 +249,7 @@ def test_what_cannot_be_asked_is_refused():
         draw(lengths=[40])
     with pytest.raises(EvaluationError, match=r"none of the 7 documents of here has the 9,001 tokens"):
         draw(lengths=[9000])
-    assert Answers(np.array([[1.0, 2.0], [2.0, 1.0], [1.0, 1.0]]), np.zeros(3)).right.tolist() == [
+    assert TaskAnswers(np.array([[1.0, 2.0], [2.0, 1.0], [1.0, 1.0]]), np.zeros(3)).right.tolist() == [
         True,
         False,
         False,

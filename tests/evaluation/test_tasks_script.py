@@ -11,12 +11,12 @@ import evaluate as script
 from data import prepare
 from evaluation import EvaluationError
 from model import Transformer
-from training.checkpoint import save_weights_only
-from training.config import load_settings
-from training.run import create_run
-from training.settings import RunSettings
+from training.checkpoint.storage import save_weights_only
+from training.config.load import load_settings
+from training.config.settings import RunSettings
+from training.run.directory import create_run
 
-SHAPE = ["train_length=128", "model.dim=24", "model.layers=2", "model.heads=6", "model.groups=2"]
+SHAPE = ["train_length=128", "model.dim=24", "model.layers=2", "model.heads=6", "model.kv_heads=2"]
 SOURCES = {
     "items": [
         "data.source={name: task, items: 20, length: 130, "
@@ -56,21 +56,21 @@ SMALL = ["protocol=tasks", "items=12", "haystacks=6", "lengths=[128,160]", "devi
 
 
 def test_a_run_is_asked_what_it_was_trained_on_with_other_items(home, monkeypatch, capsys):
-    rules = "rules=[trained,truncate,yarn]"
-    assert call(monkeypatch, home / "items", *SMALL, rules, "folder=first") == 0
+    methods = "methods=[trained,truncate,yarn]"
+    assert call(monkeypatch, home / "items", *SMALL, methods, "folder=first") == 0
     out, err = capsys.readouterr()
-    assert out.startswith("as trained: right ") and "5 cells: 12 items of 3 candidates" in err
+    assert out.startswith("as trained: accuracy ") and "5 cells: 12 items of 3 candidates" in err
     folder = home / "items" / "evaluation" / "first"
     report = json.loads((folder / "results.json").read_text())
     assert report["task"] == "passkey" and report["task_settings"]["queries"] == 1
-    assert report["haystack"] == "filler, documents kept from training" and report["unit_count"] == 6
-    assert [(cell["rule"], cell["length"]) for cell in report["cells"]] == [
-        (rule, length) for rule in ("trained", "truncate", "yarn") for length in (128, 160)
+    assert report["haystack"] == "filler, documents held out from training" and report["unit_count"] == 6
+    assert [(cell["method"], cell["length"]) for cell in report["cells"]] == [
+        (method, length) for method in ("trained", "truncate", "yarn") for length in (128, 160)
     ]
-    assert report["rules"]["yarn"]["position"]["scaling"]["name"] == "yarn"
+    assert report["methods"]["yarn"]["position"]["scaling"]["name"] == "yarn"
     assert report["command"].startswith("python evaluate.py")
     # As trained and cut to the trained length are the same at the trained length.
-    cells = {(cell["rule"], cell["length"]): cell for cell in report["cells"]}
+    cells = {(cell["method"], cell["length"]): cell for cell in report["cells"]}
     assert cells["trained", 128]["unit_accuracy"] == cells["truncate", 128]["unit_accuracy"]
     before = (folder / "results.csv").read_bytes()
     call(monkeypatch, home / "items", folder / "settings.yaml")
@@ -86,13 +86,28 @@ def test_a_run_trained_on_text_reads_its_own_held_out_text(home, monkeypatch, ca
     assert call(monkeypatch, home / "text", *SMALL, "task.name=parity", "folder=parity") == 0
     report = json.loads((home / "text" / "evaluation" / "parity" / "results.json").read_text())
     assert report["chance"] == 0.5 and report["by_depth"] == [] and report["unit"] == "item"
-    with pytest.raises(EvaluationError, match="was not trained on a task: say which"):
+    with pytest.raises(EvaluationError, match=r"task\.name"):
         call(monkeypatch, home / "text", *SMALL)
     with pytest.raises(EvaluationError, match=r"none of the 8 documents .* 5,001 tokens"):
         call(monkeypatch, home / "text", *SMALL, "task.name=needle", "lengths=[5000]")
     with pytest.raises(EvaluationError, match="too short for the task needle"):
         call(monkeypatch, home / "text", *SMALL, "task.name=needle", "lengths=[50]")
     assert not (home / "text" / "evaluation" / "none").exists()
+
+
+def test_a_dry_run_lists_the_cells_and_answers_nothing(home, monkeypatch, capsys):
+    words = ["task.name=recall", "methods=[trained,truncate]", "seed=7", "folder=dry", "--dry-run"]
+    before = sorted((home / "items").rglob("*"))
+    assert call(monkeypatch, home / "items", *SMALL, *words) == 0
+    out, err = capsys.readouterr()
+    rows = [[cell.strip() for cell in line.split("│")[1:5]] for line in out.splitlines() if "│" in line]
+    assert [row[:4] for row in rows] == [
+        ["trained", "128", "12", "1,536"],
+        ["trained", "160", "12", "1,920"],
+        ["truncate", "128", "12", "1,536"],
+        ["truncate", "160", "12", "1,536"],
+    ]
+    assert "forecast: 4 cells" in err and sorted((home / "items").rglob("*")) == before
 
 
 @pytest.mark.parametrize("name", ["passkey", "needle", "recall", "variables"])

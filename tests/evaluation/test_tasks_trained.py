@@ -22,9 +22,9 @@ def run(*words: object, cwd: Path) -> None:
 def test_a_model_trained_on_pass_keys_finds_nearly_all(tmp_path):
     """At least 400 held-out items within the trained length; the lower end of their interval is above 93%."""
     tasks = ROOT / "configs" / "tasks"
-    run("train.py", tasks / "train_passkey.yaml", "--folder", tmp_path / "passkey", cwd=tmp_path)
+    run("train.py", tasks / "train_passkey.yaml", "--run-dir", tmp_path / "passkey", cwd=tmp_path)
     run("evaluate.py", tmp_path / "passkey", tasks / "train_passkey_evaluation.yaml", cwd=tmp_path)
     found = json.loads((tmp_path / "passkey" / "evaluation" / "passkey" / "results.json").read_text())
     assert found["items"] >= 400 and found["trained_length"] == 256 and found["chance"] == 0.25
-    cell = next(cell for cell in found["cells"] if (cell["rule"], cell["length"]) == ("trained", 128))
+    cell = next(cell for cell in found["cells"] if (cell["method"], cell["length"]) == ("trained", 128))
     assert cell["wilson_low"] >= 0.93

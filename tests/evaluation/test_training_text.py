@@ -3,20 +3,25 @@
 import numpy as np
 import pytest
 
-from evaluation import Text, unigram_nll
+from evaluation import EvaluationText, unigram_nll
 
 
 def test_what_is_known_of_the_training_text(make_store):
     store = make_store([9, 9, 9], seed=1, clusters=["ann", "bob", None])
-    assert Text(store).seen(make_store([9], clusters=["bob"])).tolist() == [False, True, False]
-    assert Text(store).seen(store).tolist() == [True, True, True]
-    assert Text(store).seen(make_store([9], seed=3)) is None  # it names no clusters
-    assert Text(store).seen(None) is None
+    assert EvaluationText(store).seen(make_store([9], clusters=["bob"])).tolist() == [False, True, False]
+    assert EvaluationText(store).seen(store).tolist() == [True, True, True]
+    assert EvaluationText(store).seen(make_store([9], seed=3)) is None  # it names no clusters
+    assert EvaluationText(store).seen(None) is None
     bob, eve = make_store([9], clusters=["bob"]), make_store([9], seed=5, clusters=["eve"])
-    assert Text(store).seen(eve, bob).tolist() == [False, True, False]
-    assert Text(store).seen(bob, None) is None and Text(store).seen(bob, store).all()
+    assert EvaluationText(store).seen(eve, bob).tolist() == [False, True, False]
+    assert EvaluationText(store).seen(bob, eve).tolist() == [
+        False,
+        True,
+        False,
+    ]  # whichever training came first
+    assert EvaluationText(store).seen(bob, None) is None and EvaluationText(store).seen(bob, store).all()
     plain = make_store([9, 9], seed=4)
-    assert Text(plain).seen(make_store([9], clusters=["bob"])).tolist() == [False, False]
+    assert EvaluationText(plain).seen(make_store([9], clusters=["bob"])).tolist() == [False, False]
 
 
 def test_unigram_by_hand(make_store):

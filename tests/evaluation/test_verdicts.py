@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from evaluation.verdicts import bits_per_byte, by_position, judge, net_gain, perplexity, pooled
+from evaluation.statistics.verdicts import bits_per_byte, by_position, judge, net_gain, perplexity, pooled
 
 UNITS, SPAN, SPANS = 30, 5, 3
 N = UNITS * SPAN * SPANS
@@ -25,7 +25,7 @@ def verdicts(differences, tolerance=0.02, family=1, failed=(), l0=64):
     for length, (mean, sd) in differences.items():
         nll[length] = reference + (shifted(mean, sd, seed=length)[1] - shifted(mean, sd, seed=length)[0])
     return judge(
-        "rule",
+        "method",
         nll,
         reference,
         UNIT,
@@ -40,18 +40,18 @@ def verdicts(differences, tolerance=0.02, family=1, failed=(), l0=64):
 
 def test_held_broken_undecided():
     got = verdicts({128: (0.001, 0.02), 256: (0.015, 0.1), 512: (0.3, 0.1)})
-    assert [v.word for v in got.verdicts] == ["held", "undecided", "broken"]
+    assert [v.word for v in got.verdicts] == ["held", "inconclusive", "broken"]
     assert (got.held_to, got.break_point) == (128, 512)
 
 
 def test_held_needs_every_shorter_length():
     got = verdicts({128: (0.015, 0.1), 256: (0.0, 0.001)})
-    assert [v.word for v in got.verdicts] == ["undecided", "undecided"]
+    assert [v.word for v in got.verdicts] == ["inconclusive", "inconclusive"]
     assert got.held_to is None and got.break_point is None
 
 
 def test_a_failed_shorter_length_ends_holding():
-    assert [v.word for v in verdicts({256: (0.0, 0.001)}, failed=[128]).verdicts] == ["undecided"]
+    assert [v.word for v in verdicts({256: (0.0, 0.001)}, failed=[128]).verdicts] == ["inconclusive"]
     assert [v.word for v in verdicts({256: (0.0, 0.001)}, failed=[512]).verdicts] == ["held"]
 
 
@@ -67,7 +67,7 @@ def test_a_rule_that_is_bad_at_the_trained_length_has_not_held():
         alpha=0.05,
         family=1,
     )
-    assert [v.word for v in got.verdicts] == ["undecided"]
+    assert [v.word for v in got.verdicts] == ["inconclusive"]
 
 
 def test_the_edge_of_broken_is_the_simultaneous_lower_bound():
@@ -77,14 +77,14 @@ def test_the_edge_of_broken_is_the_simultaneous_lower_bound():
     assert edge8 > edge1
     for family, edge in ((1, edge1), (8, edge8)):
         assert verdicts({128: (edge + 1e-4, sd)}, family=family).verdicts[0].word == "broken"
-        assert verdicts({128: (edge - 1e-4, sd)}, family=family).verdicts[0].word == "undecided"
+        assert verdicts({128: (edge - 1e-4, sd)}, family=family).verdicts[0].word == "inconclusive"
 
 
 def test_the_edge_of_held_is_the_one_sided_upper_bound_whatever_the_family():
     edge = 0.02 - 2.045229642 * 0.03 / math.sqrt(UNITS)
     for family in (1, 8):
         assert verdicts({128: (edge - 1e-5, 0.03)}, family=family).verdicts[0].word == "held"
-        assert verdicts({128: (edge + 1e-5, 0.03)}, family=family).verdicts[0].word == "undecided"
+        assert verdicts({128: (edge + 1e-5, 0.03)}, family=family).verdicts[0].word == "inconclusive"
 
 
 def test_shorter_lengths_than_the_trained_one_are_not_judged():

@@ -9,9 +9,9 @@ import torch
 from data.settings import BytesSettings, DataSettings
 from data.tokenizer import ByteTokenizer, SentencePieceTokenizer
 from model import ModelSettings, Transformer
-from training.checkpoint import save_weights_only
-from training.run import create_run
-from training.settings import RunSettings
+from training.checkpoint.storage import save_weights_only
+from training.config.settings import RunSettings
+from training.run.directory import create_run
 
 TEXT = [
     "the cat sat on the mat",
@@ -52,7 +52,7 @@ def run(tmp_path_factory):
     """An untrained byte model with a learned table of 48 rows beside a rotary run folder of length 16."""
     root = tmp_path_factory.mktemp("runs")
     for name, position, length in (("rope", {"name": "rope"}, 16), ("learned", {"name": "learned"}, 48)):
-        shape = ModelSettings(dim=16, layers=2, heads=2, hidden=24, position=position)
+        shape = ModelSettings(dim=16, layers=2, heads=2, ffn_dim=24, position=position)
         settings = RunSettings(
             train_length=length,
             model=shape,

@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from model import ModelError
-from model.sampling import Sampling
+from model.sampling import SamplingParams
 
 # Five tokens of probability 0.40, 0.30, 0.15, 0.10, 0.05, in another order than by size.
 P = {3: 0.40, 0: 0.30, 4: 0.15, 1: 0.10, 2: 0.05}
 LOGITS = torch.tensor([[math.log(P[i]) for i in range(5)]], dtype=torch.float64)
 
 
-def left(sampling: Sampling, logits: torch.Tensor = LOGITS) -> dict[int, float]:
+def left(sampling: SamplingParams, logits: torch.Tensor = LOGITS) -> dict[int, float]:
     """Probability of each token that is left."""
     p = sampling.probabilities(logits)[0]
     return {i: float(x / p.sum()) for i, x in enumerate(p) if x > 0}
@@ -22,23 +22,23 @@ def left(sampling: Sampling, logits: torch.Tensor = LOGITS) -> dict[int, float]:
 @pytest.mark.parametrize(
     ("sampling", "expected"),
     [
-        (Sampling(temperature=1), P),
+        (SamplingParams(temperature=1), P),
         # p^(1/2), over their sum 2.10731: 0.63246, 0.54772, 0.38730, 0.31623, 0.22361
-        (Sampling(temperature=2), {3: 0.30012, 0: 0.25992, 4: 0.18379, 1: 0.15006, 2: 0.10611}),
-        (Sampling(temperature=1, top_k=2), {3: 4 / 7, 0: 3 / 7}),
-        (Sampling(temperature=1, top_k=99), P),
+        (SamplingParams(temperature=2), {3: 0.30012, 0: 0.25992, 4: 0.18379, 1: 0.15006, 2: 0.10611}),
+        (SamplingParams(temperature=1, top_k=2), {3: 4 / 7, 0: 3 / 7}),
+        (SamplingParams(temperature=1, top_k=99), P),
         # 0.40 < 0.6 ≤ 0.40 + 0.30: two stay. At 0.71 a third is needed.
-        (Sampling(temperature=1, top_p=0.6), {3: 4 / 7, 0: 3 / 7}),
-        (Sampling(temperature=1, top_p=0.71), {3: 0.40 / 0.85, 0: 0.30 / 0.85, 4: 0.15 / 0.85}),
-        (Sampling(temperature=1, top_p=1e-9), {3: 1.0}),
+        (SamplingParams(temperature=1, top_p=0.6), {3: 4 / 7, 0: 3 / 7}),
+        (SamplingParams(temperature=1, top_p=0.71), {3: 0.40 / 0.85, 0: 0.30 / 0.85, 4: 0.15 / 0.85}),
+        (SamplingParams(temperature=1, top_p=1e-9), {3: 1.0}),
         # 0.3 · 0.40 = 0.12: those of 0.10 and 0.05 fall.
-        (Sampling(temperature=1, min_p=0.3), {3: 0.40 / 0.85, 0: 0.30 / 0.85, 4: 0.15 / 0.85}),
-        (Sampling(temperature=1, min_p=1.0), {3: 1.0}),
+        (SamplingParams(temperature=1, min_p=0.3), {3: 0.40 / 0.85, 0: 0.30 / 0.85, 4: 0.15 / 0.85}),
+        (SamplingParams(temperature=1, min_p=1.0), {3: 1.0}),
         # top_k first: of 0.40, 0.30, 0.15 over 0.85 the first is 0.47 ≥ 0.45; without top_k it is not.
-        (Sampling(temperature=1, top_k=3, top_p=0.45), {3: 1.0}),
-        (Sampling(temperature=1, top_p=0.45), {3: 4 / 7, 0: 3 / 7}),
+        (SamplingParams(temperature=1, top_k=3, top_p=0.45), {3: 1.0}),
+        (SamplingParams(temperature=1, top_p=0.45), {3: 4 / 7, 0: 3 / 7}),
         # Temperature before top_p: at 1/2 the squares 0.16, 0.09, 0.0225, 0.01, 0.0025 sum to 0.285.
-        (Sampling(temperature=0.5, top_p=0.55), {3: 1.0}),
+        (SamplingParams(temperature=0.5, top_p=0.55), {3: 1.0}),
     ],
 )
 def test_filters_by_hand(sampling, expected):
@@ -48,16 +48,18 @@ def test_filters_by_hand(sampling, expected):
 def test_repetition_penalty_by_hand():
     logits = torch.tensor([[2.0, -1.0, 3.0, -4.0]], dtype=torch.float64)
     seen = torch.tensor([[True, True, False, False]])
-    got = Sampling(repetition_penalty=2.0).penalised(logits, seen)
+    got = SamplingParams(repetition_penalty=2.0).penalised(logits, seen)
     assert got.tolist() == [[1.0, -2.0, 3.0, -4.0]]
     # It applies before the choice, greedy included: 2.0 falls behind 1.5 when divided by 1.6.
     close = torch.tensor([[2.0, 1.5, 0.0, -1.0]])
-    assert Sampling(temperature=0).choose(close, seen, None).tolist() == [0]
+    assert SamplingParams(temperature=0).choose(close, seen, None).tolist() == [0]
     seen = torch.tensor([[True, False, False, False]])
-    assert Sampling(repetition_penalty=1.6, temperature=0).choose(close, seen, None).tolist() == [1]
+    assert SamplingParams(repetition_penalty=1.6, temperature=0).choose(close, seen, None).tolist() == [1]
 
 
-@pytest.mark.parametrize("sampling", [Sampling(temperature=1), Sampling(temperature=1, top_p=0.99)])
+@pytest.mark.parametrize(
+    "sampling", [SamplingParams(temperature=1), SamplingParams(temperature=1, top_p=0.99)]
+)
 def test_chance_picks_by_cumulative_probability(sampling):
     """Each token owns a stretch of [0, 1) as long as its probability: count over an even grid of chances."""
     n = 20_000
@@ -70,11 +72,11 @@ def test_chance_picks_by_cumulative_probability(sampling):
 def test_the_ends_of_chance_never_draw_what_fell_away():
     logits = torch.tensor([[-math.inf, 0.0, 0.1, -math.inf, -math.inf]], dtype=torch.float64)
     ends = torch.tensor([[0.0], [1 - 2.0**-32]], dtype=torch.float64)
-    drawn = Sampling(temperature=1).choose(logits.expand(2, -1), None, ends)
+    drawn = SamplingParams(temperature=1).choose(logits.expand(2, -1), None, ends)
     assert drawn.tolist() == [1, 2]
     wide = torch.randn(1, 50_001, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     wide[:, -7:] = -math.inf
-    assert Sampling(temperature=1).choose(wide, None, ends[1:]).item() < 50_001 - 7
+    assert SamplingParams(temperature=1).choose(wide, None, ends[1:]).item() < 50_001 - 7
 
 
 @pytest.mark.parametrize(
@@ -95,7 +97,7 @@ def test_the_ends_of_chance_never_draw_what_fell_away():
 def test_out_of_range_is_refused_by_name(wrong):
     ((name, value),) = wrong.items()
     with pytest.raises(ModelError, match=f"{name} must be .*got {value}"):
-        Sampling(**wrong)
+        SamplingParams(**wrong)
 
 
 @pytest.mark.parametrize("top_p", [0.1, 0.7, 0.95])
@@ -103,7 +105,7 @@ def test_the_nucleus_is_that_of_a_full_sort(top_p):
     """A peaked row ends within the tokens looked at first, a flat one far beyond: together and alone."""
     generator = torch.Generator().manual_seed(4)
     logits = torch.randn(2, 3001, generator=generator, dtype=torch.float64) * torch.tensor([[6.0], [0.1]])
-    got = Sampling(temperature=1, top_p=top_p).probabilities(logits) > 0
+    got = SamplingParams(temperature=1, top_p=top_p).probabilities(logits) > 0
     sizes = []
     for row, kept in zip(logits.softmax(-1), got, strict=True):
         order, total, nucleus = row.argsort(descending=True), 0.0, set()
@@ -115,4 +117,4 @@ def test_the_nucleus_is_that_of_a_full_sort(top_p):
         assert set(kept.nonzero()[:, 0].tolist()) == nucleus
         sizes.append(len(nucleus))
     assert sizes[0] < 512 and (sizes[1] > 512) == (top_p > 0.1)
-    assert torch.equal(Sampling(temperature=1, top_p=top_p).probabilities(logits[:1])[0] > 0, got[0])
+    assert torch.equal(SamplingParams(temperature=1, top_p=top_p).probabilities(logits[:1])[0] > 0, got[0])

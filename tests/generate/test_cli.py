@@ -1,5 +1,6 @@
 """generate.py as a user calls it. Each call starts Python and torch, so there are few."""
 
+import io
 import json
 import os
 import re
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import generate
+from generation import Sample, TextWriter, read_prompts
 
 HOME = Path(__file__).resolve().parents[2]
 
@@ -36,11 +38,10 @@ def test_jsonl_from_a_pipe_and_past_the_trained_length(run):
     assert first["tokens"] != second["tokens"]
     assert first["settings"]["overrides"] == rule and first["settings"]["temperature"] == 0.8
     # begin-of-document and 5 bytes make 26 tokens of a trained 16
-    expected = (
-        "going past the trained length, up to 26 tokens declared, trained at 16; positions: rope, yarn "
-        "s=1.625 (matched)\n"
+    assert len(err.splitlines()) == 1
+    assert all(
+        part in err for part in ("26 tokens", "trained at 16", "positions: rope, yarn s=1.625 (matched)")
     )
-    assert err == expected
     assert first["settings"]["positions"] == "rope, yarn s=1.625 (matched)"
 
 
@@ -74,12 +75,12 @@ def test_ctrl_c_gives_what_there_is_and_130(run):
     ("words", "message"),
     [
         (["--top-p", "1.5"], "top_p must be above 0 and at most 1, got 1.5"),
-        (["--greedy", "--temperature", "0.5"], "exclude each other"),
-        (["--samples", "0"], "--samples must be at least 1"),
+        (["--greedy", "--temperature", "0.5"], "--temperature.*--greedy"),
+        (["--samples", "0"], "--samples.*1"),
         (["--tokens", "many"], "invalid int value"),
-        (["--stop", ""], "--stop needs some text"),
+        (["--stop", ""], "--stop"),
         (["position=3"], "unknown|position"),
-        (["oops"], "'oops' is neither an option nor a word"),
+        (["oops"], "'oops'"),
         (["--file", "absent.txt"], "absent.txt"),
         (["model.position.name=alibi"], "trained with 'rope'.* legal for a checkpoint"),
         (
@@ -88,7 +89,7 @@ def test_ctrl_c_gives_what_there_is_and_130(run):
         ),
         (
             ["model.position.scaling={name: longrope, long_factor: [2]}"],
-            "holds 1 numbers, this model needs 4",
+            "long_factor .*4 numbers.*got 1",
         ),
     ],
 )
@@ -101,8 +102,8 @@ def test_each_mistake_is_one_clear_error(run, words, message, monkeypatch, capsy
 def test_another_rule_is_named_within_the_trained_length_too(run, monkeypatch, capsys):
     words = [str(run), "--prompt", "a", "--tokens", "5"]
     code, err = _inside([*words, "model.position.window=6", "model.position.sinks=1"], monkeypatch, capsys)
-    expected = "positions: rope, window 6, 1 sink (up to 7 tokens declared, trained at 16)\n"
-    assert (code, err) == (0, expected)
+    assert code == 0
+    assert all(part in err for part in ("positions: rope, window 6, 1 sink", "7 tokens", "trained at 16"))
     assert _inside(words, monkeypatch, capsys) == (0, "")
 
 
@@ -116,10 +117,12 @@ def test_past_a_learned_table_is_refused(run, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("name", "raw", "message"),
     [
-        ("p.txt", b"", "p.txt holds no prompt"),
+        ("p.txt", b"", "p.txt .*prompt"),
         ("p.txt", b"fine\n\xff\n", r"p.txt is not UTF-8 text \(byte 5\)"),
         ("p.jsonl", b'{"prompt": "a"}\n{"prompt": 3}\n', "p.jsonl, line 2 must be"),
         ("p.jsonl", b'{"prompt": "a"\n', "p.jsonl, line 1 is not valid JSON"),
+        ("p.jsonl", b"\n" + b"[" * 200_000, "p.jsonl, line 2 is not valid JSON"),
+        ("p.jsonl", b'{"prompt": "\\ud800"}', "p.jsonl, line 1 is not UTF-8"),
     ],
 )
 def test_bad_prompt_files_name_file_and_line(run, tmp_path, name, raw, message, monkeypatch, capsys):
@@ -128,14 +131,25 @@ def test_bad_prompt_files_name_file_and_line(run, tmp_path, name, raw, message, 
     assert code == 2 and re.search(message, err)
 
 
+def test_a_prompt_that_is_not_utf8(run, monkeypatch, capsys):
+    code, err = _inside([str(run), "--prompt", "a\udcff"], monkeypatch, capsys)
+    assert code == 2 and "--prompt" in err and "character 1" in err
+
+
+def test_a_terminal_does_not_obey_prompts_and_samples():
+    for is_terminal, expected in ((True, "\\x1b[2J\ta\\x9b\n"), (False, "\x1b[2J\ta\x9b\n")):
+        out = io.StringIO()
+        out.isatty = lambda is_terminal=is_terminal: is_terminal
+        sample = Sample("\x1b[2J\t", [1], 0, 0, None, "a\x9b", [2], "length")
+        TextWriter([sample], out).update()
+        assert out.getvalue() == expected
+
+
 def test_prompt_files_are_read_line_by_line(run, tmp_path, monkeypatch, capsys):
     (tmp_path / "p.jsonl").write_text('{"prompt": "a\\nb"}\n\n{"prompt": ""}\n', encoding="utf-8")
     (tmp_path / "p.txt").write_bytes(b"eins\r\n\n  zwei\n")
     for name, expected in (("p.jsonl", ["a\nb", ""]), ("p.txt", ["eins", "  zwei"])):
-        assert (
-            generate.read_prompts(generate.parse([str(run), "--file", str(tmp_path / name)]), None)
-            == expected
-        )
+        assert read_prompts([], str(tmp_path / name), None) == expected
 
 
 def _inside(words, monkeypatch, capsys) -> tuple[int, str]:

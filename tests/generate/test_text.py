@@ -3,7 +3,7 @@
 import pytest
 
 from data.tokenizer import ByteTokenizer
-from generate import TextStream
+from generation import TextStream
 
 TEXTS = [
     "the cat sat on the log",

@@ -4,11 +4,16 @@ import json
 
 import pytest
 import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from interop import read_folder
-from model import Places
+from interop import InteropError, read_folder
+from interop.config import read_config
+from model import TokenPositions
+from model.position.scaling import YaRNScaling, plain_frequencies
 from tests.interop.llamas import SMALL, llama
 
 LLAMA3 = {
@@ -32,6 +37,7 @@ ROPES = {
         "truncate": False,
     },
     "yarn, DeepSeek": {**YARN, "mscale": 0.7, "mscale_all_dim": 1.2},
+    "yarn, no mscale_all_dim": {**YARN, "mscale": 0.7, "mscale_all_dim": 0},
     "yarn, no original length": {"rope_type": "yarn", "factor": 4.0},
 }
 
@@ -40,7 +46,7 @@ def close(ours, theirs: LlamaForCausalLM, vocab: int = SMALL["vocab_size"], leng
     tokens = torch.randint(0, vocab, (2, length), generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
         expected = theirs(tokens).logits
-        got = ours(tokens, Places.plain(length))
+        got = ours(tokens, TokenPositions.plain(length))
     assert expected.std() > 0.5, "flat logits would hide a difference"
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()))
 
@@ -51,6 +57,44 @@ def test_rope_parameters_of_today(rope, tmp_path):
     theirs.save_pretrained(tmp_path)
     assert "rope_parameters" in json.loads((tmp_path / "config.json").read_text())
     close(read_folder(tmp_path).model, theirs)
+
+
+@given(
+    theta=st.sampled_from([3.0, 50.0, 10_000.0]),
+    original=st.integers(1, 4000),
+    betas=st.tuples(st.floats(0.1, 20), st.floats(0.1, 40)).map(sorted).filter(lambda b: b[0] < b[1]),
+    head_dim=st.sampled_from([4, 10, 16]),
+    truncate=st.booleans(),
+)
+@example(10_000.0, 6, [1.0, 32.0], 10, True)  # 6 < 2π: every pair turns less than beta_slow times
+@example(10_000.0, 2, [1.0, 32.0], 10, True)
+@example(3.0, 4000, [1.0, 2.0], 10, True)  # every pair turns more than beta_fast times, ramp past the last
+@example(3.0, 4000, [1.0, 2.0], 10, False)
+@settings(max_examples=300)
+def test_a_yarn_ramp_is_that_of_transformers_or_refused(theta, original, betas, head_dim, truncate):
+    rope = {
+        "rope_type": "yarn",
+        "rope_theta": theta,
+        "factor": 4.0,
+        "original_max_position_embeddings": original,
+        "beta_fast": betas[1],
+        "beta_slow": betas[0],
+        "truncate": truncate,
+    }
+    config = LlamaConfig(**(SMALL | {"head_dim": head_dim, "rope_parameters": rope}))
+    theirs, amplitude = ROPE_INIT_FUNCTIONS["yarn"](config, torch.device("cpu"))
+    keys = {"name": "yarn", "factor": 4.0, "beta_fast": betas[1], "beta_slow": betas[0], "truncate": truncate}
+    ours = YaRNScaling(**keys).frequencies(plain_frequencies(theta, head_dim), 4.0, original)
+    try:
+        found = read_config(config.to_dict() | {"rope_parameters": rope}, "config.json")
+    except InteropError as error:
+        assert "original_max_position_embeddings" in str(error)
+        # With truncate, a ramp that begins at the last index is rounded to one that agrees.
+        assert truncate or (ours[0] / theirs.double() - 1).abs().max() > 0.5
+    else:
+        assert found.model.position.scaling == YaRNScaling(**keys)
+        torch.testing.assert_close(ours[0], theirs.double(), rtol=1e-5, atol=0)
+        assert ours[1] == pytest.approx(amplitude)
 
 
 @pytest.mark.parametrize("key", ["rope_type", "type"])

@@ -33,13 +33,22 @@ def rope(**keys) -> dict:
         ({"num_hidden_layers": 0}, "num_hidden_layers must be a whole number above 0, it is 0"),
         ({"vocab_size": "53"}, "vocab_size must be a whole number"),
         ({"num_attention_heads": True}, "num_attention_heads must be"),
-        ({"num_key_value_heads": 4}, "heads 6 are not divisible by groups 4"),
+        ({"num_key_value_heads": 4}, "heads 6 are not divisible by kv_heads 4"),
         (rope(rope_type="dynamic", factor=2.0), "rope_type = 'dynamic' .*cached keys go stale"),
         (rope(rope_type="longrope"), "rope_type = 'longrope'"),
         (rope(rope_type="spiral"), "rope_type = 'spiral' .*unknown rule"),
         (rope(rope_type="linear"), "no 'factor'"),
         (rope(rope_type="linear", factor=0.5), "factor"),
         (rope(partial_rotary_factor=0.5), "partial_rotary_factor"),
+        (
+            rope(rope_type="yarn", factor=4.0, original_max_position_embeddings=6),
+            "original_max_position_embeddings = 6.*beta_slow = 1",
+        ),
+        (
+            rope(rope_type="yarn", factor=4.0, rope_theta=2.0, original_max_position_embeddings=1000),
+            "original_max_position_embeddings = 1000.*beta_fast = 32",
+        ),
+        ({"original_max_position_embeddings": "32"} | rope(rope_type="yarn", factor=4.0), "must be a whole"),
         ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "one set of parameters"),
     ],
 )

@@ -19,13 +19,13 @@ from transformers import LlamaForCausalLM
 
 from data.errors import DataError
 from data.tokenizer import load_sentencepiece
-from generate import TextStream
+from generation import TextStream
 from interop import InteropError, read_folder
-from model import ModelSettings, Places, Transformer
-from model.sampling import Generation, Sampling
+from model import ModelSettings, TokenPositions, Transformer
+from model.sampling import Generation, SamplingParams
 from scripts.import_hf import import_folder
 from tests.corpora import STORIES, needs_stories
-from training.run import load
+from training.run.directory import load
 
 HOME = Path(__file__).resolve().parents[2]
 
@@ -49,16 +49,16 @@ def theirs() -> LlamaForCausalLM:
 
 def logits(model: Transformer, ids: list[int]) -> torch.Tensor:
     with torch.no_grad():
-        return model(torch.tensor([ids]), Places.plain(len(ids)))[0]
+        return model(torch.tensor([ids]), TokenPositions.plain(len(ids)))[0]
 
 
 def test_config_and_prompt_of_the_reference(reference, imported):
     ours, said = imported.settings, reference["config"]
-    found = (ours.dim, ours.hidden, ours.layers, ours.heads, ours.groups, imported.vocab_size)
+    found = (ours.dim, ours.ffn_dim, ours.layers, ours.heads, ours.kv_heads, imported.vocab_size)
     keys = ("dim", "hidden_dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size")
     assert found == tuple(said[key] for key in keys)
     assert (imported.train_length, ours.position.theta) == (said["max_seq_len"], said["rope_theta"])
-    assert (ours.norm_eps, ours.tied) == (said["norm_eps"], said["tied"])
+    assert (ours.norm_eps, ours.tie_embeddings) == (said["norm_eps"], said["tied"])
     tokenizer = load_sentencepiece(STORIES / "tok512.model")
     assert [tokenizer.bos_id, *tokenizer.encode("Once upon a time")] == reference["prompt_ids"]
 
@@ -117,7 +117,7 @@ def test_greedy_text_token_by_token(reference, cache, dtype):
     expected, stream = reference["greedy_ids_bos_plus_200"], TextStream(tokenizer, begins=True)
     ids, text = [tokenizer.bos_id], ""
     for (new,) in Generation(
-        model, [ids], 200, Sampling(temperature=0), eos_id=tokenizer.eos_id, cache=cache
+        model, [ids], 200, SamplingParams(temperature=0), eos_id=tokenizer.eos_id, cache=cache
     ):
         ids.append(new)
         text += stream.push(new)
@@ -161,9 +161,9 @@ def interleaved_from_bin(file: Path) -> Transformer:
         dim=dim,
         layers=layers,
         heads=heads,
-        groups=groups,
-        hidden=hidden,
-        tied=True,
+        kv_heads=groups,
+        ffn_dim=hidden,
+        tie_embeddings=True,
         position={"name": "rope", "layout": "interleaved"},
     )
     model = Transformer(settings, vocab, length)
@@ -181,7 +181,7 @@ def test_both_layouts_of_the_same_trained_weights_agree(reference, imported):
     ids = reference["greedy_ids_bos_plus_200"]
     half = read_folder(STORIES / "hf").model.double()
     torch.testing.assert_close(logits(original.double(), ids), logits(half, ids), rtol=0, atol=1e-10)
-    found = [new[0] for new in Generation(original.float(), [ids[:1]], 200, Sampling(temperature=0))]
+    found = [new[0] for new in Generation(original.float(), [ids[:1]], 200, SamplingParams(temperature=0))]
     assert ids[:1] + found == ids
 
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from model import ModelError, ModelSettings, Places, Transformer
+from model import ModelError, ModelSettings, TokenPositions, Transformer
 from model.kernels import attend
-from model.position import Geometry, Position, Span
+from model.position import AttentionContext, HeadGeometry, PositionalScheme
 from model.position.rotary import Rope, RopeSettings
 from tests.model.zoo import V
 
@@ -22,7 +22,9 @@ B, H, G, D, L0, T = 2, 6, 3, 10, 16, 23
 
 
 def scheme_of(remap: dict, length: int = L0, features: int = D, **keys) -> Rope:
-    return Rope(RopeSettings(remap=remap, theta=50.0, **keys), Geometry(28, H, features, length, length))
+    return Rope(
+        RopeSettings(remap=remap, theta=50.0, **keys), HeadGeometry(28, H, features, length, length, H)
+    )
 
 
 def drawn(tokens: int, features: int = D, batch: int = B) -> tuple[torch.Tensor, ...]:
@@ -34,8 +36,13 @@ def drawn(tokens: int, features: int = D, batch: int = B) -> tuple[torch.Tensor,
     )
 
 
-def span_of(scheme: Position, new: Places, keys: Places | None = None, queries: int | None = None) -> Span:
-    return Span(
+def context_of(
+    scheme: PositionalScheme,
+    new: TokenPositions,
+    keys: TokenPositions | None = None,
+    queries: int | None = None,
+) -> AttentionContext:
+    return AttentionContext(
         new=new,
         queries=new if queries is None else new.last(queries),
         keys=keys or new,
@@ -76,23 +83,25 @@ def dense(q, k, v, shown, seen=None, **keys) -> torch.Tensor:
     return scores.masked_fill(~seen, -math.inf).softmax(-1) @ v
 
 
-def through(scheme: Position, places: Places, q, k, v, kernel: str = "blocks") -> torch.Tensor:
-    plan = scheme.plan(span_of(scheme, places))
+def through(
+    scheme: PositionalScheme, positions: TokenPositions, q, k, v, kernel: str = "blocks"
+) -> torch.Tensor:
+    plan = scheme.plan(context_of(scheme, positions))
     return attend(plan.read(q, plan.write(k)), v, q.shape[-1] ** -0.5, kernel)
 
 
 def shown_by(remap: dict, tokens: int, **keys) -> torch.Tensor:
     """(T, T) the distance a rotation shows, read off the second of two pairs, which turns 0.01 a token."""
-    scheme = Rope(RopeSettings(remap=remap, **keys), Geometry(28, H, 4, L0, L0))
+    scheme = Rope(RopeSettings(remap=remap, **keys), HeadGeometry(28, H, 4, L0, L0, H))
     unit = torch.eye(4, dtype=torch.float64)
-    plan = scheme.plan(span_of(scheme, Places.plain(tokens)))
+    plan = scheme.plan(context_of(scheme, TokenPositions.plain(tokens)))
     zero, n = torch.zeros((), dtype=torch.int64), torch.arange(tokens)
     scores = []
     for k in (unit[1], unit[3]):
         q, k = unit[1].expand(B, H, tokens, 4), k.expand(B, G, tokens, 4)
         total = torch.zeros(tokens, tokens, dtype=torch.float64)
         for view in plan.read(q, plan.write(k)):
-            served = view.pairs.rule(zero, zero, n[:, None], n[None, :])
+            served = view.pairs.mask_mod(zero, zero, n[:, None], n[None, :])
             total += torch.where(served, view.q[0, 0] @ view.k[0, 0].T, 0.0)
         scores.append(total)
     return torch.atan2(scores[1], scores[0]) * 100

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from model import Places, Transformer
-from model.position import Span
+from model import TokenPositions, Transformer
+from model.position import AttentionContext
 from tests.model.zoo import C, D, G, H, build
 
 FORMS = ("numerator", "cosine")
@@ -108,12 +108,14 @@ def recurrent(q, k, v, positions, form: str) -> list[list[float]]:
     return out
 
 
-def mixed(model: Transformer, x: torch.Tensor, places: Places, keep: int | None = None) -> torch.Tensor:
+def mixed(
+    model: Transformer, x: torch.Tensor, positions: TokenPositions, keep: int | None = None
+) -> torch.Tensor:
     """What the first layer's heads give for inputs x (B, T, C), before they are joined: (B, H, K, D)."""
     scheme, attention = next(iter(model.position.values())), model.layers[0].attention
-    queries = places if keep is None else places.last(keep)
-    tables = scheme.tables(places, x.dtype)
-    span = Span(places, queries, places, x.shape[0], H, x.device, tables)
+    queries = positions if keep is None else positions.last(keep)
+    tables = scheme.tables(positions, x.dtype)
+    context = AttentionContext(positions, queries, positions, x.shape[0], H, x.device, tables)
     caught = {}
 
     def keep_heads(heads):
@@ -122,7 +124,7 @@ def mixed(model: Transformer, x: torch.Tensor, places: Places, keep: int | None 
 
     attention.joined = keep_heads
     try:
-        attention(x, span, scheme.plan(span), None)
+        attention(x, context, scheme.plan(context), None)
     finally:
         del attention.joined
     return caught["heads"]

@@ -9,10 +9,10 @@ import math
 
 import torch
 
-from model import SCHEMES, Places
+from model import SCHEMES, TokenPositions
 from model.kernels import attend
-from model.position import Geometry, Position
-from tests.model.dense_remap import D, G, H, span_of
+from model.position import HeadGeometry, PositionalScheme
+from tests.model.dense_remap import D, G, H, context_of
 
 L0, THETA = 16, 50.0
 POSITIONS = [0, 1, 2, 4.5, 5, 5.25, 9, 30, 31, 32.5]
@@ -20,10 +20,10 @@ POSITIONS += [*range(33, 53), 90, 91, 91.5, 92, 700, 701, 5000]
 LAYOUTS = ["half", "interleaved"]
 
 
-def made(name: str, features: int = D, spread: float = 0.4, **keys) -> Position:
+def made(name: str, features: int = D, spread: float = 0.4, **keys) -> PositionalScheme:
     """The scheme alone, in float64, its parameters moved away from their initial values."""
     settings, scheme = SCHEMES[name]
-    out = scheme(settings(**{"theta": THETA, **keys}), Geometry(28, H, features, L0, L0, G)).double()
+    out = scheme(settings(**{"theta": THETA, **keys}), HeadGeometry(28, H, features, L0, L0, G)).double()
     generator = torch.Generator().manual_seed(3)
     out.initialise(generator, 1.0)
     with torch.no_grad():
@@ -32,8 +32,10 @@ def made(name: str, features: int = D, spread: float = 0.4, **keys) -> Position:
     return out
 
 
-def through(scheme: Position, places: Places, q, k, v, kernel: str = "auto") -> torch.Tensor:
-    plan = scheme.plan(span_of(scheme, places))
+def through(
+    scheme: PositionalScheme, positions: TokenPositions, q, k, v, kernel: str = "auto"
+) -> torch.Tensor:
+    plan = scheme.plan(context_of(scheme, positions))
     return attend(plan.read(q, plan.write(k)), v, D**-0.5, kernel)
 
 

@@ -13,15 +13,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from model import SCHEMES, Places
+from model import SCHEMES, TokenPositions
 from model.kernels import attend
-from model.position import Geometry, Position, Span
+from model.position import AttentionContext, HeadGeometry, PositionalScheme
 from tests.model.zoo import G, H, packed
 
 B, C, D, S = 2, 14, 8, 13
 LAYOUTS = {
-    "plain": Places.plain(S),
-    "ragged": Places.left_padded([S, S - 4], S),
+    "plain": TokenPositions.plain(S),
+    "ragged": TokenPositions.left_padded([S, S - 4], S),
     "packed": packed([[5, S - 5], [7, 2, S - 9]]),
 }
 layouts = pytest.mark.parametrize("layout", LAYOUTS)
@@ -31,19 +31,21 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def scheme_of(name: str, seed: int = 0, **keys) -> Position:
+def scheme_of(name: str, seed: int = 0, **keys) -> PositionalScheme:
     """The scheme alone, every parameter drawn, in float64."""
     settings, kind = SCHEMES[name]
-    scheme = kind(settings(**keys), Geometry(C, H, D, S, S, groups=G)).double()
+    scheme = kind(settings(**keys), HeadGeometry(C, H, D, S, S, kv_heads=G)).double()
     with torch.no_grad():
         for n, p in enumerate(scheme.parameters()):
             p.copy_(normal(*p.shape, seed=seed + n) * (p.shape[-1] ** -0.5 if p.ndim == 2 else 1))
     return scheme
 
 
-def span_of(scheme: Position, places: Places, rows: int = B, window: int | None = None) -> Span:
-    tables = scheme.tables(places, torch.float64)
-    return Span(places, places, places, rows, H, torch.device("cpu"), tables, window)
+def context_of(
+    scheme: PositionalScheme, positions: TokenPositions, rows: int = B, window: int | None = None
+) -> AttentionContext:
+    tables = scheme.tables(positions, torch.float64)
+    return AttentionContext(positions, positions, positions, rows, H, torch.device("cpu"), tables, window)
 
 
 def tensors() -> tuple[torch.Tensor, ...]:
@@ -54,16 +56,18 @@ def tensors() -> tuple[torch.Tensor, ...]:
     return x, 2 * q, k, v
 
 
-def output_of(scheme: Position, places: Places, kernel: str, window: int | None = None) -> torch.Tensor:
+def output_of(
+    scheme: PositionalScheme, positions: TokenPositions, kernel: str, window: int | None = None
+) -> torch.Tensor:
     x, q, k, v = tensors()
-    plan = scheme.plan(span_of(scheme, places, window=window)).bind(x, None)
+    plan = scheme.plan(context_of(scheme, positions, window=window)).bind(x, None)
     return attend(plan.read(q, plan.write(k)), v, D**-0.5, kernel)
 
 
-def documents(places: Places) -> list[tuple[int, int, int]]:
+def documents(positions: TokenPositions) -> list[tuple[int, int, int]]:
     """(row, start, stop) of every document."""
     found = []
-    for b, row in enumerate(places.document.expand(B, -1).tolist()):
+    for b, row in enumerate(positions.document.expand(B, -1).tolist()):
         for value, group in itertools.groupby(range(S), key=lambda n: row[n]):
             slots = list(group)
             if value >= 0:
@@ -71,13 +75,13 @@ def documents(places: Places) -> list[tuple[int, int, int]]:
     return found
 
 
-def by_documents(places: Places, logits_of, window: int | None = None) -> torch.Tensor:
+def by_documents(positions: TokenPositions, logits_of, window: int | None = None) -> torch.Tensor:
     """(B, H, S, D) attention of each document by itself; logits_of(x (t, C), q (H, t, D), k (H, t, D)) →
     (H, t, t)."""
     x, q, k, v = tensors()
     k, v = (y.repeat_interleave(H // G, dim=1) for y in (k, v))
     out = torch.zeros_like(q)
-    for b, start, stop in documents(places):
+    for b, start, stop in documents(positions):
         t = slice(start, stop)
         logits = logits_of(x[b, t], q[b, :, t], k[b, :, t])
         back = torch.arange(stop - start)[:, None] - torch.arange(stop - start)
@@ -86,9 +90,9 @@ def by_documents(places: Places, logits_of, window: int | None = None) -> torch.
     return out
 
 
-def real(places: Places, x: torch.Tensor) -> torch.Tensor:
+def real(positions: TokenPositions, x: torch.Tensor) -> torch.Tensor:
     """Padding has no output to speak of."""
-    return x.transpose(1, 2)[places.document.expand(B, -1) >= 0]
+    return x.transpose(1, 2)[positions.document.expand(B, -1) >= 0]
 
 
 def convolved(x: torch.Tensor, down: torch.Tensor, up: torch.Tensor, conv: torch.Tensor) -> torch.Tensor:

@@ -16,8 +16,8 @@ from transformers.models.gptj.modeling_gptj import create_sinusoidal_positions
 from transformers.models.opt.modeling_opt import OPTLearnedPositionalEmbedding
 from transformers.models.roformer.modeling_roformer import RoFormerSinusoidalPositionalEmbedding
 
-from model import Cache, ModelError, ModelSettings, Places, Transformer, check_override
-from model.position import Position
+from model import Cache, ModelError, ModelSettings, TokenPositions, Transformer, check_override
+from model.position import PositionalScheme
 from tests.model.alone import added, at, doubles, made
 from tests.model.zoo import TRAIN, T, V, build, cached, close, ids, settings_of
 
@@ -33,7 +33,7 @@ def message_of(error, call) -> str:
 
 def test_a_linear_map_moves_sinusoids_by_a_token_and_no_sines():
     for name, keys, fits in (("sinusoidal", {"theta": 50.0}, True), ("sine", {}, False)):
-        rows = added(made(name, 6, **keys), Places.plain(60))[0]
+        rows = added(made(name, 6, **keys), TokenPositions.plain(60))[0]
         found = torch.linalg.lstsq(rows[:-1], rows[1:]).solution
         off = (rows[:-1] @ found - rows[1:]).abs().max()
         assert (off < 1e-11) if fits else (off > 0.1)
@@ -44,7 +44,9 @@ def test_a_linear_map_moves_sinusoids_by_a_token_and_no_sines():
 def test_sinusoids_with_an_offset_against_huggingface(dim, offset):
     n = 40
     rows = {
-        layout: added(made("sinusoidal", dim, layout=layout, offset=offset), Places.plain(n))[0].float()
+        layout: added(made("sinusoidal", dim, layout=layout, offset=offset), TokenPositions.plain(n))[
+            0
+        ].float()
         for layout in ("interleaved", "half")
     }
     flaubert = create_sinusoidal_embeddings(n + offset, dim, torch.zeros(n + offset, dim))
@@ -76,7 +78,7 @@ def test_a_stretch_measures_from_the_original_length_of_a_branch():
     branch = Transformer(settings_of(position), V, train_length=2 * TRAIN, original_length=TRAIN).double()
     branch.load_state_dict(build("sinusoidal").state_dict())
     fixed, tokens = build({"name": "sinusoidal", "stretch": T / TRAIN}), ids(2, T)
-    close(branch(tokens, Places.plain(T)), fixed(tokens, Places.plain(T)))
+    close(branch(tokens, TokenPositions.plain(T)), fixed(tokens, TokenPositions.plain(T)))
 
 
 def gpt2(rows: int, dim: int) -> GPT2Model:
@@ -87,10 +89,10 @@ def gpt2(rows: int, dim: int) -> GPT2Model:
 def test_a_learned_table_is_that_of_gpt2_also_behind_left_padding():
     theirs, scheme, tokens = gpt2(11, 8), made("learned", 8, train=11), ids(2, 9)
     scheme.weight.copy_(theirs.wpe.weight)
-    places = Places.left_padded([9, 4], 9)
-    given = theirs(tokens, position_ids=places.position, output_hidden_states=True).hidden_states[0]
+    positions = TokenPositions.left_padded([9, 4], 9)
+    given = theirs(tokens, position_ids=positions.position, output_hidden_states=True).hidden_states[0]
     x = theirs.wte(tokens).double()
-    ours = scheme.embed(x, scheme.tables(places, torch.float64), places)
+    ours = scheme.embed(x, scheme.tables(positions, torch.float64), positions)
     close(ours.float(), given, atol=1e-6)
 
 
@@ -100,11 +102,11 @@ def test_a_learned_table_is_that_of_opt_without_its_first_two_rows():
     assert theirs.weight.shape[0] == 11
     scheme.weight.copy_(theirs.weight[2:])
     mask = torch.tensor([[1] * 7, [0] * 3 + [1] * 4])
-    ours = added(scheme, Places.left_padded([7, 4], 7), rows=2).float()
+    ours = added(scheme, TokenPositions.left_padded([7, 4], 7), rows=2).float()
     close(ours[mask.bool()], theirs(mask)[mask.bool()], atol=1e-6)
 
 
-def learned(rows: int, extend: str, dim: int = 3) -> Position:
+def learned(rows: int, extend: str, dim: int = 3) -> PositionalScheme:
     return made("learned", dim, train=50, max_length=rows, extend=extend)
 
 
@@ -112,7 +114,7 @@ def learned(rows: int, extend: str, dim: int = 3) -> Position:
 def test_a_table_stretched_over_the_declared_length(length):
     """The first and the last row stay; torch's own resampling with aligned corners agrees."""
     scheme = learned(5, "interpolate")
-    out, table = added(scheme, Places.plain(length))[0], scheme.weight.detach()
+    out, table = added(scheme, TokenPositions.plain(length))[0], scheme.weight.detach()
     expected = F.interpolate(table.T[None], size=length, mode="linear", align_corners=True)[0].T
     close(out, expected, atol=1e-13)
     close(out[[0, -1]], table[[0, -1]], atol=0)
@@ -123,12 +125,12 @@ def test_a_stretched_table_by_hand():
     with torch.no_grad():
         scheme.weight.copy_(doubles([[0.0], [10.0], [30.0], [20.0]]))
     # Seven tokens over four rows: token n stands at row n/2.
-    close(added(scheme, Places.plain(7)).flatten(), doubles([0, 5, 10, 20, 30, 25, 20]), atol=1e-14)
+    close(added(scheme, TokenPositions.plain(7)).flatten(), doubles([0, 5, 10, 20, 30, 25, 20]), atol=1e-14)
     # Four or fewer stretch nothing; a declared length decides, not the tokens of the pass.
-    close(added(scheme, Places.plain(3)).flatten(), doubles([0, 10, 30]), atol=0)
-    close(added(scheme, Places.plain(2, offset=3, length=7)).flatten(), doubles([20, 30]), atol=1e-14)
+    close(added(scheme, TokenPositions.plain(3)).flatten(), doubles([0, 10, 30]), atol=0)
+    close(added(scheme, TokenPositions.plain(2, offset=3, length=7)).flatten(), doubles([20, 30]), atol=1e-14)
     # Rows of one batch have their own declared lengths.
-    ragged = Places.left_padded([3, 2], 3, lengths=[7, 4])
+    ragged = TokenPositions.left_padded([3, 2], 3, lengths=[7, 4])
     close(added(scheme, ragged, rows=2)[..., 0], doubles([[0, 5, 10], [0, 0, 10]]), atol=1e-14)
     # Real positions lie between rows; those outside the declared length stay at its ends.
     close(added(scheme, at([-3.5, -0.5, 0.0, 0.5], 7)).flatten(), doubles([0, 0, 0, 2.5]), atol=1e-14)
@@ -138,13 +140,13 @@ def test_a_stretched_table_by_hand():
 
 def test_tables_that_repeat_clip_or_have_one_row():
     repeat, clip = learned(4, "repeat"), learned(4, "clip")
-    close(added(repeat, Places.plain(6, offset=3))[0], repeat.weight[[3, 0, 1, 2, 3, 0]], atol=0)
-    close(added(clip, Places.plain(6, offset=1))[0], clip.weight[[1, 2, 3, 3, 3, 3]], atol=0)
+    close(added(repeat, TokenPositions.plain(6, offset=3))[0], repeat.weight[[3, 0, 1, 2, 3, 0]], atol=0)
+    close(added(clip, TokenPositions.plain(6, offset=1))[0], clip.weight[[1, 2, 3, 3, 3, 3]], atol=0)
     for extend in ("repeat", "clip", "interpolate"):
         one = learned(1, extend)
         assert one.limit is None
-        close(added(one, Places.plain(5))[0], one.weight.expand(5, 3), atol=1e-15)
-        close(added(one, Places.plain(1))[0], one.weight, atol=0)
+        close(added(one, TokenPositions.plain(5))[0], one.weight.expand(5, 3), atol=1e-15)
+        close(added(one, TokenPositions.plain(1))[0], one.weight, atol=0)
 
 
 def test_a_row_between_two_teaches_both_by_their_shares():
@@ -157,8 +159,8 @@ def test_a_row_between_two_teaches_both_by_their_shares():
 def test_shares_of_a_long_table_are_exact():
     """In float32, 8191·4095/8192 in rounded steps would be off by more than a thousandth."""
     scheme = learned(4096, "interpolate", dim=2)
-    places = at([8189], 9000)
-    low, high, share = scheme.tables(places, torch.float32)
+    positions = at([8189], 9000)
+    low, high, share = scheme.tables(positions, torch.float32)
     whole, part = divmod(8189 * 4095, 8999)
     assert (int(low), int(high)) == (whole, whole + 1)
     assert float(share) == pytest.approx(part / 8999, rel=1e-7)
@@ -168,27 +170,27 @@ def test_shares_of_a_long_table_are_exact():
 @torch.no_grad()
 def test_a_declared_length_holds_for_a_whole_cache(case):
     model, tokens = build(case), ids(2, T)
-    assert model.follows_length and not build(case.split("-")[0]).follows_length
+    assert model.depends_on_length and not build(case.split("-")[0]).depends_on_length
     for length in (T, 2 * T):
-        whole = model(tokens, Places.plain(T, length=length))
+        whole = model(tokens, TokenPositions.plain(T, length=length))
         close(cached(model, tokens, [4, 1, 1, 7, 6], length=length), whole)
     # Not causal in length: the same tokens announced as part of a longer text are others.
-    assert (whole - model(tokens, Places.plain(T)))[:, 1].abs().max() > 1e-3
+    assert (whole - model(tokens, TokenPositions.plain(T)))[:, 1].abs().max() > 1e-3
     cache = Cache(model, 2, T)
-    model(tokens[:, :4], Places.plain(4, length=T), cache=cache)
+    model(tokens[:, :4], TokenPositions.plain(4, length=T), cache=cache)
     with pytest.raises(ModelError, match="declared length"):
-        model(tokens[:, 4:6], Places.plain(2, offset=4, length=2 * T), cache=cache)
+        model(tokens[:, 4:6], TokenPositions.plain(2, offset=4, length=2 * T), cache=cache)
 
 
 @pytest.mark.parametrize("case", FOLLOWERS)
 @torch.no_grad()
 def test_rows_of_one_batch_follow_their_own_declared_lengths(case):
     model, tokens, counts, lengths = build(case), ids(3, 15), [15, 6, 9], [16, 70, 33]
-    out = model(tokens, Places.left_padded(counts, 15, lengths=lengths))
+    out = model(tokens, TokenPositions.left_padded(counts, 15, lengths=lengths))
     for r, (count, length) in enumerate(zip(counts, lengths, strict=True)):
-        alone = model(tokens[r : r + 1, 15 - count :], Places.plain(count, length=length))
+        alone = model(tokens[r : r + 1, 15 - count :], TokenPositions.plain(count, length=length))
         close(out[r, 15 - count :], alone[0])
-        as_short = model(tokens[r : r + 1, 15 - count :], Places.plain(count))
+        as_short = model(tokens[r : r + 1, 15 - count :], TokenPositions.plain(count))
         assert (as_short - alone).abs().max() > 1e-3
 
 
@@ -201,20 +203,20 @@ def test_rows_of_one_batch_follow_their_own_declared_lengths(case):
 )
 @torch.no_grad()
 def test_half_positions_are_whole_ones_at_half_the_speed(position, same):
-    tokens, plain = ids(2, T), Places.plain(T)
+    tokens, plain = ids(2, T), TokenPositions.plain(T)
     halves = replace(plain, position=plain.position / 2, unit_steps=False)
     close(build(position)(tokens, halves), build(same)(tokens, plain))
 
 
 @pytest.mark.parametrize("case", ["learned", "learned-repeat", "learned-clip", "binary"])
 def test_real_positions_where_they_mean_nothing(case):
-    model, tokens, plain = build(case), ids(1, 6), Places.plain(6)
-    assert not model.position["all"].takes_fractions
+    model, tokens, plain = build(case), ids(1, 6), TokenPositions.plain(6)
+    assert not model.position["all"].supports_fractions
     cache = Cache(model, 1, 9)
     with torch.no_grad():
         for position in (plain.position / 2, plain.position.double()):
-            places = replace(plain, position=position, unit_steps=False)
-            text = message_of(ModelError, lambda p=places: model(tokens, p, cache=cache))
+            positions = replace(plain, position=position, unit_steps=False)
+            text = message_of(ModelError, lambda p=positions: model(tokens, p, cache=cache))
             assert f"'{case.split('-')[0]}'" in text and "integer positions" in text
             assert ("model.position.extend to interpolate" in text) == case.startswith("learned")
         assert cache.filled == 0
@@ -275,5 +277,8 @@ def test_a_trained_table_is_read_past_its_end_under_another_rule():
     for extend in ("interpolate", "repeat", "clip"):
         long = build({"name": "learned", "extend": extend}, seed=9)
         long.load_state_dict(short.state_dict())
-        close(long(tokens[:, :TRAIN], Places.plain(TRAIN)), short(tokens[:, :TRAIN], Places.plain(TRAIN)))
-        assert torch.isfinite(long(tokens, Places.plain(T))).all()
+        close(
+            long(tokens[:, :TRAIN], TokenPositions.plain(TRAIN)),
+            short(tokens[:, :TRAIN], TokenPositions.plain(TRAIN)),
+        )
+        assert torch.isfinite(long(tokens, TokenPositions.plain(T))).all()

@@ -6,7 +6,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from model import Cache, ModelError, ModelSettings, Places, Transformer, check_override
+from model import Cache, ModelError, ModelSettings, TokenPositions, Transformer, check_override
 from tests.model.zoo import V, build, ids, settings_of
 
 
@@ -33,8 +33,8 @@ def test_an_odd_head_dimension(keys):
 
 
 def test_heads_not_divisible_by_groups():
-    text = message_of(ValidationError, lambda: ModelSettings(dim=48, heads=6, groups=4))
-    assert "heads 6" in text and "groups 4" in text
+    text = message_of(ValidationError, lambda: ModelSettings(dim=48, heads=6, kv_heads=4))
+    assert "heads 6" in text and "kv_heads 4" in text
 
 
 def test_width_not_divisible_by_heads():
@@ -94,7 +94,7 @@ def test_a_rotation_without_a_pair_or_with_too_few_for_ntk():
     assert "fraction 0.1" in text and "no pair" in text
     ntk = {"name": "rope", "fraction": 0.2, "scaling": {"name": "ntk", "factor": 2.0}}
     text = message_of(ModelError, lambda: made(dim=40, heads=4, position=ntk))
-    assert "at least 4 rotated dimensions" in text and "has 2" in text
+    assert "at least 4 rotated dimensions" in text and "got 2" in text
 
 
 def test_a_pattern_that_does_not_fit_its_kinds():
@@ -112,45 +112,53 @@ def test_a_pattern_that_does_not_fit_its_kinds():
 def test_a_length_beyond_a_learned_table_names_offset_plus_t():
     model = build("learned")  # eleven rows
     with torch.no_grad():
-        model(ids(1, 11), Places.plain(11))
-        for places in (Places.plain(12), Places.plain(3, offset=9), Places.left_padded([12], 12)):
-            text = message_of(ModelError, lambda p=places: model(ids(1, p.order.shape[1]), p))
+        model(ids(1, 11), TokenPositions.plain(11))
+        for positions in (
+            TokenPositions.plain(12),
+            TokenPositions.plain(3, offset=9),
+            TokenPositions.left_padded([12], 12),
+        ):
+            text = message_of(ModelError, lambda p=positions: model(ids(1, p.order.shape[1]), p))
             assert "'learned'" in text and "offset + T = 12" in text and "11 tokens" in text
 
 
 def test_a_refused_pass_leaves_the_cache_as_it_was():
     model, tokens = build("learned"), ids(1, 11)
     with torch.no_grad():
-        whole, cache = model(tokens, Places.plain(11)), Cache(model, 1, 20)
-        model(tokens[:, :8], Places.plain(8), cache=cache)
+        whole, cache = model(tokens, TokenPositions.plain(11)), Cache(model, 1, 20)
+        model(tokens[:, :8], TokenPositions.plain(8), cache=cache)
         with pytest.raises(ModelError):
-            model(tokens[:, :4], Places.plain(4, offset=8), cache=cache)
+            model(tokens[:, :4], TokenPositions.plain(4, offset=8), cache=cache)
         assert cache.filled == 8
-        torch.testing.assert_close(model(tokens[:, 8:], Places.plain(3, offset=8), cache=cache), whole[:, 8:])
+        torch.testing.assert_close(
+            model(tokens[:, 8:], TokenPositions.plain(3, offset=8), cache=cache), whole[:, 8:]
+        )
 
 
 def test_a_cache_that_is_full():
     model, cache = build("rope"), Cache(build("rope"), 1, 6)
     with torch.no_grad():
-        model(ids(1, 4), Places.plain(4), cache=cache)
-        text = message_of(ModelError, lambda: model(ids(1, 3), Places.plain(3, offset=4), cache=cache))
-        assert "holds 6 tokens" in text and "7 were given" in text
-        model(ids(1, 2), Places.plain(2, offset=4), cache=cache)  # what fits still goes in
+        model(ids(1, 4), TokenPositions.plain(4), cache=cache)
+        text = message_of(
+            ModelError, lambda: model(ids(1, 3), TokenPositions.plain(3, offset=4), cache=cache)
+        )
+        assert "6 tokens" in text and "got 7" in text
+        model(ids(1, 2), TokenPositions.plain(2, offset=4), cache=cache)  # what fits still goes in
         assert cache.filled == 6
 
 
 def test_a_cache_under_gradients_or_in_another_layout():
     model, cache = build("rope"), Cache(build("rope"), 1, 9)
-    assert "no_grad" in message_of(ModelError, lambda: model(ids(1, 4), Places.plain(4), cache=cache))
+    assert "no_grad" in message_of(ModelError, lambda: model(ids(1, 4), TokenPositions.plain(4), cache=cache))
     with torch.no_grad():
-        model(ids(1, 4), Places.plain(4), cache=cache)
-        ragged = Places.left_padded([4], 1, offset=4)
+        model(ids(1, 4), TokenPositions.plain(4), cache=cache)
+        ragged = TokenPositions.left_padded([4], 1, offset=4)
         text = message_of(ModelError, lambda: model(ids(1, 1), ragged, cache=cache))
         assert "plain" in text and "ragged" in text
 
 
 def test_left_padding_into_too_few_slots():
-    text = message_of(ModelError, lambda: Places.left_padded([5, 3], 4))
+    text = message_of(ModelError, lambda: TokenPositions.left_padded([5, 3], 4))
     assert "5 slots" in text and "got 4" in text
 
 
@@ -193,7 +201,7 @@ def test_illegal_overrides_are_named_with_what_is_legal(trained, asked, key, tol
 def test_no_shape_may_be_overridden():
     for key, value in {
         "dim": 30,
-        "tied": True,
+        "tie_embeddings": True,
         "qk_norm": True,
         "norm_eps": 1e-6,
         "logit_softcap": 9.0,

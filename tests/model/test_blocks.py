@@ -7,8 +7,8 @@ import torch
 import torch._dynamo
 from torch._dynamo.testing import CompileCounter
 
-from model import SCHEMES, Places
-from model.block import Block, Norm
+from model import SCHEMES, TokenPositions
+from model.block import Block, RMSNorm
 from tests.model.zoo import build, ids, packed
 
 B, T = 2, 11
@@ -24,10 +24,10 @@ def _fresh_dynamo():
     torch._dynamo.reset()
 
 
-def gradients(net, places: Places, seed: int = 0) -> dict[str, torch.Tensor]:
+def gradients(net, positions: TokenPositions, seed: int = 0) -> dict[str, torch.Tensor]:
     net.zero_grad()
     tokens = ids(B, T, seed)
-    net(tokens, places, targets=tokens.roll(1, 1)).mean().backward()
+    net(tokens, positions, targets=tokens.roll(1, 1)).mean().backward()
     return {name: weight.grad for name, weight in net.named_parameters()}
 
 
@@ -48,15 +48,15 @@ def passes(monkeypatch) -> list:
 def test_recomputed_blocks_have_the_very_gradients(case, passes):
     net, again = build(case).train(), build(case).train()
     again.recompute_blocks()
-    for places in (Places.plain(T), packed(CUTS)):
-        want = gradients(net, places)
+    for positions in (TokenPositions.plain(T), packed(CUTS)):
+        want = gradients(net, positions)
         once = len(passes)
-        found = gradients(again, places)
+        found = gradients(again, positions)
         assert len(passes) - once == 2 * once
         assert all(found[name].equal(want[name]) for name in want)
         passes.clear()
     again.eval()
-    again(ids(B, T), Places.plain(T), targets=ids(B, T)).mean().backward()
+    again(ids(B, T), TokenPositions.plain(T), targets=ids(B, T)).mean().backward()
     assert len(passes) == len(again.layers)
 
 
@@ -69,14 +69,14 @@ def test_blocks_compiled_one_by_one_share_one_graph(case, recompute):
         net.recompute_blocks()
     net.compile(by_block=True, fullgraph=True, backend=counter)
     for seed in range(3):
-        want = gradients(plain, Places.plain(T), seed)
-        for name, grad in gradients(net, Places.plain(T), seed).items():
+        want = gradients(plain, TokenPositions.plain(T), seed)
+        for name, grad in gradients(net, TokenPositions.plain(T), seed).items():
             torch.testing.assert_close(grad, want[name], rtol=0, atol=1e-9, msg=name)
     assert counter.frame_count == 1, "the layers do not share their graph, or steps compile anew"
 
 
 def test_a_norm_takes_its_input_as_it_comes():
-    norm, x = Norm(6).bfloat16(), torch.randn(2, 3, 6)
+    norm, x = RMSNorm(6).bfloat16(), torch.randn(2, 3, 6)
     norm.weight.data.copy_(torch.tensor([1, 2, 0.5, 1, 4, 1]))
     want = torch.nn.functional.rms_norm(x, (6,), norm.weight.float(), norm.eps)
     assert norm(x).dtype == torch.float32 and norm(x).equal(want)

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from model import Cache, ModelError, Places
+from model import Cache, ModelError, TokenPositions
+from model.cache import CacheIndex
 from tests.model.zoo import T, build, ids
 
 YARN = {"name": "rope", "scaling": {"name": "yarn", "factor": "auto"}}
@@ -13,9 +14,9 @@ YARN = {"name": "rope", "scaling": {"name": "yarn", "factor": "auto"}}
 def test_a_factor_that_follows_the_length_needs_one_declared_length():
     model, tokens = build(YARN), ids(2, T)
     cache = Cache(model, 2, T)
-    model(tokens[:, : T - 1], Places.plain(T - 1), cache=cache)
-    with pytest.raises(ModelError, match=rf"declared length of \({T - 1},\), now \({T},\)"):
-        model(tokens[:, T - 1 :], Places.plain(1, offset=T - 1), cache=cache)
+    model(tokens[:, : T - 1], TokenPositions.plain(T - 1), cache=cache)
+    with pytest.raises(ModelError, match=rf"declared length .*{T - 1}.* to .*{T}"):
+        model(tokens[:, T - 1 :], TokenPositions.plain(1, offset=T - 1), cache=cache)
     assert cache.filled == T - 1
 
 
@@ -24,23 +25,28 @@ def test_a_fixed_factor_goes_on_without_a_declared_length():
     model, tokens = build({"name": "rope", "scaling": {"name": "yarn", "factor": 3.0}}), ids(2, T)
     cache = Cache(model, 2, T)
     parts = [
-        model(tokens[:, : T - 1], Places.plain(T - 1), cache=cache),
-        model(tokens[:, T - 1 :], Places.plain(1, offset=T - 1), cache=cache),
+        model(tokens[:, : T - 1], TokenPositions.plain(T - 1), cache=cache),
+        model(tokens[:, T - 1 :], TokenPositions.plain(1, offset=T - 1), cache=cache),
     ]
-    torch.testing.assert_close(torch.cat(parts, 1), model(tokens, Places.plain(T)))
+    torch.testing.assert_close(torch.cat(parts, 1), model(tokens, TokenPositions.plain(T)))
+
+
+def test_the_first_places_are_kept_as_they_are():
+    new = TokenPositions.plain(4, offset=3)
+    assert CacheIndex(8, None, 0).advance(new) is new
 
 
 @torch.no_grad()
 def test_rows_and_layout_stay_what_they_were():
     model, tokens = build("rope"), ids(2, T)
     cache = Cache(model, 2, 2 * T)
-    model(tokens, Places.plain(T), cache=cache)
-    with pytest.raises(ModelError, match="plain layout cannot go on in ragged layout"):
-        model(tokens, Places.left_padded([T, T], T, offset=T), cache=cache)
+    model(tokens, TokenPositions.plain(T), cache=cache)
+    with pytest.raises(ModelError, match=r"plain layout .*ragged layout"):
+        model(tokens, TokenPositions.left_padded([T, T], T, offset=T), cache=cache)
     ragged = Cache(model, 2, 2 * T)
-    model(tokens, Places.left_padded([T, 3], T), cache=ragged)
-    with pytest.raises(ModelError, match="begun with 2 rows cannot go on with 1"):
-        model(tokens[:1], Places.left_padded([T], T, offset=T), cache=ragged)
+    model(tokens, TokenPositions.left_padded([T, 3], T), cache=ragged)
+    with pytest.raises(ModelError, match=r"2 rows .* 1"):
+        model(tokens[:1], TokenPositions.left_padded([T], T, offset=T), cache=ragged)
 
 
 @pytest.mark.parametrize("case", ["rope", "rope-rerope", "rope-dual-chunk", "pope", "alibi", "xpos"])
@@ -48,8 +54,10 @@ def test_rows_and_layout_stay_what_they_were():
 def test_a_full_cache_is_as_wide_as_the_scheme_says(case):
     model, tokens = build(case), ids(1, 5)
     cache = Cache(model, 1, 5)
-    model(tokens, Places.plain(5), cache=cache)
+    model(tokens, TokenPositions.plain(5), cache=cache)
     held = sum(
-        x[0].numel() // 5 for memory in cache.layers for x in (memory._buffers["k"], memory._buffers["v"])
+        x[0].numel() // 5
+        for layer_cache in cache.layers
+        for x in (layer_cache._buffers["k"], layer_cache._buffers["v"])
     )
-    assert held == model.remembered_per_token
+    assert held == model.cached_per_token

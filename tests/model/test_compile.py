@@ -8,7 +8,7 @@ import torch._dynamo
 from torch._dynamo.testing import CompileCounter
 
 import model.kernels
-from model import SCHEMES, Places
+from model import SCHEMES, TokenPositions
 from tests.model.zoo import build, cached, close, ids, packed, reach_of, schemes_of
 
 B = 2
@@ -23,9 +23,9 @@ def _fresh_dynamo():
     torch._dynamo.reset()
 
 
-def step(net, places: Places, tokens: torch.Tensor) -> float:
+def step(net, positions: TokenPositions, tokens: torch.Tensor) -> float:
     net.zero_grad()
-    loss = net(tokens, places, targets=tokens.roll(1, 1)).mean()
+    loss = net(tokens, positions, targets=tokens.roll(1, 1)).mean()
     loss.backward()
     return float(loss.detach())
 
@@ -37,8 +37,8 @@ def test_training_steps_are_one_graph_that_is_never_compiled_again(case):
     net.compile(fullgraph=True, backend=counter)
     for n in range(3):
         tokens = ids(B, length, seed=n)
-        assert step(net, Places.plain(length), tokens) == pytest.approx(
-            step(plain, Places.plain(length), tokens), abs=1e-10
+        assert step(net, TokenPositions.plain(length), tokens) == pytest.approx(
+            step(plain, TokenPositions.plain(length), tokens), abs=1e-10
         )
         for (name, a), b in zip(net.named_parameters(), plain.parameters(), strict=True):
             torch.testing.assert_close(a.grad, b.grad, rtol=0, atol=1e-9, msg=name)
@@ -50,8 +50,8 @@ def test_packed_steps_with_other_documents_are_one_graph(case):
     net, plain, counter = build(case, layers=2).train(), build(case, layers=2), CompileCounter()
     net.compile(fullgraph=True, backend=counter)
     for n, cuts in enumerate(([[4, 7], [6, 5]], [[1, 10], [11]], [[5, 3, 3], [2, 9]])):
-        tokens, places = ids(B, 11, seed=n), packed(cuts, length=11)
-        assert step(net, places, tokens) == pytest.approx(step(plain, places, tokens), abs=1e-10)
+        tokens, positions = ids(B, 11, seed=n), packed(cuts, length=11)
+        assert step(net, positions, tokens) == pytest.approx(step(plain, positions, tokens), abs=1e-10)
     # The largest position of a step is known on the host: at most one more graph makes it dynamic.
     assert counter.frame_count <= 2
 
@@ -70,13 +70,13 @@ def test_many_lengths_share_a_bounded_number_of_graphs(case, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(model.kernels, "choose", spy)
-        plain(ids(B, 11), Places.plain(11))
+        plain(ids(B, 11), TokenPositions.plain(11))
     if chosen <= {"blocks", "explicit"}:
         pytest.skip("the CPU's blocks of queries are unrolled: one graph for each length")
     net.compile(fullgraph=True, backend=counter, dynamic=True)
     for length in (11, 10, 9, 8, 5):
         tokens = ids(B, length)
-        close(net(tokens, Places.plain(length)), plain(tokens, Places.plain(length)))
+        close(net(tokens, TokenPositions.plain(length)), plain(tokens, TokenPositions.plain(length)))
     assert counter.frame_count <= 2
 
 
@@ -86,6 +86,6 @@ def test_passes_in_evaluation_mode_and_through_a_cache_stay_eager(case):
     net, counter = build(case), CompileCounter()
     net.compile(fullgraph=True, backend=counter)
     tokens = ids(B, 11)
-    whole = net(tokens, Places.plain(11))
+    whole = net(tokens, TokenPositions.plain(11))
     close(cached(net, tokens, [4, *[1] * 7]), whole)
     assert counter.frame_count == 0

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model import SCHEMES, Cache, Places
+from model import SCHEMES, Cache, TokenPositions, Transformer
 from tests.model.zoo import (
     CASES,
     EXTRAS,
@@ -23,13 +23,25 @@ from tests.model.zoo import (
     cached,
     close,
     ids,
+    initialised,
     is_relative,
     packed,
     reach_of,
     schemes_of,
+    settings_of,
 )
 
 every_case = pytest.mark.parametrize("case", CASES)
+
+
+@pytest.fixture(autouse=True)
+def _memory_starts_as_nan():
+    """Deterministic algorithms make torch fill what `torch.empty` and its like return: weights, caches."""
+    assert torch.utils.deterministic.fill_uninitialized_memory
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(before)
 
 
 def test_every_registered_scheme_has_a_default_case_and_no_variant_is_orphaned():
@@ -55,7 +67,7 @@ def test_the_cases_differ_past_the_trained_length():
     with torch.no_grad():
         for case in CASES:
             model = build(case, train=T, original=TRAIN)  # a learned table long enough for all
-            seen[case] = model(tokens, Places.plain(T))[0, -1]
+            seen[case] = model(tokens, TokenPositions.plain(T))[0, -1]
     # Two names of the same computation.
     twins = {("rope-linear-auto", "rope-linear"), ("learned", "learned-long")}
     names = list(seen)
@@ -65,6 +77,13 @@ def test_the_cases_differ_past_the_trained_length():
                 assert (seen[a] - seen[b]).abs().max() > 1e-4, f"{a} and {b} give the same logits"
 
 
+def test_a_parameter_that_is_never_initialised_is_found():
+    model = Transformer(settings_of({"name": "none"}), V, TRAIN)
+    model.position["all"].register_parameter("extra", torch.nn.Parameter(torch.zeros(3)))
+    with pytest.raises(AssertionError, match="extra is not initialised"):
+        initialised(model, 0)
+
+
 @every_case
 @torch.no_grad()
 def test_the_future_is_unseen(case):
@@ -72,15 +91,15 @@ def test_the_future_is_unseen(case):
     model = build(case)
     length = reach_of(model)
     tokens, other = ids(2, length), ids(2, length, seed=1)
-    whole = model(tokens, Places.plain(length))
+    whole = model(tokens, TokenPositions.plain(length))
     for t in (0, 1, length // 2, length - 2):
         head = slice(0, t + 1)
         changed = torch.cat([tokens[:, head], other[:, t + 1 :]], dim=1)
-        close(model(changed, Places.plain(length))[:, head], whole[:, head])
-        close(model(tokens[:, head], Places.plain(t + 1, length=length)), whole[:, head])
+        close(model(changed, TokenPositions.plain(length))[:, head], whole[:, head])
+        close(model(tokens[:, head], TokenPositions.plain(t + 1, length=length)), whole[:, head])
         changed = tokens.clone()
         changed[:, t] = (changed[:, t] + 1) % V
-        moved = (model(changed, Places.plain(length)) - whole).abs().amax(-1)  # (B, T)
+        moved = (model(changed, TokenPositions.plain(length)) - whole).abs().amax(-1)  # (B, T)
         assert (moved[:, t] > 1e-3).all() and (moved[:, t + 1] > 1e-6).all()
 
 
@@ -89,13 +108,13 @@ def test_the_future_is_unseen(case):
 def test_shifting_all_positions_changes_nothing_where_the_scheme_is_relative(case):
     model = build(case)
     length = reach_of(model)
-    tokens, here = ids(2, length), Places.plain(length)
+    tokens, here = ids(2, length), TokenPositions.plain(length)
     shifts = (1, 1000) if model.limit is None else (1,)
     if model.limit is not None:
-        tokens, here = tokens[:, : length - 1], Places.plain(length - 1)
+        tokens, here = tokens[:, : length - 1], TokenPositions.plain(length - 1)
     for shift in shifts:
         position = here.position + shift
-        there = Places(
+        there = TokenPositions(
             here.order,
             position,
             here.document,
@@ -121,7 +140,7 @@ def test_a_cache_filled_in_any_pieces_gives_the_full_pass(case, data):
     edges = [0, *cuts, length]
     sizes = [b - a for a, b in itertools.pairwise(edges)]
     with torch.no_grad():
-        whole = model(tokens, Places.plain(length))
+        whole = model(tokens, TokenPositions.plain(length))
     close(cached(model, tokens, sizes), whole)
 
 
@@ -131,7 +150,7 @@ def test_token_by_token_after_a_prefill_gives_the_full_pass(case):
     length = reach_of(model)
     tokens = ids(2, length)
     with torch.no_grad():
-        whole = model(tokens, Places.plain(length))
+        whole = model(tokens, TokenPositions.plain(length))
     close(cached(model, tokens, [1] * length), whole)
     close(cached(model, tokens, [7] + [1] * (length - 7)), whole)
 
@@ -146,21 +165,21 @@ def test_a_left_padded_row_equals_itself_alone_also_while_decoding(case):
     lengths = [count + 3 for count in counts]
     tokens = ids(4, width + 3)  # row r's text stands at its right end, the decoded three tokens last
     alone = [
-        model(tokens[r : r + 1, width - count :], Places.plain(count + 3))[0]
+        model(tokens[r : r + 1, width - count :], TokenPositions.plain(count + 3))[0]
         for r, count in enumerate(counts)
     ]
 
-    places = Places.left_padded(counts, width, lengths=lengths)
+    positions = TokenPositions.left_padded(counts, width, lengths=lengths)
     for r, count in enumerate(counts):
-        close(model(tokens[:, :width], places)[r, width - count :], alone[r][:count])
+        close(model(tokens[:, :width], positions)[r, width - count :], alone[r][:count])
 
     cache = Cache(model, 4, width + 3)
-    prompt = model(tokens[:, :width], places, cache=cache, keep=1)
+    prompt = model(tokens[:, :width], positions, cache=cache, keep=1)
     for r, count in enumerate(counts):
         close(prompt[r, 0], alone[r][count - 1])
     for step in range(3):
-        places = Places.left_padded(counts, 1, offset=width + step, lengths=lengths)
-        out = model(tokens[:, width + step : width + step + 1], places, cache=cache)
+        positions = TokenPositions.left_padded(counts, 1, offset=width + step, lengths=lengths)
+        out = model(tokens[:, width + step : width + step + 1], positions, cache=cache)
         for r, count in enumerate(counts):
             close(out[r, 0], alone[r][count + step])
 
@@ -171,11 +190,11 @@ def test_padding_tokens_are_never_seen(case):
     model = build(case)
     width = reach_of(model)
     counts = [width, 4]
-    places = Places.left_padded(counts, width)
+    positions = TokenPositions.left_padded(counts, width)
     tokens = ids(2, width)
     changed = tokens.clone()
     changed[1, : width - 4] = (changed[1, : width - 4] + 5) % V
-    close(model(changed, places)[1, -4:], model(tokens, places)[1, -4:], atol=0)
+    close(model(changed, positions)[1, -4:], model(tokens, positions)[1, -4:], atol=0)
 
 
 @every_case
@@ -185,14 +204,16 @@ def test_packed_documents_equal_separate_ones(case, data):
     cuts = data.draw(st.lists(st.integers(1, TRAIN), min_size=2, max_size=4), label="lengths of row 0")
     total = sum(cuts)
     rows = [cuts, cuts[::-1]]
-    tokens, places = ids(2, total + 2), packed(rows, length=TRAIN, pad=2)
+    tokens, positions = ids(2, total + 2), packed(rows, length=TRAIN, pad=2)
     with torch.no_grad():
-        out = model(tokens, places)
+        out = model(tokens, positions)
         for r, lengths in enumerate(rows):
             start = 0
             for count in lengths:
                 piece = tokens[r : r + 1, start : start + count]
-                close(out[r, start : start + count], model(piece, Places.plain(count, length=TRAIN))[0])
+                close(
+                    out[r, start : start + count], model(piece, TokenPositions.plain(count, length=TRAIN))[0]
+                )
                 start += count
 
 
@@ -201,11 +222,11 @@ def test_packed_documents_equal_separate_ones(case, data):
 def test_a_packed_document_does_not_read_its_neighbours(case):
     """Document A is rewritten, before and after B; document B's logits do not move by one bit."""
     model = build(case)
-    tokens, places = ids(1, 18), packed([[5, 7, 6]])
+    tokens, positions = ids(1, 18), packed([[5, 7, 6]])
     changed = tokens.clone()
     changed[:, :5] = (changed[:, :5] + 3) % V
     changed[:, 12:] = (changed[:, 12:] + 4) % V
-    before, after = model(tokens, places), model(changed, places)
+    before, after = model(tokens, positions), model(changed, positions)
     close(after[:, 5:12], before[:, 5:12], atol=0)
     assert (after[:, 4] - before[:, 4]).abs().max() > 1e-3
 
@@ -214,16 +235,16 @@ def test_a_packed_document_does_not_read_its_neighbours(case):
 @torch.no_grad()
 def test_packed_documents_go_on_through_a_cache(case):
     model = build(case)
-    tokens, places = ids(1, 16), packed([[6, 10]])
-    whole, cache, parts = model(tokens, places), Cache(model, 1, 16), []
+    tokens, positions = ids(1, 16), packed([[6, 10]])
+    whole, cache, parts = model(tokens, positions), Cache(model, 1, 16), []
     for start, stop in ((0, 4), (4, 9), (9, 16)):
-        piece = Places(
-            places.order[:, start:stop],
-            places.position[:, start:stop],
-            places.document[:, start:stop],
+        piece = TokenPositions(
+            positions.order[:, start:stop],
+            positions.position[:, start:stop],
+            positions.document[:, start:stop],
             "packed",
-            places.reach,
-            places.lengths,
+            positions.reach,
+            positions.lengths,
             unit_steps=False,
         )
         parts.append(model(tokens[:, start:stop], piece, cache=cache))
@@ -235,13 +256,13 @@ def test_packed_documents_go_on_through_a_cache(case):
 def test_kept_positions_are_the_tail_of_the_full_pass(case):
     model = build(case)
     length = reach_of(model)
-    tokens, places = ids(2, length), Places.plain(length)
-    whole = model(tokens, places)
+    tokens, positions = ids(2, length), TokenPositions.plain(length)
+    whole = model(tokens, positions)
     for keep in (length, length - 1, 6, 1):
-        out = model(tokens, places, keep=keep)
+        out = model(tokens, positions, keep=keep)
         assert out.shape == (2, keep, V)
         close(out, whole[:, length - keep :])
-    ragged = Places.left_padded([length, 4], length)
+    ragged = TokenPositions.left_padded([length, 4], length)
     close(model(tokens, ragged, keep=3), model(tokens, ragged)[:, -3:])
     both = packed([[4, length - 4], [3, length - 3]])
     close(model(tokens, both, keep=length - 5), model(tokens, both)[:, 5:])
@@ -253,10 +274,10 @@ def test_a_prefill_that_keeps_nothing_leaves_the_same_cache(case):
     model = build(case)
     length = reach_of(model)
     tokens = ids(2, length)
-    whole, cache = model(tokens, Places.plain(length)), Cache(model, 2, length)
-    empty = model(tokens[:, :6], Places.plain(6, length=length), cache=cache, keep=0)
+    whole, cache = model(tokens, TokenPositions.plain(length)), Cache(model, 2, length)
+    empty = model(tokens[:, :6], TokenPositions.plain(6, length=length), cache=cache, keep=0)
     assert empty.shape == (2, 0, V) and cache.filled == 6
-    rest = Places.plain(length - 6, offset=6, length=length)
+    rest = TokenPositions.plain(length - 6, offset=6, length=length)
     close(model(tokens[:, 6:], rest, cache=cache, keep=2), whole[:, -2:])
 
 
@@ -265,7 +286,13 @@ def test_a_gradient_reaches_every_learned_parameter(case):
     model = build(case, train=T).train()
     length = reach_of(model, V)
     tokens = torch.stack([torch.arange(length), (torch.arange(length) + V // 2) % V])
-    model(tokens, Places.plain(length), targets=tokens.flip(1)).mean().backward()
+    # Documents side by side: hidden pairs have negative distances, whose gradient may not be NaN.
+    beside = packed([[7, length - 9], [length - 9, 7]], pad=2)
+    model(tokens, beside, targets=tokens.flip(1)).mean().backward()
+    for name, p in model.named_parameters():
+        assert p.grad is None or torch.isfinite(p.grad).all(), f"{name}, in packed documents"
+        p.grad = None
+    model(tokens, TokenPositions.plain(length), targets=tokens.flip(1)).mean().backward()
     for name, p in model.named_parameters():
         assert p.grad is not None and torch.isfinite(p.grad).all(), name
         if p.ndim == 2 and name != "embed.weight" and not name.startswith("position."):
@@ -280,9 +307,11 @@ def test_the_state_dict_round_trips(case, tmp_path):
     torch.save(model.state_dict(), tmp_path / "weights")
     other = build(case, seed=5)
     tokens = ids(2, TRAIN)
-    assert (model(tokens, Places.plain(TRAIN)) - other(tokens, Places.plain(TRAIN))).abs().max() > 1e-3
+    assert (
+        model(tokens, TokenPositions.plain(TRAIN)) - other(tokens, TokenPositions.plain(TRAIN))
+    ).abs().max() > 1e-3
     other.load_state_dict(torch.load(tmp_path / "weights", weights_only=True), strict=True)
-    close(other(tokens, Places.plain(TRAIN)), model(tokens, Places.plain(TRAIN)), atol=0)
+    close(other(tokens, TokenPositions.plain(TRAIN)), model(tokens, TokenPositions.plain(TRAIN)), atol=0)
     # No table, mask or other derived number travels with the weights.
     assert set(model.state_dict()) == {name for name, _ in model.named_parameters()}
 
@@ -296,15 +325,19 @@ def test_a_window_counts_keys_with_the_querys_own(name):
     farther = range(WINDOW, 2 * WINDOW) if any("window" in s.exempt for s in schemes_of(model)) else ()
     length = reach_of(model)
     tokens, t = ids(1, length), length - 2
-    for places in (Places.plain(length), Places.left_padded([length], length), packed([[length]])):
-        whole = model(tokens, places)[0, t]
+    for positions in (
+        TokenPositions.plain(length),
+        TokenPositions.left_padded([length], length),
+        packed([[length]]),
+    ):
+        whole = model(tokens, positions)[0, t]
         for back in range(length - 1):
             changed = tokens.clone()
             changed[0, t - back] = (changed[0, t - back] + 1) % V
-            moved = (model(changed, places)[0, t] - whole).abs().max()
+            moved = (model(changed, positions)[0, t] - whole).abs().max()
             if back in farther:
                 continue
-            assert (moved > 1e-9) == (back < WINDOW), f"{places.layout}: token {back} back"
+            assert (moved > 1e-9) == (back < WINDOW), f"{positions.layout}: token {back} back"
             if back == t:
                 break
 
@@ -315,12 +348,12 @@ def test_a_window_of_one_or_more_than_all_keys(name):
     wide, none = build({"name": name, "window": 500}), build({"name": name})
     length = reach_of(none)
     tokens = ids(2, length)
-    close(wide(tokens, Places.plain(length)), none(tokens, Places.plain(length)))
+    close(wide(tokens, TokenPositions.plain(length)), none(tokens, TokenPositions.plain(length)))
     self_only = build({"name": name, "window": 1})
     changed = tokens.clone()
     changed[:, :-1] = (changed[:, :-1] + 1) % V
-    places = Places.plain(length)
-    close(self_only(changed, places)[:, -1], self_only(tokens, places)[:, -1], atol=0)
+    positions = TokenPositions.plain(length)
+    close(self_only(changed, positions)[:, -1], self_only(tokens, positions)[:, -1], atol=0)
 
 
 @torch.no_grad()
@@ -335,8 +368,14 @@ def test_a_pattern_gives_each_layer_its_own_scheme():
     all_near = build(
         {"name": "pattern", "layers": ["near"], "kinds": {"near": {"name": "rope", "window": 4}}}
     )
-    moved = (model(changed, Places.plain(T)) - model(tokens, Places.plain(T)))[0, -1].abs().max()
-    unmoved = (all_near(changed, Places.plain(T)) - all_near(tokens, Places.plain(T)))[0, -1].abs().max()
+    moved = (
+        (model(changed, TokenPositions.plain(T)) - model(tokens, TokenPositions.plain(T)))[0, -1].abs().max()
+    )
+    unmoved = (
+        (all_near(changed, TokenPositions.plain(T)) - all_near(tokens, TokenPositions.plain(T)))[0, -1]
+        .abs()
+        .max()
+    )
     assert moved > 1e-6 and unmoved == 0 and T - 1 > 3 * 3
 
 
@@ -346,13 +385,17 @@ def test_nope_cannot_tell_the_order_of_the_past_in_one_layer_and_rope_can():
     shuffled = torch.cat([tokens[:, torch.randperm(T - 1)], tokens[:, -1:]], dim=1)
     for name, blind in (("none", True), ("rope", False), ("alibi", False), ("sinusoidal", False)):
         model = build({"name": name}, layers=1)
-        moved = (model(shuffled, Places.plain(T)) - model(tokens, Places.plain(T)))[0, -1].abs().max()
+        moved = (
+            (model(shuffled, TokenPositions.plain(T)) - model(tokens, TokenPositions.plain(T)))[0, -1]
+            .abs()
+            .max()
+        )
         assert (moved < 1e-10) == blind, name
 
 
 def test_heads_share_keys_in_contiguous_groups():
     """Grouped-query attention equals full attention with each key and value head written H/G times."""
-    few, many = build("rope"), build("rope", groups=H)
+    few, many = build("rope"), build("rope", kv_heads=H)
     repeat = H // few.settings.kv_heads
     state = few.state_dict()
     for name in list(state):
@@ -362,4 +405,4 @@ def test_heads_share_keys_in_contiguous_groups():
     many.load_state_dict(state)
     tokens = ids(2, T)
     with torch.no_grad():
-        close(few(tokens, Places.plain(T)), many(tokens, Places.plain(T)))
+        close(few(tokens, TokenPositions.plain(T)), many(tokens, TokenPositions.plain(T)))

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from pydantic import ValidationError
 
-from model import SCHEMES, Cache, ModelError, ModelSettings, Places, Transformer, check_override
-from model.position import Geometry, Span
+from model import SCHEMES, Cache, ModelError, ModelSettings, TokenPositions, Transformer, check_override
+from model.position import AttentionContext, HeadGeometry
 from model.position.alibi import alibi_slopes
 from model.position.content import causal_convolution, running_sum, series_of
 from tests.model.alone import doubles
@@ -24,13 +24,13 @@ from tests.model.spelled import (
     D,
     S,
     by_documents,
+    context_of,
     documents,
     layouts,
     normal,
     output_of,
     real,
     scheme_of,
-    span_of,
     tensors,
     turned,
 )
@@ -57,16 +57,16 @@ def forgetting(weight: torch.Tensor, bias: torch.Tensor):
 @layouts
 @torch.no_grad()
 def test_forgetting_gates_are_multiplied_along_the_path_of_each_pair(layout):
-    scheme, places = scheme_of("fox"), LAYOUTS[layout]
-    expected = by_documents(places, forgetting(scheme.weight, scheme.bias))
+    scheme, positions = scheme_of("fox"), LAYOUTS[layout]
+    expected = by_documents(positions, forgetting(scheme.weight, scheme.bias))
     for kernel in ("auto", "dense", "explicit"):
-        close(real(places, output_of(scheme, places, kernel)), real(places, expected), atol=1e-12)
+        close(real(positions, output_of(scheme, positions, kernel)), real(positions, expected), atol=1e-12)
 
 
 @torch.no_grad()
 def test_a_token_forgets_nothing_of_itself():
     scheme = scheme_of("fox")
-    plan = scheme.plan(span_of(scheme, LAYOUTS["plain"])).bind(tensors()[0], None)
+    plan = scheme.plan(context_of(scheme, LAYOUTS["plain"])).bind(tensors()[0], None)
     (view,) = plan.read(*tensors()[1:3])
     i = torch.arange(S)
     heads = torch.arange(H)[:, None]
@@ -77,15 +77,15 @@ def test_a_token_forgets_nothing_of_itself():
 @layouts
 @torch.no_grad()
 def test_a_constant_gate_is_alibi_of_slope_minus_ln_sigma_beta(layout):
-    scheme, places = scheme_of("fox", gate="constant"), LAYOUTS[layout]
+    scheme, positions = scheme_of("fox", gate="constant"), LAYOUTS[layout]
     slopes = doubles([-math.log(1 / (1 + math.exp(-float(b)))) for b in scheme.bias])
 
     def logits_of(x, q, k):
         back = torch.arange(len(x))[:, None] - torch.arange(len(x))
         return torch.einsum("htd,hsd->hts", q, k) / math.sqrt(D) - slopes[:, None, None] * back
 
-    expected = by_documents(places, logits_of, window=6)
-    close(real(places, output_of(scheme, places, "auto", 6)), real(places, expected), atol=1e-12)
+    expected = by_documents(positions, logits_of, window=6)
+    close(real(positions, output_of(scheme, positions, "auto", 6)), real(positions, expected), atol=1e-12)
 
 
 @pytest.mark.parametrize("gate", ["fixed", "constant"])
@@ -97,14 +97,14 @@ def test_gates_that_read_nothing_start_as_alibi(gate):
     assert len(list(fox.parameters())) - len(list(alibi.parameters())) == (3 if gate == "constant" else 0)
     tokens = ids(2, S)
     atol = 1e-10 if gate == "fixed" else 1e-5  # β is a float32 number
-    close(fox(tokens, Places.plain(S)), alibi(tokens, Places.plain(S)), atol=atol)
+    close(fox(tokens, TokenPositions.plain(S)), alibi(tokens, TokenPositions.plain(S)), atol=atol)
 
 
 @torch.no_grad()
 def test_forgetting_gates_go_beside_a_rotation():
     """A gate that never learned beside RoPE is ALiBi's slopes beside RoPE."""
     theta = 50.0
-    scheme, places = scheme_of("fox", gate="fixed", rotary=True, theta=theta), LAYOUTS["packed"]
+    scheme, positions = scheme_of("fox", gate="fixed", rotary=True, theta=theta), LAYOUTS["packed"]
     spectrum = doubles([theta ** (-2 * n / D) for n in range(D // 2)])
 
     def logits_of(x, q, k):
@@ -112,27 +112,27 @@ def test_forgetting_gates_go_beside_a_rotation():
         back = torch.arange(len(x))[:, None] - torch.arange(len(x))
         return turned(q, k, angle.expand(H, -1, -1)) - alibi_slopes(H)[:, None, None] * back
 
-    expected = by_documents(places, logits_of)
-    close(real(places, output_of(scheme, places, "auto")), real(places, expected), atol=1e-12)
+    expected = by_documents(positions, logits_of)
+    close(real(positions, output_of(scheme, positions, "auto")), real(positions, expected), atol=1e-12)
 
 
 def test_sums_of_fifty_thousand_gates_still_tell_neighbours_apart():
     """Float32 gates; the exact sum of those between two tokens, near and far, whole and in two pieces."""
-    count, geometry = 50_000, Geometry(C, H, D, S, S)
+    count, geometry = 50_000, HeadGeometry(C, H, D, S, S, H)
     settings, kind = SCHEMES["fox"]
     scheme = kind(settings(), geometry)
     scheme.initialise(torch.Generator().manual_seed(0), 1.0)
-    x, places = normal(1, count, C, seed=1).float(), Places.plain(count)
-    tables = scheme.tables(places, torch.float32)
-    span = Span(places, places, places, 1, H, x.device, tables)
+    x, positions = normal(1, count, C, seed=1).float(), TokenPositions.plain(count)
+    tables = scheme.tables(positions, torch.float32)
+    context = AttentionContext(positions, positions, positions, 1, H, x.device, tables)
     with torch.no_grad():
-        plan = scheme.plan(span)
-        notes = plan.note(x, None)
+        plan = scheme.plan(context)
+        extras = plan.compute_extras(x, None)
         half = count // 2
-        second = plan.note(x[:, half:], notes[:, :half])
-        close(second, notes[:, half:], atol=1e-9)
+        second = plan.compute_extras(x[:, half:], extras[:, :half])
+        close(second, extras[:, half:], atol=1e-9)
         q = torch.zeros(1, H, count, D)
-        bias = plan.read(q, q, notes)[0].pairs.bias
+        bias = plan.read(q, q, extras)[0].pairs.bias
         gates = F.logsigmoid(F.linear(x[0], scheme.weight, scheme.bias))
         naive = gates.cumsum(0)
     assert bias(*map(torch.tensor, (0, 0, 9, 8))).dtype == torch.float32
@@ -148,14 +148,14 @@ def test_sums_of_fifty_thousand_gates_still_tell_neighbours_apart():
 @torch.no_grad()
 def test_convolutions_and_sums_of_packed_documents_are_those_of_separate_ones_to_the_last_bit():
     x, weight = normal(B, S, 6), normal(6, 4, seed=1)
-    places = LAYOUTS["packed"]
-    out = causal_convolution(series_of(x, None, 4)[0], weight, places.order)
-    total = running_sum(x, None, places)
+    positions = LAYOUTS["packed"]
+    out = causal_convolution(series_of(x, None, 4)[0], weight, positions.order)
+    total = running_sum(x, None, positions)
     # In two passes, the second at the start of row 0's second document and within one of row 1's.
-    later = running_sum(x[:, 5:], total[:, 4], places.last(S - 5))
+    later = running_sum(x[:, 5:], total[:, 4], positions.last(S - 5))
     close(later[0], total[0, 5:], atol=0)
     close(later[1], total[1, 5:], atol=1e-12)
-    for b, start, stop in documents(places):
+    for b, start, stop in documents(positions):
         piece = x[b : b + 1, start:stop]
         alone = packed([[stop - start]])
         close(
@@ -173,15 +173,17 @@ def test_convolutions_and_sums_of_packed_documents_are_those_of_separate_ones_to
 def test_sinks_keep_their_path_although_what_lies_between_is_evicted(name):
     model = build({"name": name, "window": 4, "sinks": 2})
     tokens = ids(2, 19)
-    whole = model(tokens, Places.plain(19))
+    whole = model(tokens, TokenPositions.plain(19))
     close(cached(model, tokens, [1] * 19), whole)
     close(cached(model, tokens, [5, 1, 9, 1, 1, 2]), whole)
     counts = [9, 6]
-    alone = model(tokens[1:, 3:], Places.plain(16))
+    alone = model(tokens[1:, 3:], TokenPositions.plain(16))
     cache = Cache(model, 2, 19)
-    parts = [model(tokens[:, :9], Places.left_padded(counts, 9), cache=cache)]
+    parts = [model(tokens[:, :9], TokenPositions.left_padded(counts, 9), cache=cache)]
     for n in range(9, 19):
-        parts.append(model(tokens[:, n : n + 1], Places.left_padded(counts, 1, offset=n), cache=cache))
+        parts.append(
+            model(tokens[:, n : n + 1], TokenPositions.left_padded(counts, 1, offset=n), cache=cache)
+        )
     out = torch.cat(parts, dim=1)
     close(out[0], whole[0])
     close(out[1, 3:], alone[0])
@@ -192,7 +194,7 @@ def test_sinks_keep_their_path_although_what_lies_between_is_evicted(name):
 @torch.no_grad()
 def test_windows_shorter_than_the_convolution(name, window):
     model, tokens = build({"name": name, "window": window}), ids(2, 11)
-    close(cached(model, tokens, [1] * 11), model(tokens, Places.plain(11)))
+    close(cached(model, tokens, [1] * 11), model(tokens, TokenPositions.plain(11)))
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -200,11 +202,15 @@ def test_windows_shorter_than_the_convolution(name, window):
 def test_notes_are_worked_in_full_precision_under_autocast(name):
     model = build(name, dtype=torch.float32)
     (scheme, *_), x = model.position.values(), normal(1, 19, 28).float()
-    places = Places.plain(19)
-    plan = scheme.plan(Span(places, places, places, 1, 6, x.device, scheme.tables(places, torch.float32)))
-    exact = plan.note(x, None)
+    positions = TokenPositions.plain(19)
+    plan = scheme.plan(
+        AttentionContext(
+            positions, positions, positions, 1, 6, x.device, scheme.tables(positions, torch.float32)
+        )
+    )
+    exact = plan.compute_extras(x, None)
     with torch.autocast("cpu", torch.bfloat16):
-        close(plan.note(x, None), exact, atol=0)
+        close(plan.compute_extras(x, None), exact, atol=0)
     assert exact.dtype == (torch.float64 if name == "fox" else torch.float32)
 
 
@@ -231,7 +237,7 @@ def refusal(error, call) -> str:
 def test_what_cannot_work_is_refused_with_the_mend():
     for name in ("fox", *TURNING):
         keys = {"name": name, "window": 1, "sinks": 2}
-        assert "window to 2 or more" in refusal(
+        assert "window of 2 or more" in refusal(
             ValidationError, lambda keys=keys: ModelSettings(position=keys)
         )
     far = {"name": "path", "window": 9, "sinks": 2}

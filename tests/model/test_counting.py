@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from model import ModelError, ModelSettings, Places, Transformer
+from model import ModelError, ModelSettings, TokenPositions, Transformer
 from tests.model.alone import added, at, doubles, made
 from tests.model.zoo import V, close, ids
 
@@ -22,8 +22,8 @@ def message_of(error, call) -> str:
 @pytest.mark.parametrize("scale", [1.0, 0.3])
 def test_integers_are_the_position_on_every_feature(scale):
     x = torch.randn(2, 3, 5, dtype=torch.float64)
-    scheme, places = made("integer", 5, scale=scale), Places.plain(3, offset=7)
-    out = scheme.embed(x, scheme.tables(places, torch.float64), places)
+    scheme, positions = made("integer", 5, scale=scale), TokenPositions.plain(3, offset=7)
+    out = scheme.embed(x, scheme.tables(positions, torch.float64), positions)
     close(out, x + scale * doubles(range(7, 10))[None, :, None], atol=1e-14)
     assert not list(scheme.parameters())
 
@@ -32,7 +32,7 @@ def test_integers_along_a_learned_direction():
     scheme = made("integer", 6, scale=0.5, direction="learned")
     (direction,) = scheme.parameters()
     assert direction.shape == (6,) and direction.std() > 0.3
-    out = added(scheme, Places.plain(4, offset=2))
+    out = added(scheme, TokenPositions.plain(4, offset=2))
     for row, n in zip(out[0], range(2, 6), strict=True):
         close(row, n * 0.5 * direction, atol=1e-15)
     big = made("integer", 4000, direction="learned")
@@ -42,22 +42,22 @@ def test_integers_along_a_learned_direction():
 
 def test_a_fixed_share_is_of_the_original_length_and_goes_on_past_one():
     scheme = made("unit_interval", 3, train=40, original=8)
-    out = added(scheme, Places.plain(20))
+    out = added(scheme, TokenPositions.plain(20))
     close(out[0, :8], torch.arange(0, 1, 1 / 8).double()[:, None].expand(8, 3), atol=0)
     close(out[0, 8:], doubles([[n / 8] * 3 for n in range(8, 20)]), atol=0)
-    close(added(scheme, Places.plain(20, length=500)), out, atol=0)
-    assert not scheme.follows_length
+    close(added(scheme, TokenPositions.plain(20, length=500)), out, atol=0)
+    assert not scheme.depends_on_length
 
 
 def test_a_current_share_is_of_the_declared_length_of_its_row():
     scheme = made("unit_interval", 3, denominator="current")
-    assert scheme.follows_length
+    assert scheme.depends_on_length
     close(
-        added(scheme, Places.plain(4, offset=6, length=25)),
+        added(scheme, TokenPositions.plain(4, offset=6, length=25)),
         doubles([[[n / 25] * 3 for n in range(6, 10)]]),
         atol=0,
     )
-    ragged = Places.left_padded([5, 2], 5, lengths=[7, 30])
+    ragged = TokenPositions.left_padded([5, 2], 5, lengths=[7, 30])
     expected = doubles([[0, 1 / 7, 2 / 7, 3 / 7, 4 / 7], [0, 0, 0, 0, 1 / 30]])
     close(added(scheme, ragged, rows=2), expected[..., None].expand(2, 5, 3), atol=1e-16)
 
@@ -66,25 +66,33 @@ def test_a_current_share_is_of_the_declared_length_of_its_row():
     ("name", "keys"), [("integer", {}), ("unit_interval", {}), ("unit_interval", {"denominator": "current"})]
 )
 def test_layer_norm_is_blind_to_a_constant_over_features_and_rms_norm_is_not(name, keys):
-    scheme, x, places = made(name, 12, **keys), torch.randn(1, 9, 12, dtype=torch.float64), Places.plain(9)
-    out = scheme.embed(x, scheme.tables(places, torch.float64), places)
+    scheme, x, positions = (
+        made(name, 12, **keys),
+        torch.randn(1, 9, 12, dtype=torch.float64),
+        TokenPositions.plain(9),
+    )
+    out = scheme.embed(x, scheme.tables(positions, torch.float64), positions)
     close(F.layer_norm(out, (12,)), F.layer_norm(x, (12,)), atol=1e-12)
     moved = (F.rms_norm(out, (12,)) - F.rms_norm(x, (12,)))[0].abs().amax(-1)
     assert moved[0] == 0 and (moved[1:] > 0.01).all()
 
 
 def test_layer_norm_sees_a_learned_direction():
-    scheme, x, places = made("integer", 12, direction="learned"), torch.randn(1, 9, 12), Places.plain(9)
-    out = scheme.embed(x.double(), scheme.tables(places, torch.float64), places)
+    scheme, x, positions = (
+        made("integer", 12, direction="learned"),
+        torch.randn(1, 9, 12),
+        TokenPositions.plain(9),
+    )
+    out = scheme.embed(x.double(), scheme.tables(positions, torch.float64), positions)
     moved = (F.layer_norm(out, (12,)) - F.layer_norm(x.double(), (12,)))[0].abs().amax(-1)
     assert (moved[1:] > 0.1).all()
 
 
 def test_small_numbers_and_bfloat16_tokens_are_rounded_once():
     """257 is no bfloat16: 256 + 0.5 would be 256, and 257 + 0.5 first made exactly rounds to 258."""
-    scheme, places = made("integer", 2), Places.plain(1, offset=257)
+    scheme, positions = made("integer", 2), TokenPositions.plain(1, offset=257)
     x = torch.full((1, 1, 2), 0.5, dtype=torch.bfloat16)
-    out = scheme.embed(x, scheme.tables(places, torch.float32), places)
+    out = scheme.embed(x, scheme.tables(positions, torch.float32), positions)
     assert out.dtype == torch.bfloat16 and out.tolist() == [[[258.0, 258.0]]]
 
 
@@ -93,8 +101,8 @@ def test_binary_is_pythons_bin_behind_zeros(dim):
     scheme = made("binary", dim)
     count = min(2**dim, 700)
     expected = doubles([[int(c) for c in bin(n)[2:].zfill(dim)] for n in range(count)])
-    close(added(scheme, Places.plain(count))[0], expected, atol=0)
-    assert scheme.limit == 2**dim and not scheme.takes_fractions
+    close(added(scheme, TokenPositions.plain(count))[0], expected, atol=0)
+    assert scheme.limit == 2**dim and not scheme.supports_fractions
     # What training on 16 positions sees; the next power of two sets a feature that was always zero.
     assert (expected[:16, : dim - 4] == 0).all() and expected[16, dim - 5] == 1
 
@@ -112,10 +120,10 @@ def test_binary_at_powers_of_two_as_far_as_integers_go(dim):
 def test_binary_ends_where_its_width_does():
     model = Transformer(ModelSettings(dim=4, heads=2, layers=1, position={"name": "binary"}), V, 10)
     with torch.no_grad():
-        model(ids(1, 16), Places.plain(16))  # past the trained length the higher features serve
-        for places in (Places.plain(17), Places.plain(3, offset=14)):
-            tokens = ids(1, places.order.shape[1])
-            text = message_of(ModelError, lambda p=places, t=tokens: model(t, p))
+        model(ids(1, 16), TokenPositions.plain(16))  # past the trained length the higher features serve
+        for positions in (TokenPositions.plain(17), TokenPositions.plain(3, offset=14)):
+            tokens = ids(1, positions.order.shape[1])
+            text = message_of(ModelError, lambda p=positions, t=tokens: model(t, p))
             assert "'binary'" in text and "offset + T = 17" in text and "16 tokens" in text
 
 
@@ -130,7 +138,7 @@ def test_binary_in_too_few_features(train, keys):
 
 @pytest.mark.parametrize(("dim", "base"), [(7, None), (1, None), (7, 10_000.0), (12, 50.0), (1, 9.0)])
 def test_sines_at_doubling_or_geometric_wavelengths(dim, base):
-    out = added(made("sine", dim, base=base), Places.plain(5, offset=300))[0]
+    out = added(made("sine", dim, base=base), TokenPositions.plain(5, offset=300))[0]
     for row, n in zip(out, range(300, 305), strict=True):
         if base is None:
             expected = [math.sin(n / 2**i) for i in range(dim)]

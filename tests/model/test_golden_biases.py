@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from model import Places
-from model.position import Span
+from model import TokenPositions
+from model.position import AttentionContext
 from tests.model.pairwise import bias_of, distances, pairs_of, put, scheme_of
 from tests.model.zoo import T, build, close, ids
 
@@ -42,7 +42,7 @@ def test_kerple_is_its_formula(form, heads, offset, stretch, seed):
     generator = torch.Generator().manual_seed(seed)
     r = [0.02 + 1.9 * torch.rand(heads, generator=generator, dtype=torch.float64) for _ in range(3)]
     put(scheme, **{name: r[int(name[1]) - 1] for name, _ in scheme.named_parameters()})
-    found = bias_of(scheme, Places.plain(6, offset=offset))[0]
+    found = bias_of(scheme, TokenPositions.plain(6, offset=offset))[0]
     for h in range(heads):
         r1, r2, r3 = (float(x[h]) for x in r)
         for i in range(6):
@@ -83,16 +83,16 @@ def test_kerple_numbers_outside_their_range_are_put_back_in_training_and_can_lea
     kept = {name: p.clone() for name, p in scheme.named_parameters()}
     tokens = ids(2, T)
     with torch.no_grad():
-        before = model(tokens, Places.plain(T))
+        before = model(tokens, TokenPositions.plain(T))
     for name, p in scheme.named_parameters():
         assert torch.equal(p, kept[name])  # reading a model does not change it
-    model.train()(tokens, Places.plain(T), targets=tokens.flip(1)).mean().backward()
+    model.train()(tokens, TokenPositions.plain(T), targets=tokens.flip(1)).mean().backward()
     r1, r2 = scheme.get_parameter("r1"), scheme.get_parameter("r2")
     assert float(r1[0].detach()) == pytest.approx(0.01, rel=1e-6) and float(r1[1].detach()) == 0.5
     assert float(r2[1].detach()) == 2.0 and float(r2[2].detach()) == pytest.approx(0.01, rel=1e-6)
     assert (r1.grad.abs() > 1e-9).all() and (r2.grad.abs() > 1e-9).all()
     with torch.no_grad():
-        close(model.eval()(tokens, Places.plain(T)), before, atol=1e-12)  # as it was read
+        close(model.eval()(tokens, TokenPositions.plain(T)), before, atol=1e-12)  # as it was read
 
 
 # Sandwich
@@ -107,10 +107,10 @@ def test_kerple_numbers_outside_their_range_are_put_back_in_training_and_can_lea
 )
 def test_sandwich_is_its_formula(heads, dims, offset, stretch, halves):
     scheme = scheme_of("sandwich", heads, dims=dims, stretch=stretch)
-    places = Places.plain(4, offset=offset)
+    positions = TokenPositions.plain(4, offset=offset)
     if halves:  # distances that are no row of the table
-        places = replace(places, position=places.position / 2, unit_steps=False)
-    found = bias_of(scheme, places)[0]
+        positions = replace(positions, position=positions.position / 2, unit_steps=False)
+    found = bias_of(scheme, positions)[0]
     for h in range(heads):
         for i in range(4):
             for j in range(i + 1):
@@ -132,11 +132,11 @@ def test_sandwich_is_the_inner_product_of_sinusoids():
 def test_sandwich_far_out_is_exact_also_in_float32():
     """Angles in float32 would be wrong by 1e-2 radians at 300,000."""
     scheme, far = scheme_of("sandwich", 1, dims=4), 300_000
-    places = Places.plain(1, offset=far)
-    span = Span(places, places, Places.plain(far + 1), 1, 1, torch.device("cpu"))
-    span = replace(span, tables=scheme.tables(places, torch.float32))
+    positions = TokenPositions.plain(1, offset=far)
+    context = AttentionContext(positions, positions, TokenPositions.plain(far + 1), 1, 1, torch.device("cpu"))
+    context = replace(context, tables=scheme.tables(positions, torch.float32))
     h, d = torch.tensor([0]), torch.tensor([far])
-    found = scheme.bias(span)(h, h, d)
+    found = scheme.bias(context)(h, h, d)
     expected = (math.cos(far) + math.cos(far / 100)) / 8
     assert float(found) == pytest.approx(expected, abs=1e-6)
 
@@ -239,7 +239,7 @@ def test_a_decoded_row_of_fire_is_the_row_of_the_full_pass():
     scheme = scheme_of("fire", init_length=5.0)
     whole = bias_of(scheme, 30)
     for n in (0, 4, 29):
-        pairs = pairs_of(scheme, Places.plain(1, offset=n), Places.plain(n + 1))
+        pairs = pairs_of(scheme, TokenPositions.plain(1, offset=n), TokenPositions.plain(n + 1))
         row = pairs.bias(*pairs.indices(0, 1, slice(0, n + 1)))
         close(row[:, :, 0], whole[:, :, n, : n + 1], atol=1e-14)
 
@@ -266,14 +266,14 @@ def test_fire_one_pair_at_a_time_is_fire_all_heads_at_once():
 def test_a_second_training_pass_may_come_before_the_first_ones_gradient():
     for name in ("kerple", "fire", "t5"):
         model, tokens = build({"name": name}).train(), ids(2, T)
-        losses = [model(tokens, Places.plain(T), targets=tokens.flip(1)).mean() for _ in range(2)]
+        losses = [model(tokens, TokenPositions.plain(T), targets=tokens.flip(1)).mean() for _ in range(2)]
         sum(losses).backward()
         assert all(p.grad is not None for p in model.parameters()), name
 
 
 def test_a_threshold_given_to_fire_leaves_the_learned_one_a_gradient_of_zero():
     model = build({"name": "fire", "threshold": 5.0}).train()
-    model(ids(2, T), Places.plain(T), targets=ids(2, T).flip(1)).mean().backward()
+    model(ids(2, T), TokenPositions.plain(T), targets=ids(2, T).flip(1)).mean().backward()
     for name, p in model.named_parameters():
         assert p.requires_grad and p.grad is not None, name
         if name.endswith("multiplier"):

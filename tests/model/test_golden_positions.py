@@ -21,8 +21,8 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb as llama_rotary
 from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 
-from model import Places
-from model.position import Geometry
+from model import TokenPositions
+from model.position import HeadGeometry
 from model.position.absolute import Learned, LearnedSettings, Sinusoidal, SinusoidalSettings
 from model.position.alibi import alibi_slopes
 from model.position.rotary import Rope, RopeSettings, rotate
@@ -34,7 +34,7 @@ THETA = 10_000.0
 
 def rope(dim: int, length: int = 512, **keys) -> Rope:
     """The scheme alone; C and H of its model are of no account."""
-    return Rope(RopeSettings(**keys), Geometry(dim * 3, 3, dim, length, length))
+    return Rope(RopeSettings(**keys), HeadGeometry(dim * 3, 3, dim, length, length, 3))
 
 
 def spectrum(dim: int, length: int, stretch: float = 1.0, **scaling) -> torch.Tensor:
@@ -105,7 +105,7 @@ def test_yarn_truncation_is_not_idle():
 
 def test_yarn_amplitude_multiplies_both_cos_and_sin():
     scheme = rope(64, 512, scaling={"name": "yarn", "factor": 4.0})
-    cos, sin = scheme.tables(Places.plain(9), torch.float64)
+    cos, sin = scheme.tables(TokenPositions.plain(9), torch.float64)
     close(cos.square() + sin.square(), torch.full_like(cos, (0.1 * math.log(4) + 1) ** 2), atol=1e-12)
 
 
@@ -161,7 +161,7 @@ def test_no_rule_speeds_a_pair_up_or_slows_it_by_more_than_s(rule):
 def turned(x: torch.Tensor, position: int, layout: str, **keys) -> torch.Tensor:
     """x (D,) turned to a position."""
     scheme = rope(len(x), 512, layout=layout, **keys)
-    where = Places.plain(1, offset=position, length=512)
+    where = TokenPositions.plain(1, offset=position, length=512)
     return rotate(x[None, None, None], *scheme.tables(where, torch.float64), layout)[0, 0, 0]
 
 
@@ -193,7 +193,7 @@ def test_rotations_against_huggingface(layout):
     q, k = (torch.randn(b, h, t, dim, generator=generator, dtype=torch.float64) for _ in range(2))
     angles = (torch.arange(t) + offset)[:, None] / THETA ** (torch.arange(0, dim, 2).double() / dim)
     angles = angles[None].expand(b, -1, -1)
-    cos, sin = rope(dim, layout=layout).tables(Places.plain(t, offset=offset), torch.float64)
+    cos, sin = rope(dim, layout=layout).tables(TokenPositions.plain(t, offset=offset), torch.float64)
     found = rotate(q, cos, sin, layout), rotate(k, cos, sin, layout)
     if layout == "half":
         wide = torch.cat([angles, angles], dim=-1)
@@ -243,7 +243,7 @@ def test_the_far_decay_of_rope_for_128_features():
     """mean_j |Σ_{k<j} e^{imθ_k}|, the bound of Su et al. 2021 section 3.4.3."""
     published = {0: 32.5, 1: 31.5382, 2: 28.956, 5: 20.8454, 10: 17.9541, 20: 15.2424}
     published |= {50: 12.6295, 100: 10.2273, 128: 9.2729, 256: 6.5431}
-    cos, sin = rope(128).tables(Places.plain(257), torch.float64)
+    cos, sin = rope(128).tables(TokenPositions.plain(257), torch.float64)
     sums = torch.complex(cos[0], sin[0]).cumsum(-1).abs().mean(-1)
     for distance, value in published.items():
         assert float(sums[distance]) == pytest.approx(value, abs=6e-5)
@@ -268,10 +268,10 @@ def test_alibi_slopes_by_hand():
 @pytest.mark.parametrize("dim", [10, 28, 64])
 def test_sinusoids_against_huggingface(dim):
     n = 40
-    geometry = Geometry(dim, 2, dim // 2, 16, 16)
+    geometry = HeadGeometry(dim, 2, dim // 2, 16, 16, 2)
     ours = {
         layout: Sinusoidal(SinusoidalSettings(layout=layout), geometry).tables(
-            Places.plain(n), torch.float64
+            TokenPositions.plain(n), torch.float64
         )[0][0]
         for layout in ("interleaved", "half")
     }
@@ -282,8 +282,8 @@ def test_sinusoids_against_huggingface(dim):
 
 def test_sinusoids_know_distance_alone_in_their_dot_product():
     dim = 28
-    rows = Sinusoidal(SinusoidalSettings(), Geometry(dim, 2, 14, 16, 16)).tables(
-        Places.plain(60), torch.float64
+    rows = Sinusoidal(SinusoidalSettings(), HeadGeometry(dim, 2, 14, 16, 16, 2)).tables(
+        TokenPositions.plain(60), torch.float64
     )[0][0]
     theta = [THETA ** (-2 * k / dim) for k in range(dim // 2)]
     for n, m in ((0, 0), (5, 2), (2, 5), (59, 1), (33, 20)):
@@ -293,30 +293,30 @@ def test_sinusoids_know_distance_alone_in_their_dot_product():
 
 def test_sinusoids_by_hand():
     """Four features, base 10000: sin and cos of n and of n/100."""
-    rows = Sinusoidal(SinusoidalSettings(), Geometry(4, 2, 2, 16, 16)).tables(Places.plain(4), torch.float64)[
-        0
-    ][0]
+    rows = Sinusoidal(SinusoidalSettings(), HeadGeometry(4, 2, 2, 16, 16, 2)).tables(
+        TokenPositions.plain(4), torch.float64
+    )[0][0]
     expected = [math.sin(3), math.cos(3), math.sin(0.03), math.cos(0.03)]
     close(rows[3], torch.tensor(expected, dtype=torch.float64), atol=1e-15)
 
 
 @pytest.mark.parametrize("scale_tokens", [True, False])
 def test_sinusoids_are_added_to_tokens_times_the_root_of_the_width(scale_tokens):
-    scheme = Sinusoidal(SinusoidalSettings(scale_tokens=scale_tokens), Geometry(4, 2, 2, 16, 16))
-    x, places = torch.randn(2, 3, 4, dtype=torch.float64), Places.plain(3, offset=5)
-    out = scheme.embed(x, scheme.tables(places, torch.float64), places)
+    scheme = Sinusoidal(SinusoidalSettings(scale_tokens=scale_tokens), HeadGeometry(4, 2, 2, 16, 16, 2))
+    x, positions = torch.randn(2, 3, 4, dtype=torch.float64), TokenPositions.plain(3, offset=5)
+    out = scheme.embed(x, scheme.tables(positions, torch.float64), positions)
     rows = [[math.sin(n), math.cos(n), math.sin(n / 100), math.cos(n / 100)] for n in (5, 6, 7)]
     expected = x * (2 if scale_tokens else 1) + torch.tensor(rows, dtype=torch.float64)
     close(out, expected, atol=1e-14)
 
 
 def test_a_learned_table_gives_position_n_its_row_n():
-    scheme = Learned(LearnedSettings(), Geometry(4, 2, 2, 9, 9))
+    scheme = Learned(LearnedSettings(), HeadGeometry(4, 2, 2, 9, 9, 2))
     with torch.no_grad():
         scheme.weight.copy_(torch.arange(36).view(9, 4))
-    x, ragged = torch.randn(2, 3, 4), Places.left_padded([6, 5], 3, offset=3)
+    x, ragged = torch.randn(2, 3, 4), TokenPositions.left_padded([6, 5], 3, offset=3)
     found = []
-    for places in (Places.plain(3, offset=6), ragged):
-        found.append(scheme.embed(x, scheme.tables(places, torch.float32), places) - x)
+    for positions in (TokenPositions.plain(3, offset=6), ragged):
+        found.append(scheme.embed(x, scheme.tables(positions, torch.float32), positions) - x)
     torch.testing.assert_close(found[0][1], scheme.weight[6:9])
     torch.testing.assert_close(found[1], torch.stack([scheme.weight[3:6], scheme.weight[2:5]]))

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from model import Places
+from model import TokenPositions
 from tests.model.alone import at
 from tests.model.dense_remap import B, D, drawn
 from tests.model.rotated import POSITIONS, THETA, answers, distances, made, pair_of, spelled_out, through
@@ -45,7 +45,7 @@ def test_hyperbolic_hope_is_a_decay_of_each_channel():
     close(scores.tril(), decays(q, k, d, 0.7, 0.3).tril(), atol=1e-12)
     scheme = made("hyperbolic", fastest=0.7, margin=0.3)
     for kernel in ("auto", "dense"):
-        close(through(scheme, Places.plain(21), q, k, v, kernel), answers(scores, v), atol=1e-12)
+        close(through(scheme, TokenPositions.plain(21), q, k, v, kernel), answers(scores, v), atol=1e-12)
 
 
 @pytest.mark.parametrize("damping", ["fixed", "learned"])
@@ -62,22 +62,24 @@ def test_hyperbolic_scores_at_any_positions(damping):
 def test_hyperbolic_documents_that_begin_far_out_or_inside_a_block():
     """Documents of one row at positions thousands apart, in both directions: their keys never meet, neither
     in the answers nor in the gradients, where a factor without bound of a hidden pair would leave 0·∞."""
-    places, tensors = packed([[3, 18, 5, 11], [20, 17]]), drawn(37)
+    positions, tensors = packed([[3, 18, 5, 11], [20, 17]]), drawn(37)
     starts = [[0.5, 4000.0, 9000.0, 20.0], [0.0, 7000.0]]
-    offsets = torch.stack([torch.tensor(starts[r])[places.document[r]] for r in range(B)])
-    places = replace(places, position=places.position + offsets, reach=9006)
-    seen = (places.document[:, :, None] == places.document[:, None, :]) & torch.ones(37, 37).tril().bool()
+    offsets = torch.stack([torch.tensor(starts[r])[positions.document[r]] for r in range(B)])
+    positions = replace(positions, position=positions.position + offsets, reach=9006)
+    seen = (positions.document[:, :, None] == positions.document[:, None, :]) & torch.ones(
+        37, 37
+    ).tril().bool()
     scheme = made("hyperbolic", fastest=0.9, margin=0.1)
 
     def dense(q, k, v):
         rows = []
         for r in range(B):
-            d = distances(places.position[r].tolist()) * seen[r]
+            d = distances(positions.position[r].tolist()) * seen[r]
             rows.append(decays(q[r : r + 1], k[r : r + 1], d, 0.9, 0.1))
         return answers(torch.cat(rows), v, seen[:, None])
 
     results = []
-    for answer in (dense, lambda q, k, v: through(scheme, places, q, k, v)):
+    for answer in (dense, lambda q, k, v: through(scheme, positions, q, k, v)):
         q, k, v = (x.clone().requires_grad_() for x in tensors)
         out = answer(q, k, v)
         out.square().sum().backward()
@@ -94,9 +96,9 @@ def test_hyperbolic_over_several_blocks_of_the_kernel_with_a_window_and_sinks(wi
     count = 300
     (q, k, v), n = drawn(count), torch.arange(count)
     scheme = made("hyperbolic", fastest=2.0, margin=1e-4, window=window, sinks=0 if window is None else 3)
-    places = Places.plain(count) if layout == "plain" else packed([[count], [count]])
-    places = replace(places, position=places.position * 30, reach=30 * count, unit_steps=False)
+    positions = TokenPositions.plain(count) if layout == "plain" else packed([[count], [count]])
+    positions = replace(positions, position=positions.position * 30, reach=30 * count, unit_steps=False)
     back = n[:, None] - n[None, :]
     seen = (back >= 0) & ((back < (window or count)) | (n < 3))
     expected = answers(decays(q, k, distances((30 * n).tolist()), 2.0, 1e-4), v, seen)
-    close(through(scheme, places, q, k, v), expected, atol=1e-11)
+    close(through(scheme, positions, q, k, v), expected, atol=1e-11)

@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import model.block
-from model import Places
+import model.kernels
+from model import TokenPositions
+from model.attention_mask import QUERY_BLOCK, AttentionMask, AttentionView, CausalBand
 from model.kernels import attend, choose
-from model.pairs import QUERY_BLOCK, Band, Pairs, View
-from model.position import Span
+from model.position import AttentionContext
 from model.position.alibi import alibi_slopes
 from tests.model.zoo import CASES, build, close, ids, packed, reach_of
 
@@ -29,28 +30,32 @@ def tensors(t: int, s: int, dtype=torch.float64, seed: int = 0) -> tuple[torch.T
     return 2 * q, k, v
 
 
-def span_of(keys: Places, queries: int, window: int | None) -> Span:
+def context_of(keys: TokenPositions, queries: int, window: int | None) -> AttentionContext:
     new = keys.last(queries)
-    return Span(new, new, keys, B, H, torch.device("cpu"), window=window)
+    return AttentionContext(new, new, keys, B, H, torch.device("cpu"), window=window)
 
 
-def pairs_of(keys: Places, queries: int, window: int | None, bias: str | None):
-    span, slopes = span_of(keys, queries, window), alibi_slopes(H)
+def pairs_of(keys: TokenPositions, queries: int, window: int | None, bias: str | None):
+    context, slopes = context_of(keys, queries, window), alibi_slopes(H)
     if bias == "distance":
-        return span.pairs(distance=lambda h, d: -slopes[h] * d)
+        return context.pairs(distance=lambda h, d: -slopes[h] * d)
     if bias == "elementwise":
-        return span.pairs(bias=lambda b, h, i, j: 0.3 * torch.sin(1.0 + b + 2 * h + 0.1 * i * j), by_row=True)
+        return context.pairs(
+            bias=lambda b, h, i, j: 0.3 * torch.sin(1.0 + b + 2 * h + 0.1 * i * j), by_row=True
+        )
     if bias == "rule":
-        return span.pairs(rule=lambda b, h, i, j: (j % 3 != 1) | (j == i + keys.order.shape[1] - queries))
-    return span.pairs()
+        return context.pairs(
+            mask_mod=lambda b, h, i, j: (j % 3 != 1) | (j == i + keys.order.shape[1] - queries)
+        )
+    return context.pairs()
 
 
-def by_loops(q, k, v, places: Places, window: int | None, slopes=None) -> torch.Tensor:
+def by_loops(q, k, v, positions: TokenPositions, window: int | None, slopes=None) -> torch.Tensor:
     """(B, H, T, D): each query by itself, the seen keys listed by their own order and document."""
     out = torch.empty_like(q)
     t, s = q.shape[2], k.shape[2]
-    order, document = places.order.expand(B, -1), places.document.expand(B, -1)
-    position = places.position.expand(B, -1)
+    order, document = positions.order.expand(B, -1), positions.document.expand(B, -1)
+    position = positions.position.expand(B, -1)
     for b in range(B):
         for i in range(t):
             me = s - t + i
@@ -79,15 +84,15 @@ def by_loops(q, k, v, places: Places, window: int | None, slopes=None) -> torch.
 @pytest.mark.parametrize("layout", ["plain", "ragged", "packed"])
 def test_the_slow_twin_against_loops(layout, window, bias):
     s, t = 11, 7
-    places = {
-        "plain": Places.plain(s),
-        "ragged": Places.left_padded([s, s - 2], s),
+    positions = {
+        "plain": TokenPositions.plain(s),
+        "ragged": TokenPositions.left_padded([s, s - 2], s),
         "packed": packed([[3, s - 3], [6, s - 6]]),
     }[layout]
     q, k, v = tensors(t, s)
-    pairs = pairs_of(places, t, window, bias)
-    found = attend([View(q, k, pairs)], v, D**-0.5, "dense")
-    close(found, by_loops(q, k, v, places, window, alibi_slopes(H) if bias else None), atol=1e-12)
+    pairs = pairs_of(positions, t, window, bias)
+    found = attend([AttentionView(q, k, pairs)], v, D**-0.5, "dense")
+    close(found, by_loops(q, k, v, positions, window, alibi_slopes(H) if bias else None), atol=1e-12)
 
 
 EDGES = [
@@ -109,8 +114,8 @@ EDGES = [
 @torch.no_grad()
 def test_all_lowerings_agree_at_block_edges(t, s, window, bias):
     q, k, v = tensors(t, s)
-    pairs = pairs_of(Places.plain(s), t, window, bias)
-    views = [View(q, k, pairs)]
+    pairs = pairs_of(TokenPositions.plain(s), t, window, bias)
+    views = [AttentionView(q, k, pairs)]
     slow = attend(views, v, D**-0.5, "dense")
     for kernel in ("blocks", "flex", "auto"):
         close(attend(views, v, D**-0.5, kernel), slow, atol=1e-12)
@@ -127,19 +132,19 @@ def test_all_lowerings_agree_at_block_edges(t, s, window, bias):
 def test_all_lowerings_agree(t, before, window, bias, layout, block):
     """Small blocks of queries put many edges into few tokens."""
     s = t + before
-    places = Places.plain(s)
+    positions = TokenPositions.plain(s)
     if layout == "ragged":
-        places = Places.left_padded([s, max(1, s // 2)], s)
+        positions = TokenPositions.left_padded([s, max(1, s // 2)], s)
     elif layout == "packed":
         cut = [[s]] * B if s < 3 else [[2, s - 2], [s - 1, 1]]
-        places = packed(cut)
+        positions = packed(cut)
     if layout == "ragged" and bias == "rule":
         bias = None  # the rule above hides padding from itself
     q, k, v = tensors(t, s, seed=t)
-    pairs = pairs_of(places, t, window, bias)
+    pairs = pairs_of(positions, t, window, bias)
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
         patch.setattr("model.kernels.QUERY_BLOCK", block)
-        views = [View(q, k, pairs)]
+        views = [AttentionView(q, k, pairs)]
         slow = attend(views, v, D**-0.5, "dense")
         for kernel in ("blocks", "flex"):
             close(attend(views, v, D**-0.5, kernel), slow, atol=1e-12)
@@ -151,10 +156,10 @@ def test_all_lowerings_agree(t, before, window, bias, layout, block):
 @torch.no_grad()
 def test_lower_precision_stays_near_float64(dtype, atol, bias, t, s, window):
     q, k, v = (x.to(dtype) for x in tensors(t, s))
-    pairs = pairs_of(Places.plain(s), t, window, bias)
-    exact = attend([View(q.double(), k.double(), pairs)], v.double(), D**-0.5, "dense")
+    pairs = pairs_of(TokenPositions.plain(s), t, window, bias)
+    exact = attend([AttentionView(q.double(), k.double(), pairs)], v.double(), D**-0.5, "dense")
     for kernel in ("auto", "blocks"):
-        found = attend([View(q, k, pairs)], v, D**-0.5, kernel)
+        found = attend([AttentionView(q, k, pairs)], v, D**-0.5, kernel)
         assert found.dtype == dtype
         close(found.double(), exact, atol=atol)
 
@@ -163,13 +168,13 @@ def test_lower_precision_stays_near_float64(dtype, atol, bias, t, s, window):
 @pytest.mark.parametrize("layout", ["plain", "packed"])
 @pytest.mark.parametrize(("t", "s", "window"), [(530, 530, None), (270, 270, 256), (20, 290, 17)])
 def test_gradients_of_the_blocks_are_those_of_the_slow_twin(layout, t, s, window, bias):
-    places = Places.plain(s) if layout == "plain" else packed([[100, s - 100], [s - 9, 9]])
-    pairs = pairs_of(places, t, window, bias)
+    positions = TokenPositions.plain(s) if layout == "plain" else packed([[100, s - 100], [s - 9, 9]])
+    pairs = pairs_of(positions, t, window, bias)
     weight = torch.randn(B, H, t, D, generator=torch.Generator().manual_seed(3)).double()
     grads = []
     for kernel in ("dense", "blocks"):
         leaves = [x.requires_grad_() for x in tensors(t, s)]
-        out = attend([View(leaves[0], leaves[1], pairs)], leaves[2], D**-0.5, kernel)
+        out = attend([AttentionView(leaves[0], leaves[1], pairs)], leaves[2], D**-0.5, kernel)
         grads.append(torch.autograd.grad((out * weight).sum(), leaves))
     for slow, fast in zip(*grads, strict=True):
         assert slow.abs().max() > 1e-3
@@ -180,10 +185,10 @@ def test_several_views_are_one_softmax():
     """Disjoint views: even keys with one scale of the queries, odd keys with another."""
     t = 2 * QUERY_BLOCK + 9
     q, k, v = (x.requires_grad_() for x in tensors(t, t))
-    span = span_of(Places.plain(t), t, None)
-    even = span.pairs(rule=lambda b, h, i, j: j % 2 == 0)
-    odd = span.pairs(rule=lambda b, h, i, j: j % 2 == 1)
-    views = [View(q, k, even), View(0.3 * q, k, odd)]
+    context = context_of(TokenPositions.plain(t), t, None)
+    even = context.pairs(mask_mod=lambda b, h, i, j: j % 2 == 0)
+    odd = context.pairs(mask_mod=lambda b, h, i, j: j % 2 == 1)
+    views = [AttentionView(q, k, even), AttentionView(0.3 * q, k, odd)]
     repeat = H // G
     kk, vv = k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1)
     j = torch.arange(t)
@@ -198,14 +203,16 @@ def test_several_views_are_one_softmax():
 
 
 def test_the_fused_causal_kernel_is_chosen_only_where_its_top_left_mask_is_right():
-    def chosen(t, s, window=None, bias=None, places=None):
-        pairs = pairs_of(places or Places.plain(s), t, window, bias)
+    def chosen(t, s, window=None, bias=None, positions=None):
+        pairs = pairs_of(positions or TokenPositions.plain(s), t, window, bias)
         q, k, _ = tensors(t, s)
-        return choose([View(q, k, pairs)], None, "cpu")
+        return choose([AttentionView(q, k, pairs)], None, "cpu")
 
     assert chosen(9, 9) == chosen(1, 9) == chosen(9, 9, window=9) == "sdpa"
     assert chosen(3, 9) == chosen(9, 9, window=8) == chosen(9, 9, bias="distance") == "blocks"
-    assert chosen(9, 9, bias="rule") == chosen(9, 9, places=Places.left_padded([9, 4], 9)) == "blocks"
+    assert (
+        chosen(9, 9, bias="rule") == chosen(9, 9, positions=TokenPositions.left_padded([9, 4], 9)) == "blocks"
+    )
 
 
 @pytest.mark.parametrize("layout", ["plain", "ragged", "packed"])
@@ -214,16 +221,29 @@ def test_the_fused_causal_kernel_is_chosen_only_where_its_top_left_mask_is_right
 def test_a_model_gives_the_same_logits_through_every_kernel(case, layout, monkeypatch):
     small = build(case)
     length = reach_of(small)
-    places = {
-        "plain": Places.plain(length),
-        "ragged": Places.left_padded([length, 4], length),
+    positions = {
+        "plain": TokenPositions.plain(length),
+        "ragged": TokenPositions.left_padded([length, 4], length),
         "packed": packed([[4, length - 4], [length - 3, 3]]),
     }[layout]
-    tokens, real = ids(2, length), places.document.expand(2, -1) >= 0
-    auto = small(tokens, places)
+    tokens, real = ids(2, length), positions.document.expand(2, -1) >= 0
+    auto = small(tokens, positions)
     for kernel in ("dense", "flex"):
         monkeypatch.setattr(model.block, "attend", functools.partial(attend, kernel=kernel))
-        close(small(tokens, places)[real], auto[real])
+        close(small(tokens, positions)[real], auto[real])
+
+
+@pytest.mark.parametrize(
+    ("kernel", "called"), [("sdpa", []), ("flex", ["_flex"]), ("explicit", ["_explicit"]), ("blocks", [])]
+)
+def test_the_kernel_that_is_named_runs(kernel, called, monkeypatch):
+    found = []
+    for name in ("_flex", "_explicit"):
+        real = getattr(model.kernels, name)
+        monkeypatch.setattr(model.kernels, name, lambda *a, n=name, f=real: (found.append(n), f(*a))[1])
+    q, k, v = tensors(9, 9)
+    attend([AttentionView(q, k, pairs_of(TokenPositions.plain(9), 9, None, None))], v, 0.3, kernel=kernel)
+    assert found == called
 
 
 def test_packed_documents_go_through_flex_on_a_gpu_and_plain_windows_through_sdpa(monkeypatch):
@@ -236,23 +256,23 @@ def test_packed_documents_go_through_flex_on_a_gpu_and_plain_windows_through_sdp
 
     monkeypatch.setattr(model.block, "attend", asked)
     small = build("rope", heads=3, dim=96, head_dim=32, dtype=torch.float32)
-    for places in (packed([[4, 5], [6, 3]]), Places.plain(9)):
-        small(ids(2, 9), places)
+    for positions in (packed([[4, 5], [6, 3]]), TokenPositions.plain(9)):
+        small(ids(2, 9), positions)
     assert set(found[: len(found) // 2]) == {"flex"} and set(found[len(found) // 2 :]) == {"sdpa"}
 
 
 @pytest.mark.parametrize(("features", "expected"), [(8, "blocks"), (16, "flex")])
 def test_heads_too_narrow_for_flex_get_blocks_on_a_gpu(features, expected):
-    pairs = Pairs(
+    pairs = AttentionMask(
         batch=1,
         heads=1,
         queries=5,
         keys=5,
         device=torch.device("cpu"),
-        rule=lambda b, h, i, j: j <= i,
+        mask_mod=lambda b, h, i, j: j <= i,
         separation=lambda b, i, j: i - j,
         bias=lambda b, h, i, j: (j - i) * 1.0,
-        band=Band(0),
+        band=CausalBand(0),
     )
     q = torch.zeros(1, 1, 5, features)
-    assert choose([View(q, q, pairs)], None, "cuda") == expected
+    assert choose([AttentionView(q, q, pairs)], None, "cuda") == expected

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from model import Cache, Places, Transformer
+from model import Cache, TokenPositions, Transformer
 from model.kernels import attend
-from model.position import Geometry, Span
+from model.position import AttentionContext, HeadGeometry
 from model.position.alibi import Alibi, AlibiSettings
 from tests.model.zoo import TRAIN, T, V, build, close, ids, schemes_of, settings_of
 
@@ -27,11 +27,13 @@ def test_auto_is_the_declared_length_over_the_trained_one(rule):
     auto, tokens = build(scaled(rule, "auto")), ids(2, T)
     for length in (T, 2 * T, 5 * TRAIN):
         fixed = build(scaled(rule, length / TRAIN))
-        close(auto(tokens, Places.plain(T, length=length)), fixed(tokens, Places.plain(T)))
+        close(auto(tokens, TokenPositions.plain(T, length=length)), fixed(tokens, TokenPositions.plain(T)))
     none = build("rope")
     short = tokens[:, :TRAIN]
-    close(auto(short, Places.plain(TRAIN)), none(short, Places.plain(TRAIN)))  # never below one
-    close(auto(short[:, :4], Places.plain(4)), none(short[:, :4], Places.plain(4)))
+    close(
+        auto(short, TokenPositions.plain(TRAIN)), none(short, TokenPositions.plain(TRAIN))
+    )  # never below one
+    close(auto(short[:, :4], TokenPositions.plain(4)), none(short[:, :4], TokenPositions.plain(4)))
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -40,17 +42,19 @@ def test_auto_measures_from_the_original_length_of_a_branch(rule):
     settings, tokens = settings_of(scaled(rule, "auto")), ids(2, T)
     branch = Transformer(settings, V, train_length=2 * TRAIN, original_length=TRAIN).double()
     branch.load_state_dict(build("rope").state_dict())
-    close(branch(tokens, Places.plain(T)), build(scaled(rule, "auto"))(tokens, Places.plain(T)))
+    close(
+        branch(tokens, TokenPositions.plain(T)), build(scaled(rule, "auto"))(tokens, TokenPositions.plain(T))
+    )
 
 
 @pytest.mark.parametrize("rule", RULES)
 @torch.no_grad()
 def test_each_row_of_a_ragged_batch_has_its_own_stretch(rule):
     model, counts, tokens = build(scaled(rule, "auto")), [T, 4, 13], ids(3, T)
-    out = model(tokens, Places.left_padded(counts, T))
+    out = model(tokens, TokenPositions.left_padded(counts, T))
     stretches = set()
     for r, count in enumerate(counts):
-        alone = model(tokens[r : r + 1, T - count :], Places.plain(count))
+        alone = model(tokens[r : r + 1, T - count :], TokenPositions.plain(count))
         close(out[r, T - count :], alone[0])
         stretches.add(schemes_of(model)[0].stretch(count))
     assert len(stretches) == 3
@@ -60,9 +64,9 @@ def test_each_row_of_a_ragged_batch_has_its_own_stretch(rule):
 @torch.no_grad()
 def test_auto_is_chosen_once_so_that_a_cache_stays_right(rule):
     model, tokens = build(scaled(rule, "auto")), ids(1, T)
-    whole, cache, out = model(tokens, Places.plain(T)), Cache(model, 1, T), []
+    whole, cache, out = model(tokens, TokenPositions.plain(T)), Cache(model, 1, T), []
     for n in range(T):
-        out.append(model(tokens[:, n : n + 1], Places.plain(1, offset=n, length=T), cache=cache))
+        out.append(model(tokens[:, n : n + 1], TokenPositions.plain(1, offset=n, length=T), cache=cache))
     close(torch.cat(out, dim=1), whole)
 
 
@@ -70,46 +74,52 @@ def test_auto_is_chosen_once_so_that_a_cache_stays_right(rule):
 @torch.no_grad()
 def test_positions_that_skip_between_the_passes_of_a_cache(case):
     """Each pass has unit steps and the whole has not: order decides who is seen, position what is seen."""
-    model, tokens, plain = build(case), ids(2, 12), Places.plain(12)
+    model, tokens, plain = build(case), ids(2, 12), TokenPositions.plain(12)
     position = torch.cat([torch.arange(7), torch.arange(7, 12) + 20])[None]
     whole = model(tokens, replace(plain, position=position, reach=32, unit_steps=False))
     if case in ("rope", "alibi", "sinusoidal"):
         assert (whole - model(tokens, plain)).abs().max() > 1e-3
     cache = Cache(model, 2, 12)
-    first = model(tokens[:, :7], Places.plain(7, length=12), cache=cache)
-    second = replace(Places.plain(5, offset=7), position=position[:, 7:], reach=32)
+    first = model(tokens[:, :7], TokenPositions.plain(7, length=12), cache=cache)
+    second = replace(TokenPositions.plain(5, offset=7), position=position[:, 7:], reach=32)
     close(torch.cat([first, model(tokens[:, 7:], second, cache=cache)], dim=1), whole)
 
 
 @torch.no_grad()
 def test_skipped_positions_neither_leak_the_future_nor_stretch_a_window():
     for case in ("rope-window", "alibi-window", "none-window"):
-        model, tokens, plain = build(case, layers=1), ids(1, T), Places.plain(T)
+        model, tokens, plain = build(case, layers=1), ids(1, T), TokenPositions.plain(T)
         position = (torch.arange(T) * 3)[None]
-        places = replace(plain, position=position, reach=3 * T, unit_steps=False)
-        whole = model(tokens, places)[0, -2]
+        positions = replace(plain, position=position, reach=3 * T, unit_steps=False)
+        whole = model(tokens, positions)[0, -2]
         for back, seen in ((-1, False), (0, True), (4, True), (5, False)):
             changed = tokens.clone()
             changed[0, T - 2 - back] = (changed[0, T - 2 - back] + 1) % V
-            assert ((model(changed, places)[0, -2] - whole).abs().max() > 1e-9) == seen
+            assert ((model(changed, positions)[0, -2] - whole).abs().max() > 1e-9) == seen
 
 
 @pytest.mark.parametrize("layout", ["plain", "skipping"])
 def test_alibi_by_hand(layout):
     """Two heads have slopes 1/16 and 1/256. Equal scores leave weights e^(−slope·d) over three keys."""
-    places = Places.plain(3)
+    positions = TokenPositions.plain(3)
     away = [2, 1, 0]
     if layout == "skipping":
-        places = replace(places, position=torch.tensor([[0, 5, 9]]), reach=10, unit_steps=False)
+        positions = replace(positions, position=torch.tensor([[0, 5, 9]]), reach=10, unit_steps=False)
         away = [9, 4, 0]
-    scheme = Alibi(AlibiSettings(), Geometry(8, 2, 4, 16, 16))
-    span = Span(
-        places, places.last(1), places, 1, 2, torch.device("cpu"), scheme.tables(places, torch.float64)
+    scheme = Alibi(AlibiSettings(), HeadGeometry(8, 2, 4, 16, 16, 2))
+    context = AttentionContext(
+        positions,
+        positions.last(1),
+        positions,
+        1,
+        2,
+        torch.device("cpu"),
+        scheme.tables(positions, torch.float64),
     )
     q, k = torch.zeros(1, 2, 1, 4).double(), torch.randn(1, 2, 3, 4).double()
     v = torch.tensor([1.0, 10.0, 100.0]).double()[None, None, :, None].expand(1, 2, 3, 4)
     for kernel in ("blocks", "dense"):
-        out = attend(scheme.plan(span).read(q, k), v, 0.5, kernel)
+        out = attend(scheme.plan(context).read(q, k), v, 0.5, kernel)
         for h, slope in enumerate((1 / 16, 1 / 256)):
             weights = [math.exp(-slope * d) for d in away]
             mean = (weights[0] + 10 * weights[1] + 100 * weights[2]) / sum(weights)
@@ -119,11 +129,13 @@ def test_alibi_by_hand(layout):
 @torch.no_grad()
 def test_the_bias_is_added_after_the_scale():
     """Doubling q and halving the scale changes nothing: the penalty is no part of what is scaled."""
-    places = Places.plain(9)
-    scheme = Alibi(AlibiSettings(), Geometry(24, 6, 4, 16, 16))
-    span = Span(places, places, places, 1, 6, torch.device("cpu"), scheme.tables(places, torch.float64))
+    positions = TokenPositions.plain(9)
+    scheme = Alibi(AlibiSettings(), HeadGeometry(24, 6, 4, 16, 16, 6))
+    context = AttentionContext(
+        positions, positions, positions, 1, 6, torch.device("cpu"), scheme.tables(positions, torch.float64)
+    )
     q, k, v = (torch.randn(1, 6, 9, 4).double() for _ in range(3))
-    plan = scheme.plan(span)
+    plan = scheme.plan(context)
     for kernel in ("blocks", "dense", "flex"):
         close(attend(plan.read(2 * q, k), v, 0.25, kernel), attend(plan.read(q, k), v, 0.5, kernel), 1e-12)
 
@@ -133,9 +145,9 @@ def test_a_batch_of_more_lengths_than_tables_are_kept_builds_each_once(monkeypat
     built = []
     for case in (scaled("yarn", "auto"), {"name": "sinusoidal", "stretch": "auto"}):
         model, counts = build(case), list(range(TRAIN + 1, TRAIN + 21))
-        tokens, places = ids(len(counts), max(counts)), Places.left_padded(counts, max(counts))
-        model(tokens, places)
-        monkeypatch.setattr("model.position.table.Table.__init__", lambda *_: built.append(1))
-        model(tokens, places)
+        tokens, positions = ids(len(counts), max(counts)), TokenPositions.left_padded(counts, max(counts))
+        model(tokens, positions)
+        monkeypatch.setattr("model.position.table.LookupTable.__init__", lambda *_: built.append(1))
+        model(tokens, positions)
         assert not built
         monkeypatch.undo()

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch._dynamo.testing import CompileCounter
 
-from model import Cache, ModelError, ModelSettings, Places, check_override
+from model import Cache, ModelError, ModelSettings, TokenPositions, check_override
+from model.attention_mask import repeated
 from model.linear_attention import positive
-from model.pairs import repeated
 from tests.model.linear import (
     by_definition,
     dot,
@@ -35,7 +35,7 @@ from tests.model.zoo import C, D, G, H, T, build, close, ids, packed
 @torch.no_grad()
 def test_chunks_recurrence_and_the_sum_over_pairs_agree(form, chunk):
     model, x, offset = linear("rope", form, chunk), inputs(2, 11), 37
-    out = mixed(model, x, Places.plain(11, offset=offset))
+    out = mixed(model, x, TokenPositions.plain(11, offset=offset))
     for b, h in ((0, 0), (0, 3), (1, 5)):
         q, k, v = projected(model, x, b, h)
         positions = [offset + n for n in range(11)]
@@ -50,7 +50,7 @@ def test_without_positions_the_rotation_falls_away(form):
     model, x = linear("none", form, 4), inputs(1, 9)
     q, k, v = projected(model, x, 0, 2)
     expected = by_definition(q, k, v, range(9), form, turned=False)
-    close(mixed(model, x, Places.plain(9))[0, 2], torch.tensor(expected, dtype=torch.float64))
+    close(mixed(model, x, TokenPositions.plain(9))[0, 2], torch.tensor(expected, dtype=torch.float64))
 
 
 @torch.no_grad()
@@ -63,9 +63,11 @@ def test_the_denominator_is_not_rotated():
         weights = [dot(turn(phi(q[n]), 9 * n), turn(phi(k[m]), 9 * m)) for m in range(n + 1)]
         rotated.append(mean(weights, weights, v[: n + 1]))
         least = min(least, *weights)
-    places = Places.plain(11)
-    places = Places(places.order, 9 * places.position, places.document, "plain", 100, (11,), False)
-    out = mixed(model, x, places)[0, 1]
+    positions = TokenPositions.plain(11)
+    positions = TokenPositions(
+        positions.order, 9 * positions.position, positions.document, "plain", 100, (11,), False
+    )
+    out = mixed(model, x, positions)[0, 1]
     assert (out - torch.tensor(rotated, dtype=torch.float64)).abs().max() > 1e-2 and least < -1e-2
     expected = by_definition(q, k, v, [9 * n for n in range(11)], "numerator")
     close(out, torch.tensor(expected, dtype=torch.float64))
@@ -83,17 +85,17 @@ def test_weights_of_the_cosine_form_are_not_negative(seed, n, m):
         (2 + torch.tensor([0.0, 1.0])[None, None, :, None]).expand(1, G, 2, D).double()
     )
     order = torch.arange(2)[None]
-    places = Places(order, torch.tensor([[m, n]]), 0 * order, "plain", max(n, m) + 1, (2,), False)
-    out = mixed(model, x, places)
+    positions = TokenPositions(order, torch.tensor([[m, n]]), 0 * order, "plain", max(n, m) + 1, (2,), False)
+    out = mixed(model, x, positions)
     assert (out >= 2 - 1e-12).all() and (out <= 3 + 1e-12).all()
 
 
 @torch.no_grad()
 def test_an_amplitude_falls_away_from_the_cosine_form():
     yarn = {"name": "rope", "scaling": {"name": "yarn", "factor": 4.0, "attention_factor": 1.5}}
-    x, places = inputs(2, 9), Places.plain(9)
+    x, positions = inputs(2, 9), TokenPositions.plain(9)
     same = {**yarn, "scaling": {**yarn["scaling"], "attention_factor": 1.0}}
-    close(mixed(linear(yarn, "cosine"), x, places), mixed(linear(same, "cosine"), x, places))
+    close(mixed(linear(yarn, "cosine"), x, positions), mixed(linear(same, "cosine"), x, positions))
 
 
 @torch.no_grad()
@@ -105,15 +107,15 @@ def test_yarns_amplitude_reaches_the_numerator_alone():
         )
         for a in (1.0, 1.5)
     )
-    x, places = inputs(2, 9), Places.plain(9)
-    close(mixed(scaled, x, places), 1.5**2 * mixed(plain, x, places))
+    x, positions = inputs(2, 9), TokenPositions.plain(9)
+    close(mixed(scaled, x, positions), 1.5**2 * mixed(plain, x, positions))
 
 
 @every_form
 def test_gradients_are_those_of_the_sum_over_all_pairs(form):
     """Against dense matrices of weights in the same layer, by automatic differentiation, packed and kept."""
     x = inputs(2, 13)
-    places = packed([[6, 7], [3, 10]])
+    positions = packed([[6, 7], [3, 10]])
     model = linear("rope", form, 4)
     attention = model.layers[0].attention
 
@@ -122,7 +124,7 @@ def test_gradients_are_those_of_the_sum_over_all_pairs(form):
             repeated(p.unflatten(-1, (-1, D)).transpose(1, 2), H)
             for p in (x @ attention.wq.weight.T, x @ attention.wk.weight.T, x @ attention.wv.weight.T)
         )
-        angle = places.position[..., None] * 10_000.0 ** (-torch.arange(0, D, 2).double() / D)
+        angle = positions.position[..., None] * 10_000.0 ** (-torch.arange(0, D, 2).double() / D)
         wave = torch.polar(torch.ones_like(angle), angle)[:, None]
 
         def turned(y: torch.Tensor) -> torch.Tensor:
@@ -134,14 +136,14 @@ def test_gradients_are_those_of_the_sum_over_all_pairs(form):
         else:
             q, k = (y / y.norm(dim=-1, keepdim=True) for y in (q, k))
             weights = counts = 1 + turned(q) @ turned(k).mT
-        same = places.document[:, None, :, None] == places.document[:, None, None, :]
+        same = positions.document[:, None, :, None] == positions.document[:, None, None, :]
         seen = same & torch.ones(13, 13).tril().bool()
         weights, counts = weights * seen, counts * seen
         return (weights @ v / counts.sum(-1, keepdim=True))[:, :, -9:]
 
     goal = torch.randn(2, H, 9, D, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     leaves = [attention.wq.weight, attention.wk.weight, attention.wv.weight]
-    ours = mixed(model, x, places, keep=9)
+    ours = mixed(model, x, positions, keep=9)
     close(ours, dense())
     for a, b in zip(
         torch.autograd.grad((ours * goal).sum(), leaves),
@@ -157,7 +159,7 @@ def test_a_gradient_reaches_every_weight_also_where_features_underflow(form):
     with torch.no_grad():
         model.layers[0].attention.wk.weight.mul_(20)  # elu + 1 of −30 is 0 in float32, exp(−30) is not
     tokens = ids(3, T)
-    model(tokens, Places.plain(T), targets=tokens.flip(1)).mean().backward()
+    model(tokens, TokenPositions.plain(T), targets=tokens.flip(1)).mean().backward()
     for name, p in model.named_parameters():
         assert p.grad is not None and torch.isfinite(p.grad).all() and p.grad.abs().max() > 1e-9, name
 
@@ -176,11 +178,12 @@ def test_the_positive_feature_is_elu_plus_one_and_keeps_its_small_values():
 def test_under_autocast_the_sums_stay_float32(form):
     """bfloat16 has 8 bits: a sum over 300 tokens in it would stop growing. Projections alone are rounded."""
     model, tokens = linear("rope", form, dtype=torch.float32), ids(2, 300)
-    exact = model(tokens, Places.plain(300))
+    exact = model(tokens, TokenPositions.plain(300))
     cache = Cache(model, 2, 300, dtype=torch.bfloat16)
     with torch.autocast("cpu", torch.bfloat16):
         parts = [
-            model(tokens[:, s : s + 100], Places.plain(100, offset=s), cache=cache) for s in (0, 100, 200)
+            model(tokens[:, s : s + 100], TokenPositions.plain(100, offset=s), cache=cache)
+            for s in (0, 100, 200)
         ]
     assert all(m.sums.values.dtype == m.sums.keys.dtype == torch.float32 for m in cache.layers)
     assert (torch.cat(parts, 1) - exact).abs().mean() < 0.05
@@ -200,11 +203,11 @@ def test_training_steps_are_one_graph(form):
     counter = CompileCounter()
     nets[0].compile(fullgraph=True, backend=counter)
     for n, cuts in enumerate(([[4, 7], [6, 5]], [[1, 10], [11]], [[5, 3, 3], [2, 9]])):
-        for places, graphs in ((Places.plain(11), 1), (packed(cuts, length=11), 3)):
+        for positions, graphs in ((TokenPositions.plain(11), 1), (packed(cuts, length=11), 3)):
             tokens, losses = ids(2, 11, seed=n), []
             for net in nets:
                 net.zero_grad()
-                loss = net(tokens, places, targets=tokens.roll(1, 1)).mean()
+                loss = net(tokens, positions, targets=tokens.roll(1, 1)).mean()
                 loss.backward()
                 losses.append(float(loss.detach()))
             assert losses[0] == pytest.approx(losses[1], abs=1e-10)
@@ -224,7 +227,7 @@ def test_many_lengths_share_a_bounded_number_of_graphs():
     net.compile(fullgraph=True, backend=counter, dynamic=True)
     for length in (19, 18, 9, 8):
         tokens = ids(2, length)
-        close(net(tokens, Places.plain(length)), plain(tokens, Places.plain(length)))
+        close(net(tokens, TokenPositions.plain(length)), plain(tokens, TokenPositions.plain(length)))
     assert counter.frame_count <= 2
 
 
@@ -246,7 +249,7 @@ def test_the_cost_per_token_does_not_grow_with_the_length(form):
         ({"name": "none", "sink_logit": "zero"}, ["model.position.sink_logit", "none"]),
         ({"name": "rope", "temperature": {"name": "log_n"}}, ["model.position.temperature", "{name: none}"]),
         ({"name": "alibi"}, ["model.position", "'alibi' adds a bias"]),
-        ({"name": "rope", "remap": {"name": "rerope"}}, ["model.position", "'rope'", "different forms"]),
+        ({"name": "rope", "remap": {"name": "rerope"}}, ["model.position", "'rope'", "by distance"]),
         (
             {
                 "name": "pattern",

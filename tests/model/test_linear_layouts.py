@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model import Cache, ModelError, Places
+from model import Cache, ModelError, TokenPositions
 from tests.model.linear import every_form, every_scheme, linear
 from tests.model.zoo import TRAIN, D, G, T, V, cached, close, ids, packed, reach_of
 
@@ -26,7 +26,7 @@ def test_a_cache_filled_in_any_pieces_gives_the_full_pass_under_any_chunk(scheme
     cuts = data.draw(st.lists(st.integers(1, length - 1), unique=True, max_size=6).map(sorted), label="cuts")
     sizes = [b - a for a, b in itertools.pairwise([0, *cuts, length])]
     with torch.no_grad():
-        whole = whole_model(tokens, Places.plain(length))
+        whole = whole_model(tokens, TokenPositions.plain(length))
     close(cached(model, tokens, sizes), whole)
 
 
@@ -37,18 +37,18 @@ def test_the_future_is_unseen_and_the_past_is_not(scheme, form):
     model = linear(scheme, form)
     length = reach_of(model)
     tokens = ids(2, length)
-    whole = model(tokens, Places.plain(length))
+    whole = model(tokens, TokenPositions.plain(length))
     for t in (0, 3, length - 2):
         changed = tokens.clone()
         changed[:, t] = (changed[:, t] + 1) % V
-        moved = (model(changed, Places.plain(length)) - whole).abs().amax(-1)
+        moved = (model(changed, TokenPositions.plain(length)) - whole).abs().amax(-1)
         assert (moved[:, :t] == 0).all() and (moved[:, t:] > 1e-7).all()
 
 
-def part(places: Places, start: int, stop: int) -> Places:
+def part(positions: TokenPositions, start: int, stop: int) -> TokenPositions:
     """Some of the tokens, in the same declared lengths."""
-    tensors = {name: getattr(places, name)[:, start:stop] for name in ("order", "position", "document")}
-    return replace(places, **tensors)
+    tensors = {name: getattr(positions, name)[:, start:stop] for name in ("order", "position", "document")}
+    return replace(positions, **tensors)
 
 
 @every_form
@@ -59,30 +59,32 @@ def test_a_left_padded_row_equals_itself_alone_also_while_decoding(form, chunk, 
     model, width = linear("auto", form, chunk), 16
     counts = [width, 2, width - 5, 3]
     tokens = ids(4, width + 3)
-    alone = [model(tokens[r : r + 1, width - n :], Places.plain(n + 3))[0] for r, n in enumerate(counts)]
-    places = Places.left_padded(counts, width + 3)
+    alone = [
+        model(tokens[r : r + 1, width - n :], TokenPositions.plain(n + 3))[0] for r, n in enumerate(counts)
+    ]
+    positions = TokenPositions.left_padded(counts, width + 3)
     cache, parts, start = Cache(model, 4, width + 3), [], 0
     for size in [*prefill, 1, 1, 1]:
-        piece = part(places, start, start + size)
+        piece = part(positions, start, start + size)
         parts.append(model(tokens[:, start : start + size], piece, cache=cache))
         start += size
     out = torch.cat(parts, 1)
     assert torch.isfinite(out).all()
-    whole = model(tokens, places)
+    whole = model(tokens, positions)
     for r, count in enumerate(counts):
         close(whole[r, width - count :], alone[r])
         close(out[r, width - count :], alone[r])
-    close(model(tokens, places, keep=4), whole[:, -4:])
+    close(model(tokens, positions, keep=4), whole[:, -4:])
 
 
 @every_form
 @torch.no_grad()
 def test_padding_tokens_are_never_seen(form):
     model, width = linear("rope", form), T
-    places, tokens = Places.left_padded([width, 4], width), ids(2, width)
+    positions, tokens = TokenPositions.left_padded([width, 4], width), ids(2, width)
     changed = tokens.clone()
     changed[1, : width - 4] = (changed[1, : width - 4] + 5) % V
-    close(model(changed, places)[1, -4:], model(tokens, places)[1, -4:], atol=0)
+    close(model(changed, positions)[1, -4:], model(tokens, positions)[1, -4:], atol=0)
 
 
 @every_form
@@ -93,21 +95,23 @@ def test_packed_documents_equal_separate_ones_also_through_a_cache_and_kept(form
     cuts = data.draw(st.lists(st.integers(1, TRAIN), min_size=2, max_size=5), label="lengths of row 0")
     total = sum(cuts) + 2
     rows = [cuts, cuts[::-1]]
-    tokens, places = ids(2, total), packed(rows, length=TRAIN, pad=2)
+    tokens, positions = ids(2, total), packed(rows, length=TRAIN, pad=2)
     keep = data.draw(st.integers(1, total), label="keep")
     piece = data.draw(st.integers(1, total), label="piece")
     with torch.no_grad():
-        out, cache, parts = model(tokens, places), Cache(model, 2, total), []
-        real = places.document >= 0  # padding sees padding, and nobody asks what
-        close(model(tokens, places, keep=keep)[real[:, -keep:]], out[:, -keep:][real[:, -keep:]])
+        out, cache, parts = model(tokens, positions), Cache(model, 2, total), []
+        real = positions.document >= 0  # padding sees padding, and nobody asks what
+        close(model(tokens, positions, keep=keep)[real[:, -keep:]], out[:, -keep:][real[:, -keep:]])
         for start in range(0, total, piece):
-            here = part(places, start, start + piece)
+            here = part(positions, start, start + piece)
             parts.append(model(tokens[:, start : start + piece], here, cache=cache))
         close(torch.cat(parts, 1)[real], out[real])
         for r, lengths in enumerate(rows):
             start = 0
             for count in lengths:
-                alone = model(tokens[r : r + 1, start : start + count], Places.plain(count, length=TRAIN))
+                alone = model(
+                    tokens[r : r + 1, start : start + count], TokenPositions.plain(count, length=TRAIN)
+                )
                 close(out[r, start : start + count], alone[0])
                 start += count
 
@@ -117,11 +121,11 @@ def test_packed_documents_equal_separate_ones_also_through_a_cache_and_kept(form
 def test_a_packed_document_does_not_read_its_neighbours(form):
     """Not by one bit, though the sums of all documents are made at once; nor if a neighbour is enormous."""
     model = linear("rope", form, dtype=torch.float32)
-    tokens, places = ids(1, 18), packed([[5, 7, 6]])
+    tokens, positions = ids(1, 18), packed([[5, 7, 6]])
     model.embed.weight[0] *= 1e6
     changed = tokens.clone()
     changed[:, :5], changed[:, 12:] = 0, 0
-    before, after = model(tokens, places), model(changed, places)
+    before, after = model(tokens, positions), model(changed, positions)
     close(after[:, 5:12], before[:, 5:12], atol=0)
     assert (after[:, 4] - before[:, 4]).abs().max() > 1e-3
 
@@ -132,14 +136,14 @@ def test_a_packed_document_does_not_read_its_neighbours(form):
 def test_kept_positions_are_the_tail_and_a_prefill_may_keep_nothing(scheme, form):
     model = linear(scheme, form)
     length = reach_of(model)
-    tokens, places = ids(2, length), Places.plain(length)
-    whole = model(tokens, places)
+    tokens, positions = ids(2, length), TokenPositions.plain(length)
+    whole = model(tokens, positions)
     for keep in (length - 1, 6, 1):
-        close(model(tokens, places, keep=keep), whole[:, length - keep :])
+        close(model(tokens, positions, keep=keep), whole[:, length - keep :])
     cache = Cache(model, 2, length)
-    empty = model(tokens[:, :6], Places.plain(6, length=length), cache=cache, keep=0)
+    empty = model(tokens[:, :6], TokenPositions.plain(6, length=length), cache=cache, keep=0)
     assert empty.shape == (2, 0, V) and cache.filled == 6
-    rest = Places.plain(length - 6, offset=6, length=length)
+    rest = TokenPositions.plain(length - 6, offset=6, length=length)
     close(model(tokens[:, 6:], rest, cache=cache, keep=2), whole[:, -2:])
 
 
@@ -151,10 +155,10 @@ def test_the_memory_does_not_grow_with_the_tokens(form):
     def held(tokens: int) -> int:
         cache, start = Cache(model, 1, tokens), 0
         for size in (tokens // 2, tokens - tokens // 2 - 1, 1):
-            model(ids(1, size), Places.plain(size, offset=start), cache=cache, keep=1)
+            model(ids(1, size), TokenPositions.plain(size, offset=start), cache=cache, keep=1)
             start += size
-        with pytest.raises(ModelError, match=f"holds {tokens} tokens"):
-            model(ids(1, 1), Places.plain(1, offset=start), cache=cache)
+        with pytest.raises(ModelError, match=f"capacity of {tokens} tokens"):
+            model(ids(1, 1), TokenPositions.plain(1, offset=start), cache=cache)
         sums = [memory.sums for memory in cache.layers]
         return sum(x.untyped_storage().nbytes() for s in sums for x in (s.values, s.keys))
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from model import ModelSettings, Places, Transformer
+from model import ModelSettings, TokenPositions, Transformer
 from model.position.rotary import RopeSettings
 from tests.model.zoo import close
 
@@ -63,7 +63,11 @@ class ExactRotary(nn.Module):
 
 
 def pair(
-    groups: int, tied: bool, dtype: torch.dtype, scaling: dict | None = None, theirs: dict | None = None
+    groups: int,
+    tie_embeddings: bool,
+    dtype: torch.dtype,
+    scaling: dict | None = None,
+    theirs: dict | None = None,
 ):
     """Our model and theirs with the same random weights."""
     config = LlamaConfig(
@@ -76,7 +80,7 @@ def pair(
         head_dim=D,
         max_position_embeddings=64,
         rms_norm_eps=1e-5,
-        tie_word_embeddings=tied,
+        tie_word_embeddings=tie_embeddings,
         attn_implementation="sdpa",
         rope_parameters={"rope_theta": 500.0, "rope_type": "default", **(theirs or {})},
     )
@@ -85,10 +89,10 @@ def pair(
         dim=C,
         layers=LAYERS,
         heads=H,
-        groups=groups,
+        kv_heads=groups,
         head_dim=D,
-        hidden=HIDDEN,
-        tied=tied,
+        ffn_dim=HIDDEN,
+        tie_embeddings=tie_embeddings,
         position=RopeSettings(theta=500.0, scaling=scaling or {"name": "none"}),
     )
     model = Transformer(settings, V, TRAIN)
@@ -101,7 +105,7 @@ def pair(
     model.load_state_dict(state)
     mapped = {their_name(name): value for name, value in state.items()}
     missing, unexpected = reference.load_state_dict(mapped, strict=False)
-    assert not unexpected and set(missing) <= ({"lm_head.weight"} if tied else set())
+    assert not unexpected and set(missing) <= ({"lm_head.weight"} if tie_embeddings else set())
     return model.to(dtype).eval(), reference.to(dtype).eval()
 
 
@@ -117,14 +121,14 @@ def make_exact(reference: LlamaForCausalLM) -> None:
 TOKENS = torch.randint(V, (B, T), generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize(("groups", "tied"), [(6, False), (3, True), (2, False), (1, False)])
+@pytest.mark.parametrize(("groups", "tie_embeddings"), [(6, False), (3, True), (2, False), (1, False)])
 @torch.no_grad()
-def test_float64_logits(groups, tied):
-    model, reference = pair(groups, tied, torch.float64)
+def test_float64_logits(groups, tie_embeddings):
+    model, reference = pair(groups, tie_embeddings, torch.float64)
     make_exact(reference)
     # Their float32 frequencies are the only thing left to differ: give them ours to full precision, retyped.
     reference.model.rotary_emb.inv_freq = 500.0 ** (-torch.arange(0, D, 2).double() / D)
-    ours, theirs = model(TOKENS, Places.plain(T)), reference(TOKENS).logits
+    ours, theirs = model(TOKENS, TokenPositions.plain(T)), reference(TOKENS).logits
     assert ours.std() > 0.3
     close(ours, theirs, atol=1e-10)
 
@@ -146,7 +150,7 @@ def test_float64_logits(groups, tied):
 def test_float32_logits_of_their_code_untouched(scaling, theirs):
     theirs = theirs and {**theirs, "original_max_position_embeddings": TRAIN}
     model, reference = pair(3, False, torch.float32, scaling, theirs)
-    close(model(TOKENS, Places.plain(T)), reference(TOKENS).logits, atol=3e-5)
+    close(model(TOKENS, TokenPositions.plain(T)), reference(TOKENS).logits, atol=3e-5)
 
 
 @torch.no_grad()
@@ -157,7 +161,7 @@ def test_left_padded_logits():
     mask = torch.tensor([[0] * (T - c) + [1] * c for c in counts])
     position = (mask.cumsum(1) - 1).clamp(min=0)
     theirs = reference(TOKENS, attention_mask=mask, position_ids=position).logits
-    ours = model(TOKENS, Places.left_padded(counts, T))
+    ours = model(TOKENS, TokenPositions.left_padded(counts, T))
     close(ours[mask.bool()], theirs[mask.bool()], atol=1e-6)
 
 
@@ -165,7 +169,7 @@ def test_gradients():
     model, reference = pair(3, False, torch.float64)
     make_exact(reference)
     reference.model.rotary_emb.inv_freq = 500.0 ** (-torch.arange(0, D, 2).double() / D)
-    model(TOKENS[:, :-1], Places.plain(T - 1), targets=TOKENS[:, 1:]).mean().backward()
+    model(TOKENS[:, :-1], TokenPositions.plain(T - 1), targets=TOKENS[:, 1:]).mean().backward()
     logits = reference(TOKENS[:, :-1]).logits
     nn.functional.cross_entropy(logits.flatten(0, 1), TOKENS[:, 1:].flatten()).backward()
     theirs = dict(reference.named_parameters())

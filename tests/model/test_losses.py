@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import model.block
 import model.transformer
-from model import IGNORED, SCHEMES, Cache, ModelSettings, Places, Transformer
+from model import IGNORED, SCHEMES, Cache, ModelSettings, TokenPositions, Transformer
 from model.kernels import attend
 from tests.model.zoo import C, D, G, H, V, build, close, ids, packed, settings_of
 
@@ -27,18 +27,20 @@ def targets_with_holes() -> torch.Tensor:
 
 
 @pytest.mark.parametrize("cap", [None, 3.0])
-@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("tie_embeddings", [False, True])
 @pytest.mark.parametrize("rows_at_once", [1, 7, 1000])
-def test_nll_in_chunks_is_the_dense_cross_entropy_with_its_gradients(tied, cap, rows_at_once, monkeypatch):
+def test_nll_in_chunks_is_the_dense_cross_entropy_with_its_gradients(
+    tie_embeddings, cap, rows_at_once, monkeypatch
+):
     monkeypatch.setattr(model.transformer, "LOGITS_AT_ONCE", {"cpu": rows_at_once * V})
-    net = build("rope", tied=tied, logit_softcap=cap)
+    net = build("rope", tie_embeddings=tie_embeddings, logit_softcap=cap)
     tokens, targets = ids(B, T), targets_with_holes()
-    nll = net(tokens, Places.plain(T), targets=targets)
+    nll = net(tokens, TokenPositions.plain(T), targets=targets)
     assert nll.shape == (B, T) and nll.dtype == torch.float64
     assert (nll[targets == IGNORED] == 0).all() and (nll[targets != IGNORED] > 0).all()
     found = torch.autograd.grad(nll.sum(), list(net.parameters()))
 
-    logits = net(tokens, Places.plain(T))
+    logits = net(tokens, TokenPositions.plain(T))
     if cap is not None:
         assert logits.abs().max() <= cap
     dense = logits.logsumexp(-1) - logits.gather(-1, targets.clamp(min=0)[..., None])[..., 0]
@@ -52,17 +54,20 @@ def test_nll_in_chunks_is_the_dense_cross_entropy_with_its_gradients(tied, cap, 
 def test_the_soft_cap_by_formula():
     plain, capped = build("rope"), build("rope", logit_softcap=2.5)
     tokens = ids(B, T)
-    close(capped(tokens, Places.plain(T)), 2.5 * torch.tanh(plain(tokens, Places.plain(T)) / 2.5))
+    close(
+        capped(tokens, TokenPositions.plain(T)),
+        2.5 * torch.tanh(plain(tokens, TokenPositions.plain(T)) / 2.5),
+    )
 
 
 @torch.no_grad()
 def test_kept_targets_are_those_of_the_tail():
     net, tokens, targets = build("alibi"), ids(B, T), targets_with_holes()
-    whole = net(tokens, Places.plain(T), targets=targets)
-    close(net(tokens, Places.plain(T), targets=targets[:, -4:], keep=4), whole[:, -4:])
+    whole = net(tokens, TokenPositions.plain(T), targets=targets)
+    close(net(tokens, TokenPositions.plain(T), targets=targets[:, -4:], keep=4), whole[:, -4:])
     cache = Cache(net, B, T)
-    net(tokens[:, :7], Places.plain(7, length=T), cache=cache, keep=0)
-    rest = net(tokens[:, 7:], Places.plain(4, offset=7), targets=targets[:, 7:], cache=cache)
+    net(tokens[:, :7], TokenPositions.plain(7, length=T), cache=cache, keep=0)
+    rest = net(tokens[:, 7:], TokenPositions.plain(4, offset=7), targets=targets[:, 7:], cache=cache)
     close(rest, whole[:, 7:])
 
 
@@ -70,7 +75,7 @@ def test_kept_targets_are_those_of_the_tail():
 def test_the_loss_is_float32_whatever_the_weights_are_below_it():
     for dtype, expected in ((torch.bfloat16, torch.float32), (torch.float32, torch.float32)):
         net = build("rope", dtype=dtype)
-        nll = net(ids(B, T), Places.plain(T), targets=ids(B, T, seed=2))
+        nll = net(ids(B, T), TokenPositions.plain(T), targets=ids(B, T, seed=2))
         assert nll.dtype == expected
 
 
@@ -82,7 +87,9 @@ def test_a_packed_loss_is_the_loss_of_the_documents():
         start = 0
         for count in lengths:
             piece = slice(start, start + count)
-            alone = net(tokens[r : r + 1, piece], Places.plain(count), targets=targets[r : r + 1, piece])
+            alone = net(
+                tokens[r : r + 1, piece], TokenPositions.plain(count), targets=targets[r : r + 1, piece]
+            )
             close(nll[r, piece], alone[0])
             start += count
 
@@ -91,32 +98,32 @@ def first_loss(tokens: torch.Tensor, vocab: int, **keys) -> float:
     net = Transformer(ModelSettings(heads=4, **keys), vocab, 256).initialise(seed=1)
     length = tokens.shape[1] - 1
     with torch.no_grad():
-        return float(net(tokens[:, :-1], Places.plain(length), targets=tokens[:, 1:]).mean())
+        return float(net(tokens[:, :-1], TokenPositions.plain(length), targets=tokens[:, 1:]).mean())
 
 
-@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("tie_embeddings", [False, True])
 @pytest.mark.parametrize(
     ("width", "vocab"), [(32, 512), (64, 512), (64, 32_000), (128, 4096), (256, 512), (1024, 512)]
 )
-def test_the_first_loss_is_ln_v_to_one_percent(width, vocab, tied):
+def test_the_first_loss_is_ln_v_to_one_percent(width, vocab, tie_embeddings):
     tokens = torch.randint(vocab, (2, 258), generator=torch.Generator().manual_seed(5))
-    loss = first_loss(tokens, vocab, dim=width, layers=2, tied=tied)
+    loss = first_loss(tokens, vocab, dim=width, layers=2, tie_embeddings=tie_embeddings)
     assert abs(loss / math.log(vocab) - 1) < 0.01
 
 
 @pytest.mark.parametrize("name", SCHEMES)
-@pytest.mark.parametrize("tied", [False, True])
-def test_the_first_loss_of_repetitive_text_is_ln_v_too(name, tied):
+@pytest.mark.parametrize("tie_embeddings", [False, True])
+def test_the_first_loss_of_repetitive_text_is_ln_v_too(name, tie_embeddings):
     """Real text repeats its tokens, and a tied head knows them again."""
     tokens = torch.randint(30, (4, 256), generator=torch.Generator().manual_seed(5))
-    loss = first_loss(tokens, 512, dim=64, layers=3, tied=tied, position={"name": name})
+    loss = first_loss(tokens, 512, dim=64, layers=3, tie_embeddings=tie_embeddings, position={"name": name})
     assert abs(loss / math.log(512) - 1) < 0.01
 
 
 @pytest.mark.parametrize("name", SCHEMES)
 def test_a_seed_gives_the_same_weights_and_another_seed_others(name):
     def drawn(seed):
-        net = Transformer(settings_of({"name": name}, tied=True), V, 11)
+        net = Transformer(settings_of({"name": name}, tie_embeddings=True), V, 11)
         torch.manual_seed(seed * 1000 + 77)  # the global generator plays no part
         return net.initialise(seed).state_dict()
 
@@ -144,7 +151,7 @@ def test_the_residual_stream_keeps_its_size_at_any_depth():
         grown = []
         net.norm.register_forward_pre_hook(lambda _, args, out=grown: out.append(args[0].std()))
         with torch.no_grad():
-            net(torch.randint(512, (2, 32)), Places.plain(32))
+            net(torch.randint(512, (2, 32)), TokenPositions.plain(32))
         sizes.append(float(grown[0]))
     assert 0.5 < sizes[1] / sizes[0] < 2
 
@@ -152,15 +159,15 @@ def test_the_residual_stream_keeps_its_size_at_any_depth():
 HIDDEN, LAYERS = 43, 3
 
 
-def by_hand(tied: bool, table: int = 0, qk_norm: bool = False) -> int:
+def by_hand(tie_embeddings: bool, table: int = 0, qk_norm: bool = False) -> int:
     attention = C * H * D + 2 * C * G * D + H * D * C + (2 * D if qk_norm else 0)
     block = 2 * C + attention + 3 * C * HIDDEN
-    return V * C * (1 if tied else 2) + LAYERS * block + C + table * C
+    return V * C * (1 if tie_embeddings else 2) + LAYERS * block + C + table * C
 
 
 def test_parameters_are_counted_by_hand():
-    for tied in (False, True):
-        assert build("rope", tied=tied).parameter_count() == by_hand(tied)
+    for tie_embeddings in (False, True):
+        assert build("rope", tie_embeddings=tie_embeddings).parameter_count() == by_hand(tie_embeddings)
     assert build("rope", qk_norm=True).parameter_count() == by_hand(False, qk_norm=True)
     assert build("learned").parameter_count() == by_hand(False, table=11)
     assert build("learned-long").parameter_count() == by_hand(False, table=61)
@@ -174,8 +181,8 @@ def test_flops_are_counted_by_listing_the_pairs(name, window, length):
     pairs = sum(1 for i in range(length) for j in range(i + 1) if window is None or i - j < window)
     # Forward 2 per multiply-add, of q·k and of weights·v; the backward pass costs twice the forward.
     expected = 3 * (2 * matrices + LAYERS * 2 * 2 * H * D * pairs / length)
-    for tied in (False, True):  # a tied head still multiplies
-        net = build({"name": name, "window": window}, tied=tied)
+    for tie_embeddings in (False, True):  # a tied head still multiplies
+        net = build({"name": name, "window": window}, tie_embeddings=tie_embeddings)
         assert net.flops_per_token(length) == pytest.approx(expected, rel=1e-12)
 
 
@@ -198,7 +205,7 @@ def test_the_stated_flops_are_those_torch_counts(monkeypatch):
     net, t = build("none", dtype=torch.float32), 16
     tokens = ids(1, t)
     with FlopCounterMode(display=False) as counter:
-        F.cross_entropy(net(tokens, Places.plain(t)).flatten(0, 1), tokens.flatten()).backward()
+        F.cross_entropy(net(tokens, TokenPositions.plain(t)).flatten(0, 1), tokens.flatten()).backward()
     per_key = 12 * H * D * LAYERS
     whole_square = net.flops_per_token(t) + per_key * (t - (t + 1) / 2)
     assert counter.get_total_flops() == pytest.approx(t * whole_square, rel=1e-12)
@@ -208,17 +215,17 @@ def test_the_stated_flops_are_those_torch_counts(monkeypatch):
 def test_z_loss_is_in_the_gradients_and_not_in_the_value(rows_at_once, monkeypatch):
     monkeypatch.setattr(model.transformer, "LOGITS_AT_ONCE", {"cpu": rows_at_once * V})
     net = build("rope", logit_softcap=3.0)
-    tokens, targets, places = ids(B, T), targets_with_holes(), Places.plain(T)
+    tokens, targets, positions = ids(B, T), targets_with_holes(), TokenPositions.plain(T)
     weights = list(net.parameters())
-    nll = net(tokens, places, targets=targets, z_loss=0.3)
-    plain = net(tokens, places, targets=targets)
+    nll = net(tokens, positions, targets=targets, z_loss=0.3)
+    plain = net(tokens, positions, targets=targets)
     assert nll.equal(plain)
     found = torch.autograd.grad(nll.sum(), weights)
 
-    log_z = net(tokens, places).logsumexp(-1)
+    log_z = net(tokens, positions).logsumexp(-1)
     penalty = (0.3 * log_z**2)[targets != IGNORED].sum()
     expected = torch.autograd.grad(plain.sum() + penalty, weights)
-    without = torch.autograd.grad(net(tokens, places, targets=targets).sum(), weights)
+    without = torch.autograd.grad(net(tokens, positions, targets=targets).sum(), weights)
     for a, b in zip(found, expected, strict=True):
         close(a, b, atol=1e-11)
     assert max((a - b).abs().max() for a, b in zip(expected, without, strict=True)) > 0.1

@@ -12,44 +12,44 @@ from transformers.models.beam.modeling_beam import compute_attention_scaling
 from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
 from transformers.models.ministral3.modeling_ministral3 import get_llama_4_attn_scale
 
-from model import ModelError, Places, check_override
+from model import ModelError, TokenPositions, check_override
+from model.attention_mask import AttentionView
 from model.kernels import attend
-from model.pairs import View
-from model.position import Span, temperature_factors
+from model.position import AttentionContext, temperature_factors
 from tests.model.zoo import D, G, H, T, build, close, ids, packed, settings_of
 
 L0 = 7  # original length
 
 
-def row_of(places: Places, row: int) -> Places:
+def row_of(positions: TokenPositions, row: int) -> TokenPositions:
     keep = slice(row, row + 1)
     return replace(
-        places,
-        order=places.order[keep],
-        position=places.position[keep],
-        document=places.document[keep],
-        lengths=places.lengths[keep],
+        positions,
+        order=positions.order[keep],
+        position=positions.position[keep],
+        document=positions.document[keep],
+        lengths=positions.lengths[keep],
     )
 
 
-def factors(temperature: dict, places: Places, **keys) -> torch.Tensor:
+def factors(temperature: dict, positions: TokenPositions, **keys) -> torch.Tensor:
     choice = settings_of({"name": "none", "temperature": temperature, **keys}).kinds["all"]
-    found = temperature_factors(choice, L0, places, torch.float64)
+    found = temperature_factors(choice, L0, positions, torch.float64)
     assert found is not None
     return found
 
 
 def test_no_temperature_costs_nothing():
     choice = settings_of({"name": "none"}).kinds["all"]
-    assert temperature_factors(choice, L0, Places.plain(4), torch.float64) is None
+    assert temperature_factors(choice, L0, TokenPositions.plain(4), torch.float64) is None
 
 
 def test_log_n_counts_the_query_itself_and_starts_at_the_original_length():
-    found = factors({"name": "log_n"}, Places.plain(20))[0]
+    found = factors({"name": "log_n"}, TokenPositions.plain(20))[0]
     expected = [max(1.0, math.log(n + 1) / math.log(L0)) for n in range(20)]
     close(found, torch.tensor(expected).double(), atol=1e-6)
     assert found[L0 - 1] == 1.0 < found[L0]  # 7 visible keys are the trained length, the 8th is new
-    free = factors({"name": "log_n", "length": 5, "clip": False}, Places.plain(20))[0]
+    free = factors({"name": "log_n", "length": 5, "clip": False}, TokenPositions.plain(20))[0]
     expected = [math.log(n + 1) / math.log(5) for n in range(20)]
     close(free, torch.tensor(expected, dtype=torch.float64), atol=1e-12)
     assert free[0] == 0
@@ -58,51 +58,55 @@ def test_log_n_counts_the_query_itself_and_starts_at_the_original_length():
 def test_counts_are_of_visible_keys():
     """In a window, behind a cache offset, in packed documents, in padded rows."""
     ssmax = {"name": "ssmax"}
-    inside = factors(ssmax, Places.plain(20), window=4, sinks=2)[0].exp()
+    inside = factors(ssmax, TokenPositions.plain(20), window=4, sinks=2)[0].exp()
     close(inside, torch.tensor([1.0, 2, 3, 4, 5] + [6] * 15).double(), atol=1e-9)
-    close(factors(ssmax, Places.plain(3, offset=9))[0].exp(), torch.tensor([10.0, 11, 12]).double(), 1e-9)
+    close(
+        factors(ssmax, TokenPositions.plain(3, offset=9))[0].exp(),
+        torch.tensor([10.0, 11, 12]).double(),
+        1e-9,
+    )
     two = factors(ssmax, packed([[2, 3]]))[0].exp()
     close(two, torch.tensor([1.0, 2, 1, 2, 3]).double(), atol=1e-9)
-    ragged = factors(ssmax, Places.left_padded([4, 2], 4)).exp()
+    ragged = factors(ssmax, TokenPositions.left_padded([4, 2], 4)).exp()
     close(ragged[1, 2:], torch.tensor([1.0, 2]).double(), atol=1e-9)
 
 
 def test_published_temperatures():
-    places, n = Places.plain(40_000), torch.arange(40_000)
+    positions, n = TokenPositions.plain(40_000), torch.arange(40_000)
     llama4 = torch.log1p(torch.floor((n.double() + 1.0) / 8192)) * 0.1 + 1.0  # modeling_llama4's line
-    close(factors({"name": "llama4"}, places)[0], llama4, atol=1e-12)
+    close(factors({"name": "llama4"}, positions)[0], llama4, atol=1e-12)
     theirs = get_llama_4_attn_scale(n[None].double(), 0.1, 16)[0, 0, :, 0]
-    close(factors({"name": "ministral3", "length": 16}, places)[0], theirs, atol=1e-12)
+    close(factors({"name": "ministral3", "length": 16}, positions)[0], theirs, atol=1e-12)
     theirs = compute_attention_scaling(n[None])[0, 0, :, 0].double()
-    close(factors({"name": "power"}, places)[0], theirs, atol=1e-6)
+    close(factors({"name": "power"}, positions)[0], theirs, atol=1e-6)
     inkling = 1 + 0.1 * torch.log(torch.clamp((n.double() + 1) / 128, min=1.0))
-    close(factors({"name": "inkling", "length": 128}, places)[0], inkling, atol=1e-12)
+    close(factors({"name": "inkling", "length": 128}, positions)[0], inkling, atol=1e-12)
 
 
 def test_the_stretch_temperature_follows_each_rows_declared_length():
-    found = factors({"name": "stretch"}, Places.left_padded([28, 7, 3], 28))
+    found = factors({"name": "stretch"}, TokenPositions.left_padded([28, 7, 3], 28))
     expected = [[1 + 0.412 * math.log(4)], [1.0], [1.0]]
     close(found, torch.tensor(expected, dtype=torch.float64), atol=1e-12)
-    assert build({"name": "none", "temperature": {"name": "stretch"}}).follows_length
+    assert build({"name": "none", "temperature": {"name": "stretch"}}).depends_on_length
 
 
-@pytest.mark.parametrize("scheme", ["rope", "none"])
+@pytest.mark.parametrize("scheme", ["rope", "none", "path"])
 @torch.no_grad()
 def test_a_temperature_multiplies_the_scores(scheme):
     """A fixed factor equals query weights scaled by it; a learned head factor does so head by head."""
-    tokens, places = ids(2, T), Places.plain(T)
+    tokens, positions = ids(2, T), TokenPositions.plain(T)
     plain = build({"name": scheme})
     fixed = torch.full((H,), 1.7, dtype=torch.float64)
     for temperature, scale in (({"name": "fixed", "value": 1.7}, fixed), ({"name": "head"}, None)):
-        tempered = build({"name": scheme, "temperature": temperature})
-        state = {k: v.clone() for k, v in tempered.state_dict().items()}
+        scaled = build({"name": scheme, "temperature": temperature})
+        state = {k: v.clone() for k, v in scaled.state_dict().items()}
         for i in range(len(plain.layers)):
             factor = scale if scale is not None else state.pop(f"layers.{i}.attention.position.scale")
             key = f"layers.{i}.attention.wq.weight"
             state[key] = (state[key].unflatten(0, (H, D)) * factor[:, None, None]).flatten(0, 1)
         plain.load_state_dict(state)
-        close(tempered(tokens, places), plain(tokens, places))
-        assert (plain(tokens, places) - build({"name": scheme})(tokens, places)).abs().max() > 1e-3
+        close(scaled(tokens, positions), plain(tokens, positions))
+        assert (plain(tokens, positions) - build({"name": scheme})(tokens, positions)).abs().max() > 1e-3
 
 
 @torch.no_grad()
@@ -118,8 +122,8 @@ def test_constant_factors_of_heads_are_learned_ones_held_fixed():
     check_override(settings_of({"name": "none"}), settings_of(given))
     fixed = build(given)
     fixed.load_state_dict({k: v for k, v in state.items() if not k.endswith("position.scale")})
-    close(fixed(ids(2, T), Places.plain(T)), learned(ids(2, T), Places.plain(T)), atol=1e-6)
-    with pytest.raises(ModelError, match="6 heads need 6 factors, got 2"):
+    close(fixed(ids(2, T), TokenPositions.plain(T)), learned(ids(2, T), TokenPositions.plain(T)), atol=1e-6)
+    with pytest.raises(ModelError, match=r"temperature\.value .*\(6\), got 2"):
         build({"name": "none", "temperature": {"name": "fixed", "value": [1.0, 2.0]}})
 
 
@@ -130,7 +134,7 @@ def test_a_bias_is_not_tempered():
     b = build("alibi", layers=1)
     for model in (a, b):
         model.layers[0].attention.wq.weight.zero_()
-    close(a(ids(2, T), Places.plain(T)), b(ids(2, T), Places.plain(T)))
+    close(a(ids(2, T), TokenPositions.plain(T)), b(ids(2, T), TokenPositions.plain(T)))
 
 
 @pytest.mark.parametrize("kernel", ["auto", "dense", "flex"])
@@ -139,10 +143,10 @@ def test_a_sink_logit_is_gpt_oss_column_without_value(kernel):
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(2, n, T, 8, generator=generator).double() for n in (H, G, G))
     sinks = torch.randn(H, generator=generator).double() * 2
-    places = Places.plain(T)
+    positions = TokenPositions.plain(T)
     for window in (None, 5):
-        span = Span(places, places, places, 2, H, torch.device("cpu"), window=window)
-        found = attend([View(q, k, span.pairs())], v, 0.4, kernel, sinks)
+        context = AttentionContext(positions, positions, positions, 2, H, torch.device("cpu"), window=window)
+        found = attend([AttentionView(q, k, context.pairs())], v, 0.4, kernel, sinks)
 
         class Layer(torch.nn.Module):
             num_key_value_groups = H // G
@@ -160,9 +164,9 @@ def test_a_sink_logit_is_gpt_oss_column_without_value(kernel):
 def test_a_zero_sink_is_softmax_plus_one_and_softmax_by_the_lse():
     """softmax with a sink σ = softmax · sigmoid(lse − σ), published with gpt-oss."""
     q, k, v = (torch.randn(1, H, T, 8).double() for _ in range(3))
-    places = Places.plain(T)
-    span = Span(places, places, places, 1, H, torch.device("cpu"))
-    views = [View(q, k, span.pairs())]
+    positions = TokenPositions.plain(T)
+    context = AttentionContext(positions, positions, positions, 1, H, torch.device("cpu"))
+    views = [AttentionView(q, k, context.pairs())]
     logits = (q @ k.mT).masked_fill(torch.ones(T, T).triu(1).bool(), -math.inf)
     lse = logits.logsumexp(-1, keepdim=True)
     expected = (logits.softmax(-1) * torch.sigmoid(lse)) @ v
@@ -175,11 +179,11 @@ def test_a_zero_sink_is_softmax_plus_one_and_softmax_by_the_lse():
 def test_views_merge_by_their_log_sum_exp_in_flex():
     """Also where a view has no pair at all for some queries, and with a sink beside them."""
     q, k, v = (torch.randn(2, n, T, 8).double() for n in (H, G, G))
-    places = Places.plain(T)
-    span = Span(places, places, places, 2, H, torch.device("cpu"))
-    near = span.pairs(rule=lambda b, h, i, j: i - j < 4)
-    far = span.pairs(rule=lambda b, h, i, j: i - j >= 4)
-    views = [View(q, k, near), View(0.5 * q, k, far)]
+    positions = TokenPositions.plain(T)
+    context = AttentionContext(positions, positions, positions, 2, H, torch.device("cpu"))
+    near = context.pairs(mask_mod=lambda b, h, i, j: i - j < 4)
+    far = context.pairs(mask_mod=lambda b, h, i, j: i - j >= 4)
+    views = [AttentionView(q, k, near), AttentionView(0.5 * q, k, far)]
     for sink in (None, torch.randn(H).double()):
         slow = attend(views, v, 0.4, "dense", sink)
         assert torch.isfinite(slow).all()
@@ -193,24 +197,26 @@ def test_a_window_with_sinks_reads_its_keys_and_no_other(scheme):
     """One layer: the query at t reads tokens 0 ... sinks − 1 of its document and t − w + 1 ... t."""
     model = build({"name": scheme, "window": 4, "sinks": 2}, layers=1)
     t = T - 2
-    for places, first in (
-        (Places.plain(T), 0),
-        (row_of(Places.left_padded([T - 3, T], T), 0), 3),
+    for positions, first in (
+        (TokenPositions.plain(T), 0),
+        (row_of(TokenPositions.left_padded([T - 3, T], T), 0), 3),
         (packed([[5, T - 5]]), 5),
     ):
         tokens = ids(1, T)
-        whole = model(tokens, places)[0, t]
+        whole = model(tokens, positions)[0, t]
         for at in range(first, T - 1):
             changed = tokens.clone()
             changed[0, at] = (changed[0, at] + 1) % 37
-            moved = (model(changed, places)[0, t] - whole).abs().max()
-            assert (moved > 1e-9) == (at - first < 2 or t - 4 < at <= t), f"{places.layout}: token {at}"
+            moved = (model(changed, positions)[0, t] - whole).abs().max()
+            assert (moved > 1e-9) == (at - first < 2 or t - 4 < at <= t), f"{positions.layout}: token {at}"
 
 
 @torch.no_grad()
 def test_sinks_change_nothing_while_the_window_holds_everything():
-    tokens, places = ids(2, T), Places.plain(T)
-    close(build({"name": "rope", "window": T, "sinks": 3})(tokens, places), build("rope")(tokens, places))
+    tokens, positions = ids(2, T), TokenPositions.plain(T)
+    close(
+        build({"name": "rope", "window": T, "sinks": 3})(tokens, positions), build("rope")(tokens, positions)
+    )
 
 
 ILLEGAL = [

@@ -8,8 +8,8 @@ import math
 import pytest
 import torch
 
-from model import SCHEMES, Places, Transformer
-from model.position import Geometry, Position, Span
+from model import SCHEMES, TokenPositions, Transformer
+from model.position import AttentionContext, HeadGeometry, PositionalScheme
 from tests.model.alone import doubles
 from tests.model.spelled import (
     LAYOUTS,
@@ -28,7 +28,7 @@ from tests.model.spelled import (
 from tests.model.zoo import G, H, V, close, ids, settings_of
 
 
-def reflected(scheme: Position):
+def reflected(scheme: PositionalScheme):
     """Logits by the product of the matrices between query and key."""
 
     def logits_of(x, q, k):
@@ -54,13 +54,13 @@ def reflected(scheme: Position):
 @layouts
 def test_path_multiplies_the_reflections_between_query_and_key(layout, window, monkeypatch):
     """Values and gradients, with every query at once, and with few queries and keys to a block and chunk."""
-    scheme, places = scheme_of("path"), LAYOUTS[layout]
-    expected = real(places, by_documents(places, reflected(scheme), window))
+    scheme, positions = scheme_of("path"), LAYOUTS[layout]
+    expected = real(positions, by_documents(positions, reflected(scheme), window))
     slow = torch.autograd.grad(expected.square().sum(), list(scheme.parameters()))
     for kernel, queries, keys in (("dense", 256, 128), ("auto", 256, 128), ("auto", 4, 3), ("auto", 3, 128)):
         monkeypatch.setattr("model.kernels.QUERY_BLOCK", queries)
         monkeypatch.setattr("model.position.path.CHUNK", keys)
-        found = real(places, output_of(scheme, places, kernel, window))
+        found = real(positions, output_of(scheme, positions, kernel, window))
         close(found, expected, atol=1e-11)
         fast = torch.autograd.grad(found.square().sum(), list(scheme.parameters()))
         for a, b in zip(fast, slow, strict=True):
@@ -78,7 +78,7 @@ def test_path_without_strength_is_nope():
         close(real(layout, output_of(scheme, layout, "auto")), real(layout, plain), atol=1e-12)
 
 
-def angles_of_selective_rope(scheme: Position, theta: float):
+def angles_of_selective_rope(scheme: PositionalScheme, theta: float):
     def logits_of(x, q, k):
         z = convolved(x, scheme.down, scheme.up, scheme.conv).unflatten(-1, (G, D // 2))
         angle, total = [], torch.zeros(G, D // 2, dtype=torch.float64)
@@ -90,7 +90,7 @@ def angles_of_selective_rope(scheme: Position, theta: float):
     return logits_of
 
 
-def angles_of_carope(scheme: Position):
+def angles_of_carope(scheme: PositionalScheme):
     def logits_of(x, q, k):
         angle = torch.zeros(H, len(x), D // 2, dtype=torch.float64)
         for h, n, i in itertools.product(range(H), range(len(x)), range(D // 2)):
@@ -106,47 +106,47 @@ def angles_of_carope(scheme: Position):
 @layouts
 @torch.no_grad()
 def test_selective_rope_turns_by_the_convolved_projections_added_up(layout):
-    scheme, places = scheme_of("selective_rope", theta=900.0, rank=5), LAYOUTS[layout]
-    expected = by_documents(places, angles_of_selective_rope(scheme, 900.0))
+    scheme, positions = scheme_of("selective_rope", theta=900.0, rank=5), LAYOUTS[layout]
+    expected = by_documents(positions, angles_of_selective_rope(scheme, 900.0))
     for kernel in ("auto", "dense"):
-        close(real(places, output_of(scheme, places, kernel)), real(places, expected), atol=1e-11)
+        close(real(positions, output_of(scheme, positions, kernel)), real(positions, expected), atol=1e-11)
 
 
 @pytest.mark.parametrize("start", ["rope", "paper"])
 @layouts
 @torch.no_grad()
 def test_carope_turns_by_powers_of_what_each_token_says(layout, start):
-    scheme, places = scheme_of("carope", start=start), LAYOUTS[layout]
-    expected = by_documents(places, angles_of_carope(scheme))
-    close(real(places, output_of(scheme, places, "auto")), real(places, expected), atol=1e-11)
+    scheme, positions = scheme_of("carope", start=start), LAYOUTS[layout]
+    expected = by_documents(positions, angles_of_carope(scheme))
+    close(real(positions, output_of(scheme, positions, "auto")), real(positions, expected), atol=1e-11)
 
 
 @torch.no_grad()
 def test_carope_starts_as_rope_and_is_rope_where_every_f_is_the_same():
-    theta, tokens, places = 700.0, ids(2, S), Places.plain(S)
+    theta, tokens, positions = 700.0, ids(2, S), TokenPositions.plain(S)
     carope = Transformer(settings_of({"name": "carope", "theta": theta}), V, S).initialise(4).double()
     rope = Transformer(settings_of({"name": "rope", "theta": theta}), V, S).initialise(4).double()
-    expected = rope(tokens, places)
-    close(carope(tokens, places), expected, atol=1e-5)  # b is a float32 number
+    expected = rope(tokens, positions)
+    close(carope(tokens, positions), expected, atol=1e-5)  # b is a float32 number
     for scheme in carope.position.values():
-        features = carope.settings.features
+        features = carope.settings.head_dim
         scheme.bias.fill_(math.log(math.exp(theta ** (2 / features) - 1) - 1))
-    close(carope(tokens, places), expected, atol=1e-10)
+    close(carope(tokens, positions), expected, atol=1e-10)
     moved = Transformer(settings_of({"name": "carope", "start": "paper"}), V, S).initialise(4).double()
-    assert (moved(tokens, places) - expected).abs().max() > 1e-3
+    assert (moved(tokens, positions) - expected).abs().max() > 1e-3
 
 
 def test_without_a_bias_carope_is_not_rope():
     """w = 0 gives f = 0.5906; RoPE of base 10,000 needs 0.7499 at D = 64."""
     settings, kind = SCHEMES["carope"]
-    x, places = normal(1, 2, C), Places.plain(2)
+    x, positions = normal(1, 2, C), TokenPositions.plain(2)
     for start, expected in (("paper", 0.5906), ("rope", 0.7499)):
-        scheme = kind(settings(start=start), Geometry(C, 2, 64, S, S)).double()
+        scheme = kind(settings(start=start), HeadGeometry(C, 2, 64, S, S, 2)).double()
         scheme.initialise(torch.Generator().manual_seed(0), 1.0)
         with torch.no_grad():
             scheme.weight.zero_()
-            span = Span(places, places, places, 1, 2, x.device)
-            angles = scheme.plan(span).note(x, None)[0, 0].unflatten(0, (2, 32))
+            context = AttentionContext(positions, positions, positions, 1, 2, x.device)
+            angles = scheme.plan(context).compute_extras(x, None)[0, 0].unflatten(0, (2, 32))
         close(angles[:, 0], torch.ones(2).double())  # f⁰
         assert angles[:, 1].tolist() == pytest.approx([expected] * 2, abs=5e-5)
         close(angles[:, 31], angles[:, 1] ** 31, atol=1e-12)
@@ -155,11 +155,11 @@ def test_without_a_bias_carope_is_not_rope():
 def test_running_angles_keep_their_precision_far_out():
     """CARoPE's first pair turns by exactly one radian a token, in float32 and after 60,000 tokens too."""
     count, (settings, kind) = 60_000, SCHEMES["carope"]
-    scheme, places = kind(settings(), Geometry(C, 1, D, S, S)), Places.plain(count)
+    scheme, positions = kind(settings(), HeadGeometry(C, 1, D, S, S, 1)), TokenPositions.plain(count)
     scheme.initialise(torch.Generator().manual_seed(0), 1.0)
     with torch.no_grad():
-        span = Span(places, places, places, 1, 1, torch.device("cpu"))
-        angles = scheme.plan(span).note(normal(1, count, C).float(), None)
+        context = AttentionContext(positions, positions, positions, 1, 1, torch.device("cpu"))
+        angles = scheme.plan(context).compute_extras(normal(1, count, C).float(), None)
     assert angles.dtype == torch.float32
     for n in (0, 9, count - 1):
         assert math.cos(float(angles[0, n, 0])) == pytest.approx(math.cos(n + 1), abs=1e-6)

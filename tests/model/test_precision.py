@@ -8,18 +8,18 @@ import math
 import pytest
 import torch
 
-from model import Places
+from model import TokenPositions
+from model.attention_mask import AttentionMask, AttentionView, CausalBand
 from model.kernels import attend
-from model.pairs import Band, Pairs, View
-from model.position.table import Table
+from model.position.table import LookupTable
 from tests.model.zoo import CASES, T, build, close, ids, reach_of, schemes_of
 
 FAR = 1_000_000
 
 
-def far_places(tokens: int, start: int) -> Places:
-    here = Places.plain(tokens)
-    return Places(
+def far_places(tokens: int, start: int) -> TokenPositions:
+    here = TokenPositions.plain(tokens)
+    return TokenPositions(
         here.order,
         here.position + start,
         here.document,
@@ -56,10 +56,10 @@ def test_angles_at_a_million_against_exact_arithmetic():
 def test_tables_are_immune_to_casts_of_the_module(case):
     model = build(case, dtype=torch.float32)
     length = reach_of(model)
-    before = [scheme.tables(Places.plain(length), torch.float32) for scheme in schemes_of(model)]
+    before = [scheme.tables(TokenPositions.plain(length), torch.float32) for scheme in schemes_of(model)]
     for cast in (lambda m: m.to(torch.bfloat16), lambda m: m.half(), lambda m: m.float()):
         cast(model)
-        after = [scheme.tables(Places.plain(length), torch.float32) for scheme in schemes_of(model)]
+        after = [scheme.tables(TokenPositions.plain(length), torch.float32) for scheme in schemes_of(model)]
         for old, new in zip(before, after, strict=True):
             for a, b in zip(old, new, strict=True):
                 close(a, b, atol=0)
@@ -74,10 +74,10 @@ def test_a_bfloat16_model_is_a_rounded_float64_one_also_far_out(case):
     length = reach_of(half)
     tokens = ids(2, length)
     for start in (0, 4096) if half.limit is None else (0,):
-        places = far_places(length, start)
-        out = half(tokens, places)
+        positions = far_places(length, start)
+        out = half(tokens, positions)
         assert out.dtype == torch.bfloat16
-        off = (out.double() - exact(tokens, places)).abs()
+        off = (out.double() - exact(tokens, positions)).abs()
         assert off.mean() < 0.03 and off.max() < 0.3, (
             f"at {start}: mean {off.mean():.3f}, max {off.max():.3f}"
         )
@@ -87,9 +87,9 @@ def test_a_bfloat16_model_is_a_rounded_float64_one_also_far_out(case):
 def test_autocast_keeps_the_loss_in_float32_and_near(case):
     model = build(case, dtype=torch.float32)
     tokens = ids(2, 11)
-    exact = model(tokens, Places.plain(11), targets=tokens.flip(1))
+    exact = model(tokens, TokenPositions.plain(11), targets=tokens.flip(1))
     with torch.autocast("cpu", torch.bfloat16):
-        loss = model(tokens, Places.plain(11), targets=tokens.flip(1))
+        loss = model(tokens, TokenPositions.plain(11), targets=tokens.flip(1))
     assert loss.dtype == torch.float32
     close(loss.detach(), exact.detach(), atol=0.3)
     loss.mean().backward()
@@ -99,19 +99,19 @@ def test_autocast_keeps_the_loss_in_float32_and_near(case):
 @pytest.mark.parametrize("layout", ["distance", "elementwise"])
 def test_autocast_leaves_biases_of_far_distances_apart(layout):
     queries, keys = 1, 700
-    band = Band(keys - queries) if layout == "distance" else None
+    band = CausalBand(keys - queries) if layout == "distance" else None
 
     def bias(b, h, i, j):
         return (i + keys - queries - j) * -1.0
 
-    pairs = Pairs(
+    pairs = AttentionMask(
         batch=1,
         heads=1,
         queries=queries,
         keys=keys,
         device=torch.device("cpu"),
         # The keys 511 to 514 back: bfloat16 holds every fourth number there.
-        rule=lambda b, h, i, j: (keys - 1 - j >= 511) & (keys - 1 - j <= 514),
+        mask_mod=lambda b, h, i, j: (keys - 1 - j >= 511) & (keys - 1 - j <= 514),
         separation=lambda b, i, j: i + keys - queries - j,
         bias=bias,
         band=band,
@@ -124,13 +124,13 @@ def test_autocast_leaves_biases_of_far_distances_apart(layout):
     v = zeros.clone()
     v[0, 0, [keys - 1 - d for d in range(511, 515)], range(4)] = 1.0  # feature n tells the weight of 511 + n
     with torch.autocast("cpu", torch.bfloat16):
-        out = attend([View(zeros[:, :, :queries], zeros, pairs)], v, 1.0, "blocks")
+        out = attend([AttentionView(zeros[:, :, :queries], zeros, pairs)], v, 1.0, "blocks")
     expected = torch.tensor([0.0, -1.0, -2.0, -3.0]).softmax(0)
     close(out[0, 0, 0, :4].float(), expected, atol=5e-3)
 
 
 def test_a_table_grows_and_keeps_its_rows():
-    table = Table(lambda n: (n[..., None] * torch.tensor([1.0, 0.5], dtype=torch.float64),))
+    table = LookupTable(lambda n: (n[..., None] * torch.tensor([1.0, 0.5], dtype=torch.float64),))
     here = torch.tensor([[3, 0]])
     (first,) = table.look_up(here, 4, torch.float64)
     (far,) = table.look_up(torch.tensor([[4999]]), 5000, torch.float64)
@@ -143,7 +143,7 @@ def test_a_table_grows_and_keeps_its_rows():
 
 
 def test_real_positions_get_rows_of_their_own():
-    table = Table(lambda n: (n * 2,))
+    table = LookupTable(lambda n: (n * 2,))
     found = table.look_up(torch.tensor([[0.25, 7.5]]), 8, torch.float32)[0]
     close(found, torch.tensor([[0.5, 15.0]]), atol=0)
 
@@ -153,12 +153,12 @@ def test_real_positions_get_rows_of_their_own():
 def test_real_positions_halve_the_angles_of_integer_ones(case):
     """Positions n/2 under real-valued ids equal even positions n at half the speed, where that is defined."""
     model = build(case)
-    tokens, plain = ids(2, T), Places.plain(T)
-    real = Places(
+    tokens, plain = ids(2, T), TokenPositions.plain(T)
+    real = TokenPositions(
         plain.order, plain.position.double(), plain.document, "plain", T, plain.lengths, unit_steps=True
     )
     close(model(tokens, real), model(tokens, plain))
-    halves = Places(
+    halves = TokenPositions(
         plain.order, plain.position / 2, plain.document, "plain", T, plain.lengths, unit_steps=False
     )
     moved = (model(tokens, halves) - model(tokens, plain)).abs().max()
@@ -174,8 +174,8 @@ def test_real_positions_halve_the_angles_of_integer_ones(case):
 def test_autocast_reaches_normed_heads_without_a_slow_path_warning():
     model = build("rope", qk_norm=True).float()
     tokens = ids(2, T)
-    exact = model(tokens, Places.plain(T), targets=tokens)
+    exact = model(tokens, TokenPositions.plain(T), targets=tokens)
     with torch.autocast("cpu", torch.bfloat16):  # a warning is an error here
-        near = model(tokens, Places.plain(T), targets=tokens)
+        near = model(tokens, TokenPositions.plain(T), targets=tokens)
     assert near.dtype == torch.float32
     assert 0 < (near - exact).abs().max() < 0.1

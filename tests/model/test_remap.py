@@ -10,19 +10,19 @@ import math
 import pytest
 import torch
 
-from model import Cache, ModelError, Places, check_override
+from model import Cache, ModelError, TokenPositions, check_override
 from model.kernels import attend
 from tests.model.dense_remap import (
     L0,
     D,
     T,
+    context_of,
     dense,
     drawn,
     matrix_of,
     refused,
     scheme_of,
     shown_by,
-    span_of,
     through,
 )
 from tests.model.zoo import build, close, ids, packed, settings_of
@@ -74,7 +74,7 @@ every_case = pytest.mark.parametrize("case", CASES)
 def test_every_score_is_that_of_the_distance_shown(case, kernel):
     remap, distance = CASES[case]
     q, k, v = drawn(T)
-    found = through(scheme_of(remap), Places.plain(T), q, k, v, kernel)
+    found = through(scheme_of(remap), TokenPositions.plain(T), q, k, v, kernel)
     close(found, dense(q, k, v, matrix_of(list(range(T)), distance)))
 
 
@@ -87,9 +87,9 @@ def test_the_last_queries_over_keys_written_in_pieces(case):
     forms, start = [], 0
     for size in (7, 1, 9, 6):
         stop = start + size
-        new = Places.plain(size, offset=start, length=T)
-        keys = Places.plain(stop, length=T)
-        plan = scheme.plan(span_of(scheme, new, keys, queries=min(size, 4)))
+        new = TokenPositions.plain(size, offset=start, length=T)
+        keys = TokenPositions.plain(stop, length=T)
+        plan = scheme.plan(context_of(scheme, new, keys, queries=min(size, 4)))
         forms.append(plan.write(k[:, :, start:stop]))
         asked = slice(stop - min(size, 4), stop)
         found = attend(plan.read(q[:, :, asked], torch.cat(forms, dim=2)), v[:, :, :stop], D**-0.5)
@@ -105,7 +105,7 @@ def test_layouts_and_features_that_are_not_rotated(case, layout, features, fract
     scheme = scheme_of(remap, features=features, layout=layout, fraction=fraction)
     q, k, v = drawn(T, features)
     expected = dense(q, k, v, matrix_of(list(range(T)), distance), rotated=rotated, layout=layout)
-    close(through(scheme, Places.plain(T), q, k, v), expected)
+    close(through(scheme, TokenPositions.plain(T), q, k, v), expected)
 
 
 @every_case
@@ -117,8 +117,10 @@ def test_real_and_skipping_positions(case):
         position = torch.tensor([numbers], dtype=kind)
         order = torch.arange(T)[None]
         reach = math.ceil(numbers[-1]) + 1
-        places = Places(order, position, torch.zeros_like(order), "plain", reach, (T,), unit_steps=False)
-        close(through(scheme, places, q, k, v), dense(q, k, v, matrix_of(numbers, distance)))
+        positions = TokenPositions(
+            order, position, torch.zeros_like(order), "plain", reach, (T,), unit_steps=False
+        )
+        close(through(scheme, positions, q, k, v), dense(q, k, v, matrix_of(numbers, distance)))
 
 
 @every_case
@@ -138,10 +140,10 @@ def test_packed_documents_and_documents_of_other_lengths(case):
 def test_rows_of_different_declared_lengths_have_their_own_factor():
     scheme = scheme_of({"name": "leaky_rerope", "factor": "auto", "distance": 6})
     q, k, v = drawn(T)
-    places = Places.left_padded([T, T], T, lengths=[T, 61])
+    positions = TokenPositions.left_padded([T, T], T, lengths=[T, 61])
     shown = torch.cat([matrix_of(list(range(T)), leaky(6, s)) for s in ((T - 6) / 10, 55 / 10)])
-    close(through(scheme, places, q, k, v), dense(q, k, v, shown))
-    assert scheme.follows_length and not scheme_of({"name": "leaky_rerope"}).follows_length
+    close(through(scheme, positions, q, k, v), dense(q, k, v, shown))
+    assert scheme.depends_on_length and not scheme_of({"name": "leaky_rerope"}).depends_on_length
 
 
 def test_auto_shows_the_trained_length_and_never_less_than_one():
@@ -159,9 +161,9 @@ def test_remaps_come_before_frequencies_and_share_their_amplitude(case):
     q, k, v = drawn(T)
     shown = matrix_of(list(range(T)), distance)
     scheme = scheme_of(remap, scaling={"name": "linear", "factor": 2.5})
-    close(through(scheme, Places.plain(T), q, k, v), dense(q, k, v, shown / 2.5))
+    close(through(scheme, TokenPositions.plain(T), q, k, v), dense(q, k, v, shown / 2.5))
     scheme = scheme_of(remap, scaling={"name": "yarn", "factor": 1.0, "attention_factor": 1.3})
-    close(through(scheme, Places.plain(T), q, k, v), dense(q * 1.3, k * 1.3, v, shown))
+    close(through(scheme, TokenPositions.plain(T), q, k, v), dense(q * 1.3, k * 1.3, v, shown))
 
 
 def test_the_amplitude_of_the_dual_chunk_code():
@@ -171,11 +173,11 @@ def test_the_amplitude_of_the_dual_chunk_code():
     shown = matrix_of(list(range(T)), distance)
     for length, amplitude in ((64, 0.05 * math.log(4) + 1), (T, 0.05 * math.log(T / 16) + 1)):
         expected = dense(q * amplitude, k * amplitude, v, shown)
-        close(through(scheme, Places.plain(T, length=length), q, k, v), expected)
-    assert scheme.follows_length and not scheme_of(remap).follows_length
+        close(through(scheme, TokenPositions.plain(T, length=length), q, k, v), expected)
+    assert scheme.depends_on_length and not scheme_of(remap).depends_on_length
     q, k, v = drawn(L0)
     shown = matrix_of(list(range(L0)), distance)
-    close(through(scheme, Places.plain(L0), q, k, v), dense(q, k, v, shown))
+    close(through(scheme, TokenPositions.plain(L0), q, k, v), dense(q, k, v, shown))
 
 
 def test_self_extend_as_drawn_in_the_paper():
@@ -243,7 +245,9 @@ def test_plain_rope_while_distances_are_short_and_no_longer(remap, tokens):
     ours, plain = build({"name": "rope", "remap": remap}), build("rope")
     for count in range(1, 14):
         text = ids(2, count)
-        apart = (ours(text, Places.plain(count)) - plain(text, Places.plain(count))).abs().max()
+        apart = (
+            (ours(text, TokenPositions.plain(count)) - plain(text, TokenPositions.plain(count))).abs().max()
+        )
         assert (apart < 1e-10) == (tokens is None or count <= tokens), count
 
 
@@ -298,6 +302,6 @@ def test_unknown_keys_and_values_out_of_range(remap):
 def test_a_cache_does_not_go_on_under_another_declared_length():
     model = build({"name": "rope", "remap": {"name": "dual_chunk", "mscale": True}})
     cache = Cache(model, 1, 12)
-    model(ids(1, 3), Places.plain(3, length=12), cache=cache)
+    model(ids(1, 3), TokenPositions.plain(3, length=12), cache=cache)
     with pytest.raises(ModelError, match="declared length"):
-        model(ids(1, 3), Places.plain(3, offset=3, length=24), cache=cache)
+        model(ids(1, 3), TokenPositions.plain(3, offset=3, length=24), cache=cache)

@@ -5,18 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 
-from model import Places, check_override
+from model import TokenPositions, check_override
 from model.kernels import attend
 from tests.model.dense_remap import (
     D,
     T,
+    context_of,
     dense,
     drawn,
     matrix_of,
     refused,
     scheme_of,
     shown_by,
-    span_of,
     through,
 )
 from tests.model.zoo import build, cached, close, ids, packed, settings_of
@@ -52,7 +52,7 @@ def seen(orders: list[int], window: int = WINDOW, sinks: int = SINKS) -> torch.T
 def test_every_score_is_that_of_the_distance_shown(case, kernel):
     remap, distance = CASES[case]
     (q, k, v), numbers = drawn(T), list(range(T))
-    found = through(scheme_of(remap, **KEPT), Places.plain(T), q, k, v, kernel)
+    found = through(scheme_of(remap, **KEPT), TokenPositions.plain(T), q, k, v, kernel)
     close(found, dense(q, k, v, matrix_of(numbers, distance), seen(numbers)))
 
 
@@ -64,7 +64,7 @@ def test_layouts_and_features_that_are_not_rotated(case, layout, fraction, rotat
     scheme = scheme_of(remap, features=14, layout=layout, fraction=fraction, **KEPT)
     keys = {"rotated": rotated, "layout": layout}
     expected = dense(q, k, v, matrix_of(numbers, distance), seen(numbers), **keys)
-    close(through(scheme, Places.plain(T), q, k, v), expected)
+    close(through(scheme, TokenPositions.plain(T), q, k, v), expected)
 
 
 @every_case
@@ -74,10 +74,10 @@ def test_the_last_query_over_what_is_kept_alone(case):
     scheme, (q, k, v), numbers = scheme_of(remap, **KEPT), drawn(T), list(range(T))
     expected = dense(q, k, v, matrix_of(numbers, distance), seen(numbers))
     kept = [*range(SINKS), *range(T - WINDOW, T)]
-    forms = scheme.plan(span_of(scheme, Places.plain(T))).write(k)[:, :, kept]
+    forms = scheme.plan(context_of(scheme, TokenPositions.plain(T))).write(k)[:, :, kept]
     order = torch.tensor([kept])
-    keys = Places(order, order, torch.zeros_like(order), "plain", T, (T,), unit_steps=False)
-    plan = scheme.plan(span_of(scheme, Places.plain(1, offset=T - 1, length=T), keys))
+    keys = TokenPositions(order, order, torch.zeros_like(order), "plain", T, (T,), unit_steps=False)
+    plan = scheme.plan(context_of(scheme, TokenPositions.plain(1, offset=T - 1, length=T), keys))
     close(attend(plan.read(q[:, :, -1:], forms), v[:, :, kept], D**-0.5), expected[:, :, -1:])
 
 
@@ -104,7 +104,9 @@ def test_streaming_is_full_attention_while_nothing_is_gone_and_no_longer():
     ours, plain = build({"name": "rope", "remap": {"name": "streaming"}, **KEPT}), build("rope")
     for count in range(1, 15):
         text = ids(2, count)
-        apart = (ours(text, Places.plain(count)) - plain(text, Places.plain(count))).abs().max()
+        apart = (
+            (ours(text, TokenPositions.plain(count)) - plain(text, TokenPositions.plain(count))).abs().max()
+        )
         assert (apart < 1e-10) == (count <= SINKS + WINDOW), count
 
 
@@ -112,9 +114,11 @@ def test_streaming_is_full_attention_while_nothing_is_gone_and_no_longer():
 def test_a_limit_that_is_never_reached_leaves_the_window_and_its_sinks():
     ours = build({"name": "rope", "remap": {"name": "lambda", "limit": 18}, **KEPT})
     shape = build({"name": "rope", **KEPT})
-    close(ours(ids(2, 19), Places.plain(19)), shape(ids(2, 19), Places.plain(19)))
+    close(ours(ids(2, 19), TokenPositions.plain(19)), shape(ids(2, 19), TokenPositions.plain(19)))
     nearer = build({"name": "rope", "remap": {"name": "lambda", "limit": 17}, **KEPT})
-    assert (nearer(ids(2, 19), Places.plain(19)) - shape(ids(2, 19), Places.plain(19))).abs().max() > 1e-6
+    assert (
+        nearer(ids(2, 19), TokenPositions.plain(19)) - shape(ids(2, 19), TokenPositions.plain(19))
+    ).abs().max() > 1e-6
 
 
 @every_case
@@ -123,7 +127,7 @@ def test_a_long_text_token_by_token(case):
     """Long enough for the cache to let go of keys several times."""
     model = build({"name": "rope", "remap": CASES[case][0], **KEPT})
     text = ids(2, 47)
-    close(cached(model, text, [1] * 47), model(text, Places.plain(47)))
+    close(cached(model, text, [1] * 47), model(text, TokenPositions.plain(47)))
 
 
 def test_no_distance_shown_goes_past_what_is_kept():
@@ -138,8 +142,8 @@ def test_no_distance_shown_goes_past_what_is_kept():
 @pytest.mark.parametrize("kept", [{}, {"window": 4}])
 def test_a_window_and_sinks_are_asked_for(name, kept):
     text = refused({"name": name}, **kept)
-    assert f"remap '{name}'" in text and "give window and sinks" in text
-    assert "give window as well" in refused({"name": name}, sinks=4)
+    assert f"remap '{name}'" in text and "window and sinks" in text
+    assert "requires a window" in refused({"name": name}, sinks=4)
 
 
 def test_limits_out_of_range():

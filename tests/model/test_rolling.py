@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model import Cache, Places
+from model import Cache, TokenPositions
 from tests.model.zoo import build, close, ids, packed
 
 LONG = 61
@@ -28,21 +28,21 @@ ROLLING = {
 every = pytest.mark.parametrize("case", ROLLING)
 
 
-def piece(places: Places, start: int, stop: int) -> Places:
+def piece(positions: TokenPositions, start: int, stop: int) -> TokenPositions:
     """Tokens start ... stop − 1, as a loop over a prepared batch cuts them."""
     return replace(
-        places,
-        order=places.order[:, start:stop],
-        position=places.position[:, start:stop],
-        document=places.document[:, start:stop],
-        reach=int(places.position[:, :stop].max()) + 1,
+        positions,
+        order=positions.order[:, start:stop],
+        position=positions.position[:, start:stop],
+        document=positions.document[:, start:stop],
+        reach=int(positions.position[:, :stop].max()) + 1,
     )
 
 
-def layouts() -> dict[str, Places]:
+def layouts() -> dict[str, TokenPositions]:
     return {
-        "plain": Places.plain(LONG),
-        "ragged": Places.left_padded([LONG, 4, LONG - 7], LONG),
+        "plain": TokenPositions.plain(LONG),
+        "ragged": TokenPositions.left_padded([LONG, 4, LONG - 7], LONG),
         "packed": packed([[20, LONG - 20], [LONG], [1, 2, 3, 30, LONG - 36]]),
     }
 
@@ -51,20 +51,20 @@ def layouts() -> dict[str, Places]:
 @pytest.mark.parametrize("layout", ["plain", "ragged", "packed"])
 @given(data=st.data())
 def test_any_pieces_give_the_full_pass(case, layout, data):
-    model, tokens, places = build(ROLLING[case]), ids(3, LONG), layouts()[layout]
+    model, tokens, positions = build(ROLLING[case]), ids(3, LONG), layouts()[layout]
     sizes, start, parts = [], 0, []
     while start < LONG:
         size = data.draw(st.one_of(st.just(1), st.integers(1, LONG)), label="tokens of the pass")
         sizes.append(min(size, LONG - start))
         start += sizes[-1]
     with torch.no_grad():
-        whole, cache, start = model(tokens, places), Cache(model, 3, LONG), 0
+        whole, cache, start = model(tokens, positions), Cache(model, 3, LONG), 0
         for size in sizes:
             parts.append(
-                model(tokens[:, start : start + size], piece(places, start, start + size), cache=cache)
+                model(tokens[:, start : start + size], piece(positions, start, start + size), cache=cache)
             )
             start += size
-    real = places.document.expand(3, -1) >= 0
+    real = positions.document.expand(3, -1) >= 0
     close(torch.cat(parts, dim=1)[real], whole[real])
 
 
@@ -74,7 +74,7 @@ def test_memory_stays_bounded_by_the_window(case):
     model, tokens = build(ROLLING[case]), ids(1, 1)
     cache = Cache(model, 1, 4000)
     for n in range(60):
-        model(tokens, Places.plain(1, offset=n, length=4000), cache=cache)
+        model(tokens, TokenPositions.plain(1, offset=n, length=4000), cache=cache)
     for memory, kind in zip(cache.layers, model.settings.layer_kinds, strict=True):
         choice = model.settings.kinds[kind]
         slots = memory._buffers["k"].shape[2]
@@ -86,9 +86,9 @@ def test_memory_stays_bounded_by_the_window(case):
 def test_positions_may_skip_in_a_rolling_cache():
     """Distances come from positions, eviction from order."""
     for case in ("rope-sinks", "alibi-sinks"):
-        model, tokens, plain = build(ROLLING[case]), ids(2, LONG), Places.plain(LONG)
-        places = replace(plain, position=plain.position * 3 + 1, reach=3 * LONG + 1, unit_steps=False)
-        whole, cache, parts = model(tokens, places), Cache(model, 2, LONG), []
+        model, tokens, plain = build(ROLLING[case]), ids(2, LONG), TokenPositions.plain(LONG)
+        positions = replace(plain, position=plain.position * 3 + 1, reach=3 * LONG + 1, unit_steps=False)
+        whole, cache, parts = model(tokens, positions), Cache(model, 2, LONG), []
         for n in range(LONG):
-            parts.append(model(tokens[:, n : n + 1], piece(places, n, n + 1), cache=cache))
+            parts.append(model(tokens[:, n : n + 1], piece(positions, n, n + 1), cache=cache))
         close(torch.cat(parts, dim=1), whole)

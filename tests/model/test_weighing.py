@@ -16,9 +16,9 @@ from transformers.models.bloom.modeling_bloom import _get_alibi_slopes
 from transformers.models.speecht5.modeling_speecht5 import SpeechT5RelativePositionalEncoding
 from transformers.models.xlnet.modeling_xlnet import XLNetRelativeAttention
 
-from model import SCHEMES, Places
+from model import SCHEMES, TokenPositions
 from model.kernels import attend
-from model.position import Geometry, Position, Span
+from model.position import AttentionContext, HeadGeometry, PositionalScheme
 from tests.model.zoo import close, packed
 
 B, H, G, D, C = 2, 6, 3, 8, 21
@@ -26,10 +26,10 @@ S, Q = 11, 7  # keys, and queries where a cache stands before them
 SCALE = D**-0.5
 
 
-def made(name: str, *, initial: bool = False, **keys) -> Position:
+def made(name: str, *, initial: bool = False, **keys) -> PositionalScheme:
     """The scheme alone; unless `initial`, with every parameter drawn large enough to matter."""
     settings, scheme = SCHEMES[name]
-    out = scheme(settings(**keys), Geometry(C, H, D, S, S, G)).double()
+    out = scheme(settings(**keys), HeadGeometry(C, H, D, S, S, G)).double()
     generator = torch.Generator().manual_seed(4)
     out.initialise(generator, 1.0)
     if not initial:
@@ -47,24 +47,28 @@ def tensors(queries: int, seed: int = 0) -> list[Tensor]:
     return [1.5 * q, k, v]
 
 
-def run(scheme: Position, places: Places, q: Tensor, k: Tensor, v: Tensor, kernel: str = "auto") -> Tensor:
+def run(
+    scheme: PositionalScheme, positions: TokenPositions, q: Tensor, k: Tensor, v: Tensor, kernel: str = "auto"
+) -> Tensor:
     """(B, H, Q, D) attention of the last Q places to all of them, under the scheme."""
-    new, s = places.last(q.shape[2]), scheme.settings
+    new, s = positions.last(q.shape[2]), scheme.settings
     tables = scheme.tables(new, torch.float64)
-    span = Span(new, new, places, B, H, torch.device("cpu"), tables, window=s.window, sinks=s.sinks)
-    return attend(scheme.plan(span).read(q, k), v, SCALE, kernel)
+    context = AttentionContext(
+        new, new, positions, B, H, torch.device("cpu"), tables, window=s.window, sinks=s.sinks
+    )
+    return attend(scheme.plan(context).read(q, k), v, SCALE, kernel)
 
 
-def skipping() -> Places:
+def skipping() -> TokenPositions:
     """Plain rows whose positions skip, each row its own."""
-    plain = Places.plain(S)
+    plain = TokenPositions.plain(S)
     position = torch.stack([plain.order[0] * 2, (plain.order[0] ** 2) // 3])
     return replace(plain, position=position, reach=int(position.max()) + 1, unit_steps=False)
 
 
 LAYOUTS = {
-    "plain": lambda: Places.plain(S),
-    "ragged": lambda: Places.left_padded([S, S - 3], S),
+    "plain": lambda: TokenPositions.plain(S),
+    "ragged": lambda: TokenPositions.left_padded([S, S - 3], S),
     "packed": lambda: packed([[3, S - 3], [6, S - 6]]),
     "skipping": skipping,
 }
@@ -72,8 +76,10 @@ every_layout = pytest.mark.parametrize("layout", LAYOUTS)
 windows = pytest.mark.parametrize("window", [{}, {"window": 4}, {"window": 3, "sinks": 2}], ids=str)
 
 
-def seen_by(places: Places, b: int, me: int, window: int | None = None, sinks: int = 0) -> list[int]:
-    order, document = places.order.expand(B, -1)[b], places.document.expand(B, -1)[b]
+def seen_by(
+    positions: TokenPositions, b: int, me: int, window: int | None = None, sinks: int = 0
+) -> list[int]:
+    order, document = positions.order.expand(B, -1)[b], positions.document.expand(B, -1)[b]
     return [
         j
         for j in range(S)
@@ -88,17 +94,19 @@ def softmax(logits: list[float]) -> list[float]:
     return [w / sum(weights) for w in weights]
 
 
-def by_loops(weigh, places: Places, q: Tensor, k: Tensor, v: Tensor, values=None, **window) -> Tensor:
+def by_loops(
+    weigh, positions: TokenPositions, q: Tensor, k: Tensor, v: Tensor, values=None, **window
+) -> Tensor:
     """weigh(head, query, keys, distances) gives the weights of one query's visible keys; values(distance)
     is added to a value."""
     out, queries = torch.zeros_like(q), q.shape[2]
-    position = places.position.expand(B, -1)
+    position = positions.position.expand(B, -1)
     for b in range(B):
         for i in range(queries):
             me = S - queries + i
-            if places.document.expand(B, -1)[b, me] < 0:
+            if positions.document.expand(B, -1)[b, me] < 0:
                 continue
-            keys = seen_by(places, b, me, **window)
+            keys = seen_by(positions, b, me, **window)
             away = [int(position[b, me] - position[b, j]) for j in keys]
             for h in range(H):
                 g = h // (H // G)
@@ -108,12 +116,12 @@ def by_loops(weigh, places: Places, q: Tensor, k: Tensor, v: Tensor, values=None
     return out
 
 
-def real(places: Places, queries: int) -> Tensor:
-    return places.document.expand(B, -1)[:, S - queries :] >= 0  # (B, Q)
+def real(positions: TokenPositions, queries: int) -> Tensor:
+    return positions.document.expand(B, -1)[:, S - queries :] >= 0  # (B, Q)
 
 
-def agree(found: Tensor, expected: Tensor, places: Places) -> None:
-    keep = real(places, found.shape[2])
+def agree(found: Tensor, expected: Tensor, positions: TokenPositions) -> None:
+    keep = real(positions, found.shape[2])
     close(found.transpose(1, 2)[keep], expected.transpose(1, 2)[keep], atol=1e-12)
 
 
@@ -127,7 +135,7 @@ def sigmoid(x: float) -> float:
 @torch.no_grad()
 def test_cope_against_two_loops(gate, layout, window):
     """Counts of visible keys only; four rows, so that many counts are clamped and many are not."""
-    scheme, places = made("cope", positions=4, gate=gate, **window), LAYOUTS[layout]()
+    scheme, positions = made("cope", positions=4, gate=gate, **window), LAYOUTS[layout]()
     rows, clamped = scheme.weight, []
 
     def weigh(h, q, keys, away):
@@ -142,7 +150,7 @@ def test_cope_against_two_loops(gate, layout, window):
         return softmax(logits)
 
     tensor = tensors(Q)
-    agree(run(scheme, places, *tensor), by_loops(weigh, places, *tensor, **window), places)
+    agree(run(scheme, positions, *tensor), by_loops(weigh, positions, *tensor, **window), positions)
     assert not all(clamped) and (any(clamped) or window == {"window": 4})
 
 
@@ -151,7 +159,7 @@ def test_cope_against_two_loops(gate, layout, window):
 @pytest.mark.parametrize("values", [False, True])
 @torch.no_grad()
 def test_shaw_against_loops(values, layout, window):
-    scheme, places = made("shaw", clip=3, values=values, **window), LAYOUTS[layout]()
+    scheme, positions = made("shaw", clip=3, values=values, **window), LAYOUTS[layout]()
 
     def weigh(h, q, keys, away):
         return softmax(
@@ -162,8 +170,8 @@ def test_shaw_against_loops(values, layout, window):
         return scheme.value[min(d, 3)]
 
     tensor = tensors(Q)
-    expected = by_loops(weigh, places, *tensor, values=beside if values else None, **window)
-    agree(run(scheme, places, *tensor), expected, places)
+    expected = by_loops(weigh, positions, *tensor, values=beside if values else None, **window)
+    agree(run(scheme, positions, *tensor), expected, positions)
 
 
 @torch.no_grad()
@@ -178,7 +186,7 @@ def test_shaw_against_the_relative_positions_of_speecht5():
     logits = (q @ k.mT + (q.transpose(1, 2) @ beside.mT).transpose(1, 2)) * SCALE
     future = torch.ones(S, S, dtype=torch.bool).triu(1)
     expected = logits.masked_fill(future, -math.inf).softmax(-1) @ values
-    close(run(scheme, Places.plain(S), q, k[:, :: H // G], v), expected, atol=1e-12)
+    close(run(scheme, TokenPositions.plain(S), q, k[:, :: H // G], v), expected, atol=1e-12)
 
 
 def sinusoid(d: float) -> Tensor:
@@ -192,7 +200,7 @@ def sinusoid(d: float) -> Tensor:
 @pytest.mark.parametrize("queries", [Q, S])  # fewer and more than the features of a head
 @torch.no_grad()
 def test_transformer_xl_against_the_four_terms(queries, layout, window):
-    scheme, places = made("transformer_xl", **window), LAYOUTS[layout]()
+    scheme, positions = made("transformer_xl", **window), LAYOUTS[layout]()
     weight = scheme.weight.view(H, D, C)
 
     def weigh(h, q, keys, away):
@@ -203,7 +211,7 @@ def test_transformer_xl_against_the_four_terms(queries, layout, window):
         return softmax(logits)
 
     tensor = tensors(queries)
-    agree(run(scheme, places, *tensor), by_loops(weigh, places, *tensor, **window), places)
+    agree(run(scheme, positions, *tensor), by_loops(weigh, positions, *tensor, **window), positions)
 
 
 @pytest.mark.parametrize("queries", [1, Q, S])
@@ -223,7 +231,7 @@ def test_transformer_xl_against_xlnets_relative_shift(queries):
     expected = theirs.rel_attn_core(
         q.permute(2, 0, 1, 3), *many, r.expand(-1, B, -1, -1), attn_mask=hidden.double()
     )
-    close(run(scheme, Places.plain(S), q, k, v), expected.permute(1, 2, 0, 3), atol=1e-12)
+    close(run(scheme, TokenPositions.plain(S), q, k, v), expected.permute(1, 2, 0, 3), atol=1e-12)
 
 
 @windows
@@ -232,7 +240,7 @@ def test_transformer_xl_against_xlnets_relative_shift(queries):
 @torch.no_grad()
 def test_dape_against_a_network_of_linear_layers(base, layout, window):
     """Theirs has a constant behind the second layer, drawn at random: the softmax does not see it."""
-    scheme, places = made("dape", base=base, width=5, **window), LAYOUTS[layout]()
+    scheme, positions = made("dape", base=base, width=5, **window), LAYOUTS[layout]()
     if base == "kerple":
         scheme.r1.abs_()[0] = -0.3  # below the floor of 0.01
         scheme.r2.abs_()
@@ -241,7 +249,7 @@ def test_dape_against_a_network_of_linear_layers(base, layout, window):
     net[0].bias.copy_(scheme.bias1)
     net[2].weight.copy_(scheme.weight2)
     q, k, v = tensors(Q)
-    d = places.position.expand(B, -1)
+    d = positions.position.expand(B, -1)
     d = (d[:, S - Q :, None] - d[:, None, :]).clamp(min=0).double()[:, None]  # (B, 1, Q, S)
     if base == "alibi":
         bias = -_get_alibi_slopes(H, "cpu").double()[:, None, None] * d
@@ -254,16 +262,16 @@ def test_dape_against_a_network_of_linear_layers(base, layout, window):
     seen = torch.zeros(B, 1, Q, S, dtype=torch.bool)
     for b in range(B):
         for i in range(Q):
-            seen[b, 0, i, seen_by(places, b, S - Q + i, **window)] = True
+            seen[b, 0, i, seen_by(positions, b, S - Q + i, **window)] = True
     expected = logits.masked_fill(~seen, -math.inf).softmax(-1) @ v.repeat_interleave(H // G, 1)
-    agree(run(scheme, places, q, k, v), expected, places)
+    agree(run(scheme, positions, q, k, v), expected, positions)
 
 
 def test_a_kerple_parameter_below_its_floor_can_come_back():
     scheme = made("dape")
     with torch.no_grad():
         scheme.r1.fill_(-0.2)
-    run(scheme, Places.plain(S), *tensors(Q)).square().sum().backward()
+    run(scheme, TokenPositions.plain(S), *tensors(Q)).square().sum().backward()
     assert (scheme.r1.grad.abs() > 1e-6).all()
 
 
@@ -272,7 +280,7 @@ def test_a_kerple_parameter_below_its_floor_can_come_back():
 @pytest.mark.parametrize("remainder", ["self", "drop"])
 @torch.no_grad()
 def test_stick_breaking_against_its_product(remainder, layout, window):
-    scheme, places = made("stick_breaking", remainder=remainder, **window), LAYOUTS[layout]()
+    scheme, positions = made("stick_breaking", remainder=remainder, **window), LAYOUTS[layout]()
 
     def weigh(h, q, keys, away):
         shares = [sigmoid(float(q @ k) * SCALE) for k in keys[:-1]]  # the last visible key is the query's
@@ -282,18 +290,18 @@ def test_stick_breaking_against_its_product(remainder, layout, window):
         return [*weights, rest if remainder == "self" else 0.0]
 
     tensor = tensors(Q)
-    agree(run(scheme, places, *tensor), by_loops(weigh, places, *tensor, **window), places)
+    agree(run(scheme, positions, *tensor), by_loops(weigh, positions, *tensor, **window), positions)
 
 
 @torch.no_grad()
 def test_stick_breaking_shares_out_one_stick():
     """Over values of one the output is the sum of the weights; logits of hundreds neither."""
     q, k, v = tensors(S)
-    v, places = torch.ones_like(v), Places.plain(S)
+    v, positions = torch.ones_like(v), TokenPositions.plain(S)
     for size in (1.0, 400.0):
-        whole = run(made("stick_breaking"), places, size * q, k, v)
+        whole = run(made("stick_breaking"), positions, size * q, k, v)
         close(whole, torch.ones_like(whole), atol=1e-12)
-        taken = run(made("stick_breaking", remainder="drop"), places, size * q, k, v)
+        taken = run(made("stick_breaking", remainder="drop"), positions, size * q, k, v)
         assert (taken[:, :, 0] == 0).all() and (taken >= 0).all() and (taken <= 1 + 1e-12).all()
         assert (taken[:, :, -1] > 0.5).any()
 
@@ -311,15 +319,15 @@ CASES = {
 @pytest.mark.parametrize("layout", ["plain", "packed", "skipping"])
 @pytest.mark.parametrize("name", CASES)
 def test_many_small_blocks_are_one_large_one_with_their_gradients(name, layout, window, monkeypatch):
-    places, found = LAYOUTS[layout](), []
+    positions, found = LAYOUTS[layout](), []
     direction = torch.randn(B, H, S, D, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
     for size in (S, 3):
         monkeypatch.setattr("model.kernels.query_block", lambda rows, keys, size=size: size)
         scheme, leaves = made(name, **CASES[name], **window), [x.requires_grad_() for x in tensors(S)]
-        out = run(scheme, places, *leaves)
+        out = run(scheme, positions, *leaves)
         (out * direction).sum().backward()
         found.append([out.detach(), *(x.grad for x in (*leaves, *scheme.parameters()))])
-        dense = run(scheme, places, *leaves, kernel="dense").detach()
+        dense = run(scheme, positions, *leaves, kernel="dense").detach()
         close(dense, found[-1][0], atol=1e-12)
     for one, many in zip(*found, strict=True):
         assert one.abs().max() > 1e-3
@@ -329,24 +337,24 @@ def test_many_small_blocks_are_one_large_one_with_their_gradients(name, layout, 
 @torch.no_grad()
 def test_each_scheme_begins_as_what_it_says():
     """CoPE as NoPE; DAPE as its bias alone; Transformer-XL without the two global biases."""
-    tensor, places = tensors(Q), Places.plain(S)
-    none = run(made("none"), places, *tensor)
-    close(run(made("cope", initial=True), places, *tensor), none, atol=1e-13)
-    alibi = run(made("alibi"), places, *tensor)
-    close(run(made("dape", initial=True, base="alibi"), places, *tensor), alibi, atol=1e-13)
+    tensor, positions = tensors(Q), TokenPositions.plain(S)
+    none = run(made("none"), positions, *tensor)
+    close(run(made("cope", initial=True), positions, *tensor), none, atol=1e-13)
+    alibi = run(made("alibi"), positions, *tensor)
+    close(run(made("dape", initial=True, base="alibi"), positions, *tensor), alibi, atol=1e-13)
     dape = made("dape", initial=True)
     assert dape.r1.min() >= 0 and 1 < dape.r1.max() <= 2 and dape.r2.min() >= 0 and dape.r2.max() <= 1
     scheme = made("transformer_xl", initial=True)
     assert not scheme.u.any() and not scheme.v.any()
     assert float(scheme.weight.std()) == pytest.approx(C**-0.5, rel=0.1)
-    assert (run(scheme, places, *tensor) - none).abs().max() > 0.05
+    assert (run(scheme, positions, *tensor) - none).abs().max() > 0.05
     assert float(made("shaw", initial=True).key.std()) == pytest.approx(D**-0.5, rel=0.2)
 
 
 @pytest.mark.parametrize("name", ["cope", "stick_breaking"])
 @torch.no_grad()
 def test_schemes_that_never_read_positions_say_so(name):
-    tensor, places, scheme = tensors(Q), Places.plain(S), made(name)
+    tensor, positions, scheme = tensors(Q), TokenPositions.plain(S), made(name)
     assert not scheme.uses_position
-    scattered = replace(places, position=torch.randn(B, S) * 50, unit_steps=False)
-    close(run(scheme, scattered, *tensor), run(scheme, places, *tensor), atol=0)
+    scattered = replace(positions, position=torch.randn(B, S) * 50, unit_steps=False)
+    close(run(scheme, scattered, *tensor), run(scheme, positions, *tensor), atol=0)

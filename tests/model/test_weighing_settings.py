@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from pydantic import ValidationError
 
-from model import SCHEMES, ModelError, ModelSettings, Places, Transformer, check_override
+from model import SCHEMES, ModelError, ModelSettings, TokenPositions, Transformer, check_override
 from tests.model.zoo import LAYERS, V, build, ids, settings_of
 
 
@@ -48,9 +48,9 @@ def test_stick_breaking_has_no_place_for_a_sink(sink):
 
 @pytest.mark.parametrize("name", ["shaw", "transformer_xl"])
 def test_vectors_of_whole_distances_refuse_real_positions(name):
-    model, plain = build(name), Places.plain(6)
+    model, plain = build(name), TokenPositions.plain(6)
     halves = replace(plain, position=plain.position / 2, unit_steps=False)
-    assert not SCHEMES[name][1].takes_fractions
+    assert not SCHEMES[name][1].supports_fractions
     with pytest.raises(ModelError, match=f"'{name}'.*integer positions"):
         model(ids(1, 6), halves)
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 import torch
 from pydantic import TypeAdapter
 
-from model import SCHEMES, Cache, ModelSettings, Places, Transformer
-from model.position import Position
+from model import SCHEMES, Cache, ModelSettings, TokenPositions, Transformer
+from model.position import PositionalScheme
 from model.settings import AnyPosition
 
 H, G, D, C, V, LAYERS = 6, 3, 10, 28, 37, 3
@@ -116,7 +116,7 @@ CASES = _cases()
 
 
 def settings_of(position: dict, **keys) -> ModelSettings:
-    shape = {"dim": C, "layers": LAYERS, "heads": H, "groups": G, "head_dim": D, "hidden": 43}
+    shape = {"dim": C, "layers": LAYERS, "heads": H, "kv_heads": G, "head_dim": D, "ffn_dim": 43}
     scheme = TypeAdapter(AnyPosition).validate_python(position)
     return ModelSettings(**{**shape, **keys}, position=scheme)
 
@@ -134,7 +134,7 @@ def build(
 
     A scheme's tables are N(0, 1); what it has in each layer are projections of that layer's input."""
     position = CASES[position] if isinstance(position, str) else position
-    model = Transformer(settings_of(position, **keys), V, train, original).initialise(seed)
+    model = initialised(Transformer(settings_of(position, **keys), V, train, original), seed)
     generator = torch.Generator().manual_seed(seed + 1)
     with torch.no_grad():
         for name, p in model.named_parameters():
@@ -152,6 +152,17 @@ def build(
     return model.to(dtype).eval()
 
 
+def initialised(model: Transformer, seed: int) -> Transformer:
+    """The model with its initial weights, every one of which `initialise` must write."""
+    with torch.no_grad():
+        for p in model.parameters():
+            p.fill_(torch.nan)
+    model.initialise(seed)
+    for name, p in model.named_parameters():
+        assert p.isfinite().all(), f"{name} is not initialised"
+    return model
+
+
 def ids(rows: int, tokens: int, seed: int = 0) -> torch.Tensor:
     return torch.randint(V, (rows, tokens), generator=torch.Generator().manual_seed(100 + seed))
 
@@ -161,18 +172,19 @@ def reach_of(model: Transformer, wanted: int = T) -> int:
     return wanted if model.limit is None else min(wanted, model.limit)
 
 
-def schemes_of(model: Transformer) -> list[Position]:
+def schemes_of(model: Transformer) -> list[PositionalScheme]:
     return list(model.position.values())
 
 
 def is_relative(model: Transformer) -> bool:
     """A scheme that leaves the embedded tokens alone claims to know distances only, or says why not."""
     return all(
-        type(scheme).embed is Position.embed and "shift" not in scheme.exempt for scheme in schemes_of(model)
+        type(scheme).embed is PositionalScheme.embed and "shift" not in scheme.exempt
+        for scheme in schemes_of(model)
     )
 
 
-def packed(cuts: list[list[int]], *, length: int | None = None, pad: int = 0) -> Places:
+def packed(cuts: list[list[int]], *, length: int | None = None, pad: int = 0) -> TokenPositions:
     """Rows of documents of the given lengths, order and position starting again with each.
 
     The last `pad` slots of each row are padding."""
@@ -180,15 +192,15 @@ def packed(cuts: list[list[int]], *, length: int | None = None, pad: int = 0) ->
     for lengths in cuts:
         order.append([n for count in lengths for n in range(count)] + [0] * pad)
         document.append([d for d, count in enumerate(lengths) for _ in range(count)] + [-1] * pad)
-    places = torch.tensor(order)
-    reach = int(places.max()) + 1
-    return Places(
-        places,
-        places,
+    positions = torch.tensor(order)
+    reach = int(positions.max()) + 1
+    return TokenPositions(
+        positions,
+        positions,
         torch.tensor(document),
         "packed",
         reach,
-        (length or places.shape[1],),
+        (length or positions.shape[1],),
         unit_steps=False,
     )
 
@@ -201,8 +213,8 @@ def cached(
     cache = Cache(model, tokens.shape[0], tokens.shape[1])
     out, start = [], 0
     for size in chunks:
-        places = Places.plain(size, offset=start, length=length or tokens.shape[1])
-        out.append(model(tokens[:, start : start + size], places, cache=cache))
+        positions = TokenPositions.plain(size, offset=start, length=length or tokens.shape[1])
+        out.append(model(tokens[:, start : start + size], positions, cache=cache))
         start += size
     assert start == tokens.shape[1]
     return torch.cat(out, dim=1)

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 BASE = """
 train_length: 24
-model: {{dim: 24, layers: 2, heads: 6, groups: 2, hidden: 40}}
+model: {{dim: 24, layers: 2, heads: 6, kv_heads: 2, ffn_dim: 40}}
 data:
   source: {{name: files, path: {corpus}}}
   tokenizer: {{name: bytes}}
@@ -23,9 +23,9 @@ data:
 training:
   tokens: {tokens}
   batch_size: 8
-  log_every: 4
-  checkpoint: {{every: 3, keep: 1}}
-  validation: {{every: null, multiples: [1], spans: 4, targets: 8}}
+  log_interval: 4
+  checkpoint: {{interval: 3, keep: 1}}
+  validation: {{interval: null, multiples: [1], spans: 4, targets: 8}}
   samples: {{prompts: ["a"], tokens: 4}}
 """
 
@@ -37,9 +37,9 @@ grid:
     learned: [{configs}/position/learned.yaml]
   seed: [0, 1]
 variants:
-  rope + yarn: {{scheme: rope, rule: yarn}}
+  rope + yarn: {{scheme: rope, method: yarn}}
 evaluations:
-  held-out: {{words: ["lengths=[24,48]", targets=8, spans_per_document=2, device=cpu]}}
+  held-out: {{overrides: ["lengths=[24,48]", targets=8, spans_per_document=2, device=cpu]}}
 report: {{baseline: rope, primary: held-out}}
 """
 

@@ -14,13 +14,13 @@ import evaluate
 import study
 import train
 from data.files import write_json
-from studies.processes import Commands
+from studies.running.processes import CommandRunner
 
 HEAVY = (evaluate, train)  # imported here, so that no fork has to
 
 
-def run(self: Commands, words, log: Path, environment: dict[str, str]) -> int | None:
-    """`Commands.run` without a new interpreter."""
+def run(self: CommandRunner, words, log: Path, environment: dict[str, str]) -> int | None:
+    """`CommandRunner.run` without a new interpreter."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with self._lock:
         if self.stopping.is_set():
@@ -67,7 +67,7 @@ def noted(results: dict, folder: Path) -> list[Path]:
 
 def call(monkeypatch, *words: object, report=noted) -> int:
     """study.py in this process, its commands in forks."""
-    monkeypatch.setattr(Commands, "run", run)
+    monkeypatch.setattr(CommandRunner, "run", run)
     monkeypatch.setattr(study, "write_report", report)
     monkeypatch.setattr(sys, "argv", ["study.py", *map(str, words)])
     return study.main()

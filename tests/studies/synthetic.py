@@ -17,7 +17,7 @@ TRUTH = {
     "sinusoidal": (4.92, (1.0, 2.5, 3.5, 4.5)),
     "fox": (4.75, (-0.04, -0.06, -0.07, -0.08)),  # one seed only
 }
-YARN = (0.0, (0.0, 0.12, 0.40, 0.80))  # rope under a rule: change at L0 and beyond
+YARN = (0.0, (0.0, 0.12, 0.40, 0.80))  # rope under a method: change at L0 and beyond
 ONE_SEED = {"fox"}
 FAILED = ("kerple", "0")
 
@@ -48,13 +48,13 @@ def results(
                 if change is not None:
                     own = rng.normal(0, noise) + drift[n] + rng.normal(0, noise / 4, units)
                     trained[length] = level + change[n - 1] + own
-            rules = {"trained": trained}
+            methods = {"trained": trained}
             if scheme == "rope":
-                rules["yarn"] = {
+                methods["yarn"] = {
                     length: level + shift + (rng.normal(0, noise) + drift[n] if n else 0.0)
                     for n, (length, shift) in enumerate(zip(LENGTHS, (YARN[0], *YARN[1]), strict=True))
                 }
-            cells.append(_done(scheme, seed, {"long": evaluation(rules, of_unit, seen)}, len(cells)))
+            cells.append(_done(scheme, seed, {"long": evaluation(methods, of_unit, seen)}, len(cells)))
     cells.append(
         {
             "id": f"scheme={FAILED[0]},seed={FAILED[1]}",
@@ -67,8 +67,8 @@ def results(
         "format": 1,
         "name": "synthetic",
         "study": {
-            "variants": {"rope + yarn": {"scheme": "rope", "rule": "yarn"}},
-            "evaluations": {"long": {"words": [], "data": None}},
+            "variants": {"rope + yarn": {"scheme": "rope", "method": "yarn"}},
+            "evaluations": {"long": {"overrides": [], "data": None}},
             "report": {
                 "baseline": "rope",
                 "primary": "long",
@@ -83,15 +83,15 @@ def results(
     }
 
 
-def evaluation(rules: dict[str, dict[int, np.ndarray]], of_unit: np.ndarray, seen: int = 0) -> dict:
+def evaluation(methods: dict[str, dict[int, np.ndarray]], of_unit: np.ndarray, seen: int = 0) -> dict:
     """What evaluate.py leaves behind, without what the clock tells."""
     units = len(of_unit)
     targets = [64 * (6 + j % 3) for j in range(units)]
     cells = []
-    for rule in ("trained", "truncate", *(name for name in rules if name != "trained")):
+    for method in ("trained", "truncate", *(name for name in methods if name != "trained")):
         for length in LENGTHS:
-            nll = rules["trained"][L0] if rule == "truncate" else rules[rule].get(length)
-            row = {"rule": rule, "scheme": rule, "length": length, "failure": None}
+            nll = methods["trained"][L0] if method == "truncate" else methods[method].get(length)
+            row = {"method": method, "scheme": method, "length": length, "failure": None}
             if nll is None:
                 row |= {"nll": None, "bits_per_byte": None, "unit_nll": None}
                 row["failure"] = "its positions end after 256 tokens"

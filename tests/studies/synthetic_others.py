@@ -22,24 +22,24 @@ def add(record: dict, draw: int = 0) -> dict:
     for cell in record["cells"]:
         scheme = cell["axes"]["scheme"]
         if cell["status"] == "done" and scheme in ACCURACY:
-            rules = ["trained", "yarn"] if scheme == "rope" else ["trained"]
+            methods = ["trained", "yarn"] if scheme == "rope" else ["trained"]
             cell["evaluations"] |= {
-                "passkey": passkey(ACCURACY[scheme], rules, rng),
-                "attention": attention(rules, rng),
-                "generation": generation(rules, rng),
-                "position": position(rules, rng),
+                "passkey": passkey(ACCURACY[scheme], methods, rng),
+                "attention": attention(methods, rng),
+                "generation": generation(methods, rng),
+                "position": position(methods, rng),
             }
     return record
 
 
-def passkey(shares: tuple[float, ...], rules: list[str], rng: np.random.Generator) -> dict:
+def passkey(shares: tuple[float, ...], methods: list[str], rng: np.random.Generator) -> dict:
     cells, spots = [], []
-    for rule in rules:
+    for method in methods:
         for length, share in zip(LENGTHS, shares, strict=True):
             units = np.clip(share + rng.normal(0, 0.02, 20), 0, 1)
             cells.append(
                 {
-                    "rule": rule,
+                    "method": method,
                     "length": length,
                     "accuracy": float(units.mean()),
                     "exact": float(units.mean()) / 2,
@@ -57,7 +57,7 @@ def passkey(shares: tuple[float, ...], rules: list[str], rng: np.random.Generato
                 }
                 spots.append(
                     {
-                        "rule": rule,
+                        "method": method,
                         "length": length,
                         "where": depth,
                         "until": None,
@@ -84,9 +84,9 @@ def passkey(shares: tuple[float, ...], rules: list[str], rng: np.random.Generato
     }
 
 
-def attention(rules: list[str], rng: np.random.Generator) -> dict:
+def attention(methods: list[str], rng: np.random.Generator) -> dict:
     cells = []
-    for rule in rules:
+    for method in methods:
         for n, length in enumerate((256, 512, 1024)):
             for measure, value in {
                 "entropy": 4.0,
@@ -98,24 +98,30 @@ def attention(rules: list[str], rng: np.random.Generator) -> dict:
                 "reach_90": 200.0 * (n + 1),
             }.items():
                 shown = value * (1 + 0.05 * rng.normal())
-                where = {"rule": rule, "length": length, "measure": measure, "low": None, "high": None}
+                where = {"method": method, "length": length, "measure": measure, "low": None, "high": None}
                 cells.append({**where, "layer": None, "head": None, "value": shown})
                 cells.append({**where, "layer": 0, "head": None, "value": -1e6})  # not to be shown
     return {"format": 1, "protocol": "attention", "trained_length": L0, "documents": 12, "cells": cells}
 
 
-def generation(rules: list[str], rng: np.random.Generator) -> dict:
+def generation(methods: list[str], rng: np.random.Generator) -> dict:
     cells = []
-    for rule in rules:
+    for method in methods:
         for source, base in (("greedy", 0.5), ("real text", 0.02)):
             for n, (start, stop) in enumerate(((128, 256), (256, 512), (512, 1024))):
                 for measure, value in {"repeated_4": base + 0.1 * n, "nll": 2.0 + n}.items():
-                    where = {"rule": rule, "source": source, "start": start, "stop": stop, "measure": measure}
+                    where = {
+                        "method": method,
+                        "source": source,
+                        "start": start,
+                        "stop": stop,
+                        "measure": measure,
+                    }
                     cells.append({**where, "value": value, "low": None, "high": None, "rows": 32})
     return {"format": 1, "protocol": "generation", "trained_length": L0, "documents": 32, "cells": cells}
 
 
-def position(rules: list[str], rng: np.random.Generator) -> dict:
+def position(methods: list[str], rng: np.random.Generator) -> dict:
     buckets = [
         {
             "low": 2**k if k else 0,
@@ -133,5 +139,5 @@ def position(rules: list[str], rng: np.random.Generator) -> dict:
         "documents": 12,
         "units": {"kind": "document", "names": [], "targets": [], "seen": None},
         "cells": [],
-        "by_position": dict.fromkeys(rules, buckets),
+        "by_position": dict.fromkeys(methods, buckets),
     }

@@ -1,18 +1,26 @@
 """What makes a comparison of schemes fair: the same weights at the start, the same text, and saying so."""
 
+import json
 import subprocess
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from data import DataError
 from model import Transformer
-from studies.gather import data_order, disagreements, equal_tokens
-from studies.grid import Cell
+from studies.errors import StudyError
+from studies.results.gather import data_order, equal_tokens, unfair_comparisons
+from studies.running import runner
+from studies.running.grid import GridCell
+from studies.running.progress import _training
+from studies.running.slurm import indices, write_array
+from studies.running.texts import StudyTexts
 from studies.settings import StudySettings
-from studies.slurm import indices, write_array
 from tests.studies.conftest import ROOT
-from training.config import load_settings
-from training.settings import RunSettings
+from training.config.load import load_settings
+from training.config.settings import RunSettings
 
 NOVELS = load_settings(StudySettings, [str(ROOT / "configs" / "studies" / "novels.yaml")])
 
@@ -53,16 +61,14 @@ def test_other_text_or_more_of_it_is_noticed():
     assert equal_tokens(
         [entry("a", "x", size="s"), entry("a", "z", tokens=200, size="m")]
     )  # the grid's own axis
-    checks = {"checks": {"data_order": found, "equal_tokens": False}}
-    assert [line.split(":")[0] for line in disagreements(checks)] == [
-        "cells of seed 0 were not trained on the same text in the same order",
-        "schemes were not trained on equally many tokens",
-    ]
+    one, other = unfair_comparisons({"data_order": found, "equal_tokens": False})
+    assert "seed 0" in one and "a, b; d" in one and "tokens" in other
+    assert unfair_comparisons({"data_order": data_order(fair), "equal_tokens": True}) == []
 
 
 def test_an_array_script_has_a_task_for_every_cell(tmp_path):
-    cells = [Cell(i, {"seed": str(i)}, ()) for i in (0, 1, 2, 5, 7, 8)]
-    words = ["study.py", "a file.yaml", "report.tolerance=0.1", "--folder", str(tmp_path)]
+    cells = [GridCell(i, {"seed": str(i)}, ()) for i in (0, 1, 2, 5, 7, 8)]
+    words = ["study.py", "a file.yaml", "report.tolerance=0.1", "--run-dir", str(tmp_path)]
     script = write_array(tmp_path, "tiny", cells, words, ["--partition=gpu", "--time=2:00:00"])
     text = script.read_text(encoding="utf-8")
     for line in ("--array=0-2,5,7-8", "--partition=gpu", "--time=2:00:00", "--job-name=tiny"):
@@ -75,8 +81,54 @@ def test_an_array_script_has_a_task_for_every_cell(tmp_path):
     said = subprocess.run(
         ["bash", "-c", echo], env={"SLURM_ARRAY_TASK_ID": "5"}, capture_output=True, text=True, check=True
     ).stdout
-    assert said.strip().endswith(f"study.py a file.yaml report.tolerance=0.1 --folder {tmp_path} --cell 5")
+    assert said.strip().endswith(f"study.py a file.yaml report.tolerance=0.1 --run-dir {tmp_path} --cell 5")
 
 
 def test_runs_of_numbers():
     assert [indices(n) for n in ([3], [0, 1], [2, 1, 0, 9], [1, 3, 5])] == ["3", "0-1", "0-2,9", "1,3,5"]
+
+
+def test_commands_share_cores_and_gpus(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    monkeypatch.setattr(runner, "gpus", lambda: ["4", "7"])
+    found = [runner.environment(slot, 3) for slot in range(3)]
+    assert [(one["OMP_NUM_THREADS"], one["CUDA_VISIBLE_DEVICES"]) for one in found] == [
+        ("2", "4"), ("2", "7"), ("2", "4")
+    ]  # fmt: skip
+
+
+def test_an_evaluation_that_is_done_holds_up_no_other(monkeypatch):
+    done = []
+    file = SimpleNamespace(evaluated=lambda name, *_: name == "a", save=lambda *_: None)
+    monkeypatch.setattr(runner, "trained", lambda plan: "checkpoint")
+    monkeypatch.setattr(runner, "CellRecord", lambda *_: file)
+    one = SimpleNamespace(
+        folder=None,
+        options=SimpleNamespace(no_training=False, evaluate_again=False),
+        progress=SimpleNamespace(set=lambda *_, **__: None),
+        texts=SimpleNamespace(arguments=lambda *_: []),
+        _commands=SimpleNamespace(stopping=threading.Event()),
+        _evaluate=lambda plan, name, *_: done.append(name),
+    )
+    runner.StudyRunner._cell(one, SimpleNamespace(evaluations=["a", "b", "c"]), 0)  # type: ignore[arg-type]
+    assert done == ["b", "c"]
+
+
+def test_what_is_left_of_a_training_is_told_from_its_rate(tmp_path):
+    settings = SimpleNamespace(steps=100, trained_tokens=1000, tokens_after=lambda step: 10 * step)
+    plan = SimpleNamespace(run=tmp_path, settings=settings)
+    assert _training(plan) == ("0/100", "", "", "")  # type: ignore[arg-type]
+    lines = [{"kind": "train", "step": n, "loss": 3.5, "tokens_per_second": 40.0} for n in (10, 20)]
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert _training(plan) == ("20/100", "3.5000", "40", "20 s")  # type: ignore[arg-type]
+
+
+def test_text_that_cannot_be_prepared_is_a_reason_of_its_cell(monkeypatch):
+    def of_run(self, plan):
+        raise DataError("no such folder")
+
+    monkeypatch.setattr(StudyTexts, "of_run", of_run)
+    plans = [SimpleNamespace(cell=GridCell(0, {}, []), evaluations=[])]
+    with pytest.raises(StudyError, match="no such folder"):
+        StudyTexts(None).check(plans)  # type: ignore[arg-type]

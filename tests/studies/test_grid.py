@@ -5,9 +5,9 @@ import itertools
 import pytest
 
 from studies.errors import StudyError
-from studies.grid import cells_of, in_running_order
+from studies.running.grid import cells_of, running_order
 from studies.settings import StudySettings
-from training.config import dump, load_settings
+from training.config.load import dump, load_settings
 from training.errors import ConfigError
 
 TEXT = """
@@ -35,17 +35,20 @@ def test_every_combination_is_a_cell_in_the_order_of_the_axes(load):
     assert [cell.id for cell in cells] == [f"scheme={a},seed={b},train_length={c}" for a, b, c in wanted]
     assert [cell.index for cell in cells] == list(range(12))
     both = ("base.yaml", "training.tokens=1M")
-    assert cells[0].words == (*both, "a.yaml", "model.position.theta=500", "seed=0", "train_length=64")
-    assert cells[7].words == (*both, "b.yaml", "seed=7", "train_length=128")
-    assert cells[8].words == (*both, "seed=0", "train_length=64")  # a label without words
+    assert cells[0].arguments == (*both, "a.yaml", "model.position.theta=500", "seed=0", "train_length=64")
+    assert cells[7].arguments == (*both, "b.yaml", "seed=7", "train_length=128")
+    assert cells[8].arguments == (*both, "seed=0", "train_length=64")  # a label without overrides
 
 
 def test_values_name_themselves_as_they_are_written(load):
     cells = cells_of(
-        load("grid: {training.tokens: [1M, 2_000], model.tied: [true], training.clip: [null, 0.5]}")
+        load(
+            "grid: {training.tokens: [1M, 2_000], model.tie_embeddings: [true], "
+            "training.grad_clip: [null, 0.5]}"
+        )
     )
-    assert [cell.words for cell in cells] == [
-        (f"training.tokens={tokens}", "model.tied=true", f"training.clip={clip}")
+    assert [cell.arguments for cell in cells] == [
+        (f"training.tokens={tokens}", "model.tie_embeddings=true", f"training.grad_clip={clip}")
         for tokens, clip in itertools.product(["1M", "2000"], ["null", "0.5"])
     ]
 
@@ -56,15 +59,15 @@ def test_skip_leaves_out_what_matches_on_all_its_axes(load):
     everything = {cell.id for cell in cells_of(load())}
     out = {i for i in everything if ("plain" not in i and "seed=7" in i) or ("plain" in i and "long" in i)}
     assert left == everything - out and len(out) == 6
-    with pytest.raises(StudyError, match="skip leaves no cell"):
+    with pytest.raises(StudyError, match="skip"):
         cells_of(load(TEXT + "\nskip: [{seed: [0, 7]}]"))
 
 
 def test_every_scheme_is_trained_once_before_any_is_trained_twice(load):
     study = load()
-    order = [cell.axes["seed"] for cell in in_running_order(cells_of(study), study)]
+    order = [cell.axes["seed"] for cell in running_order(cells_of(study), study)]
     assert order == ["0"] * 6 + ["7"] * 6
-    assert {cell.axes["scheme"] for cell in in_running_order(cells_of(study), study)[:6]} == {
+    assert {cell.axes["scheme"] for cell in running_order(cells_of(study), study)[:6]} == {
         "rope",
         "none",
         "plain",
@@ -72,9 +75,10 @@ def test_every_scheme_is_trained_once_before_any_is_trained_twice(load):
 
 
 def test_settings_written_down_are_the_same_settings(load, tmp_path):
-    study = load(TEXT + "\nskip: [{scheme: rope, seed: 7}]\nvariants: {x: {scheme: rope, rule: yarn}}")
+    study = load(TEXT + "\nskip: [{scheme: rope, seed: 7}]\nvariants: {x: {scheme: rope, method: yarn}}")
     (tmp_path / "again.yaml").write_text(dump(study), encoding="utf-8")
     assert load_settings(StudySettings, [str(tmp_path / "again.yaml")]) == study
+    assert study.report.pool_seed_variance is False  # only by declaration
 
 
 BAD = {
@@ -82,22 +86,23 @@ BAD = {
     "grid: 3": "grid must map axes to labels",
     "grid: [seed]": "grid must map axes to labels",
     "grid: {seed: []}": "grid.seed is empty",
-    "grid: {seed: [0, 0]}": "gives a value twice",
-    "grid: {a/b: [1]}": "a folder gets this name",
-    "grid: {scheme: {'x,y': []}}": "a folder gets this name",
-    "grid: {scheme: {'..': []}}": "a folder gets this name",
-    "grid: {scheme: [{name: rope}]}": "give such values a label",
-    "grid: {seed: [0]}\nskip: [{sede: 0}]": "no such axis",
+    "grid: {seed: [0, 0]}": "grid.seed has duplicate",
+    "grid: {a/b: [1]}": "grid.a/b is part of a directory name",
+    "grid: {scheme: {'x,y': []}}": "grid.scheme.x,y is part of a directory name",
+    "grid: {scheme: {'..': []}}": "grid.scheme... is part of a directory name",
+    "grid: {scheme: [{name: rope}]}": "needs a label",
+    "grid: {seed: [0]}\nskip: [{sede: 0}]": "skip.0.sede is not an axis",
     "grid: {seed: [0]}\nskip: [{seed: 3}]": "3 not among 0",
     "grid: {seed: [0]}\nevaluations: {a: {skip: [{seed: 9}]}}": r"evaluations.a.skip.0.seed: 9 not among 0",
-    "grid: {seed: [0]}\nskip: [{}]": "would leave out every cell",
+    "grid: {seed: [0]}\nskip: [{}]": "skip.0 is empty",
     "grid: {seed: [0]}\nskip: seed": "must be a list of mappings",
     "grid: {seed: [0]}\nvariants: {x: {scheme: rope}}": "needs an axis `scheme`",
     "grid: {scheme: {rope: []}}\nvariants: {x: {scheme: rpoe}}": "rpoe is not in the grid: rope",
-    "grid: {scheme: {a: [], b: []}}\nvariants: {b: {scheme: a, rule: yarn}}": "a scheme has this name",
-    "grid: {seed: [0]}\nevaluations: {a b: {}}": "a folder gets this name",
-    "grid: {scheme: {rope: []}}\nreport: {baseline: none}": "none is none of rope",
-    "grid: {seed: [0]}\nreport: {primary: long}": "is no evaluation; there are: none",
+    "grid: {scheme: {a: [], b: []}}\nvariants: {b: {scheme: a, method: yarn}}": "variants.b has the name",
+    "grid: {scheme: {a: [], b: []}}\nvariants: {a: {scheme: b}}": "variants.a has the name",
+    "grid: {seed: [0]}\nevaluations: {a b: {}}": "evaluations.a b must be a directory name",
+    "grid: {scheme: {rope: []}}\nreport: {baseline: none}": "report.baseline = none is not among rope",
+    "grid: {seed: [0]}\nreport: {primary: long}": "report.primary = long is not among no evaluations",
     "grids: {seed: [0]}": "did you mean grid",
 }
 
@@ -111,4 +116,4 @@ def test_what_no_study_can_be_is_refused(load, text):
 def test_all_that_is_wrong_is_said_at_once(load):
     with pytest.raises(ConfigError) as caught:
         load("grid: {seed: []}\nskip: [{sede: 0}]\nreport: {primary: long}")
-    assert all(word in str(caught.value) for word in ("grid.seed is empty", "no such axis", "report.primary"))
+    assert all(word in str(caught.value) for word in ("grid.seed is empty", "skip.0.sede", "report.primary"))

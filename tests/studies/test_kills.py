@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from studies.errors import StudyError
-from studies.lock import alone
-from studies.processes import KEPT_BYTES, Commands, cap, last_error
+from studies.running.processes import KEPT_BYTES, CommandRunner, last_error, truncate_log
+from studies.running.runner import lock_study
 from tests.studies.conftest import ROOT, command, environment
 from tests.studies.forks import call, forked, wait_until
 from tests.studies.test_study import lasting, results
@@ -31,10 +31,10 @@ def test_killed_twice_it_ends_with_the_results_of_one_that_was_not(write_study, 
     file = write_study(tokens=TOKENS)
     whole, folder = tmp_path / "whole", tmp_path / "killed"
     words = [file, "--only", "*seed=0"]
-    assert call(monkeypatch, *words, "--folder", whole) == 0
+    assert call(monkeypatch, *words, "--run-dir", whole) == 0
     total, rng = written(whole), random.Random(5)
     (tmp_path / "log").touch()
-    argv = [str(ROOT / "study.py"), *map(str, words), "--folder", str(folder), "--jobs", "2"]
+    argv = [str(ROOT / "study.py"), *map(str, words), "--run-dir", str(folder), "--jobs", "2"]
     for part in (0, 1):
         child = forked(argv, tmp_path / "log", group=True)  # its commands are forks of it, and in its group
         wanted = total * (0.1 + 0.4 * part + 0.2 * rng.random())
@@ -42,7 +42,7 @@ def test_killed_twice_it_ends_with_the_results_of_one_that_was_not(write_study, 
         os.killpg(child, signal.SIGKILL)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     assert not (folder / "results.json").exists() or results(folder)["cells"][0]["status"] != "done"
-    assert call(monkeypatch, *words, "--folder", folder) == 0
+    assert call(monkeypatch, *words, "--run-dir", folder) == 0
     assert lasting(results(folder)) == lasting(results(whole))
     attempts = [cell["timing"]["attempts"] for cell in results(folder)["cells"] if cell["status"] == "done"]
     assert len(attempts) == 2 and sum(attempts) > 2  # they were hit
@@ -56,7 +56,7 @@ def test_killed_ten_times_at_random_it_ends_with_the_results_of_one_that_was_not
     whole, folder = tmp_path / "whole", tmp_path / "killed"
 
     def start(place: Path) -> subprocess.Popen:
-        line = command(file, "--folder", place, "--jobs", "2")
+        line = command(file, "--run-dir", place, "--jobs", "2")
         return subprocess.Popen(
             line,
             env=environment(),
@@ -85,7 +85,7 @@ def test_killed_ten_times_at_random_it_ends_with_the_results_of_one_that_was_not
 
 def commands_of(folder: Path) -> list[str]:
     """Processes that still work on a study after a moment."""
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while True:
         lines = [line for line in listed() if str(folder) in line]
         if not lines or time.monotonic() > deadline:
@@ -109,20 +109,20 @@ HELD = "import sys, time; print('begun', flush=True); open(sys.argv[1], 'w').clo
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel ties a command to its parent on Linux only")
 def test_a_command_dies_with_the_study_that_started_it(tmp_path):
     code = (
-        "import os, pathlib, sys; from studies.processes import Commands; "
-        f"Commands().run(['-c', {HELD!r}, sys.argv[1]], pathlib.Path(sys.argv[2]), dict(os.environ))"
+        "import os, pathlib, sys; from studies.running.processes import CommandRunner; "
+        f"CommandRunner().run(['-c', {HELD!r}, sys.argv[1]], pathlib.Path(sys.argv[2]), dict(os.environ))"
     )
     mark = tmp_path / "mark"
     line = [sys.executable, "-c", code, str(mark), str(tmp_path / "log")]
     with subprocess.Popen(line, cwd=ROOT, env=environment()) as process:
         wait_until(mark.exists)
-        assert any(str(mark) in text and "Commands" not in text for text in listed())
+        assert any(str(mark) in text and "CommandRunner" not in text for text in listed())
         process.kill()
     assert not commands_of(mark)
 
 
 def test_stopping_asks_first_and_kills_then(tmp_path):
-    commands = Commands()
+    commands = CommandRunner()
     mark, log = tmp_path / "mark", tmp_path / "log"
     deaf = (
         "import signal, sys, time; signal.signal(signal.SIGINT, lambda *_: print('asked', flush=True)); "
@@ -146,8 +146,8 @@ def test_a_signal_stops_a_study_which_then_goes_on(write_study, monkeypatch, tmp
     file = write_study(tokens=TOKENS)
     whole, folder = tmp_path / "whole", tmp_path / "stopped"
     words = [file, "--only", "scheme=rope,seed=0"]
-    assert call(monkeypatch, *words, "--folder", whole) == 0
-    argv = [*map(str, command(*words, "--folder", folder)[1:])]
+    assert call(monkeypatch, *words, "--run-dir", whole) == 0
+    argv = [*map(str, command(*words, "--run-dir", folder)[1:])]
     child = forked(argv, tmp_path / "log", group=True)
     wait_until(lambda: written(folder) > 0)
     os.killpg(
@@ -155,32 +155,32 @@ def test_a_signal_stops_a_study_which_then_goes_on(write_study, monkeypatch, tmp
     )  # the terminal's Ctrl-C: to the study, and to the commands which it forked
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 128 + signal.SIGINT
     said = (tmp_path / "log").read_text()
-    assert "stopping: every cell saves what it has" in said and "goes on with: python study.py" in said
+    assert "stopping" in said and "python study.py" in said
     assert results(folder)["cells"][0]["status"] == "pending"
-    assert call(monkeypatch, *words, "--folder", folder) == 0
+    assert call(monkeypatch, *words, "--run-dir", folder) == 0
     assert lasting(results(folder)) == lasting(results(whole))
 
 
 def test_two_runners_do_not_meet_in_one_folder(tmp_path):
-    with alone(tmp_path), pytest.raises(StudyError, match="in use by another process"), alone(tmp_path):
+    with lock_study(tmp_path), pytest.raises(StudyError, match="in use"), lock_study(tmp_path):
         pass
-    task = alone(tmp_path, shared=True)  # of an array
-    with task, alone(tmp_path, shared=True), pytest.raises(StudyError, match="in use"), alone(tmp_path):
+    task, other = (lock_study(tmp_path, shared=True) for _ in range(2))  # of an array
+    with task, other, pytest.raises(StudyError, match="in use"), lock_study(tmp_path):
         pass
-    with alone(tmp_path):
+    with lock_study(tmp_path):
         pass
 
 
 def test_logs_stay_short_and_say_what_went_wrong(tmp_path):
     log = tmp_path / "log"
     log.write_bytes(b"first\n" + b"x" * 3 * KEPT_BYTES + b"\nerror: no room\nbye\n")
-    cap(log)
+    truncate_log(log)
     text = log.read_text()
     assert len(text) < KEPT_BYTES + 100 and text.startswith("first\n") and text.endswith("bye\n")
-    assert "bytes left out" in text
+    assert "bytes removed" in text
     assert last_error(log) == "no room"
     log.write_text("Traceback\nKeyError: 3\n\n")
     assert last_error(log) == "KeyError: 3"
-    # Who is killed says nothing: what an earlier call said is no reason.
-    assert last_error(log, -9) == "ended by SIGKILL, often for want of memory"
+    # A killed process prints no error, and the log of an earlier call is not the reason.
+    assert last_error(log, -9).startswith("ended by SIGKILL")
     assert last_error(log, 2) == "KeyError: 3"

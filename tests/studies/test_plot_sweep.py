@@ -8,7 +8,7 @@ import pytest
 from evaluation import EvaluationError
 from scripts import plot_sweep
 from studies.errors import StudyError
-from studies.stored import read_study
+from studies.results.stored import read_study
 from training.files import write_json
 
 VALUES = ("0.04", "0.005", "0.01", "0.02")  # not in order
@@ -24,7 +24,7 @@ def make_study(folder, missing=(), elsewhere=None):
                 axes = {"scheme": scheme, "width": width, "rate": rate, "seed": seed}
                 record = {"id": ",".join(f"{k}={v}" for k, v in axes.items()), "axes": axes, "status": "done"}
                 nll = 2 + 0.1 * math.log2(float(rate) / best) ** 2 + 0.004 * int(seed)
-                row = {"rule": "trained", "length": 64, "nll": nll, "unit_nll": [nll - 0.5, nll + 0.5]}
+                row = {"method": "trained", "length": 64, "nll": nll, "unit_nll": [nll - 0.5, nll + 0.5]}
                 result = {
                     **{"protocol": "fixed-targets", "trained_length": 64, "lengths": [64], "cells": [row]},
                     "units": {"kind": "document", "names": ["x", "y"], "targets": [8, 8]},
@@ -53,8 +53,8 @@ def test_the_least_of_each_line_is_found_and_how_far_they_lie_apart(tmp_path, mo
     of_a, of_b = text.split("## a")[1].split("## b")
     assert "Best rate: the same.\n" in of_a
     assert (
-        "Best rate: 2 steps of the grid apart, from 0.005 to 0.02. At width 64 it is at the grid's end"
-        in of_b
+        "Best rate: 2 steps of the grid apart, from 0.005 to 0.02. At width 64 it is the "
+        "last value of the grid" in of_b
     )
     # By hand: log2 of 0.005, 0.01, 0.04 over 0.02 is −2, −1, 1; 0.002 is the seeds' mean.
     assert "| 32 | 2.402 | 2.102 | **2.002** | 2.102 | 0.02, 0.02 |" in of_a
@@ -68,7 +68,7 @@ def test_the_least_of_each_line_is_found_and_how_far_they_lie_apart(tmp_path, mo
 
 def test_a_line_of_which_a_seed_is_missing_is_named(tmp_path):
     study = make_study(tmp_path, missing=[("b", "64", "0.01", "1")])
-    with pytest.raises(StudyError, match=r"b, width=64, rate=0\.01: not every seed is measured"):
+    with pytest.raises(StudyError, match=r"b, width=64, rate=0\.01: some seeds have no results"):
         plot_sweep.read_sweeps(read_study(plot_sweep.read_results(study)), "held-out", "rate", "width")
 
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from studies.compare import derive
 from studies.errors import StudyError
-from studies.html import DARK
-from studies.report import write_report
-from studies.stored import read_losses, read_study
-from studies.words import lead, sentence
-from tests.studies.synthetic import LENGTHS, results
+from studies.report.findings import lead, sentence
+from studies.report.render import DARK
+from studies.report.report import write_report
+from studies.results.compare import derive
+from studies.results.stored import read_losses, read_study
+from tests.studies.synthetic import LENGTHS, TRUTH, results
 
 VOID = {"meta", "link", "br", "img", "path", "use"}
 
@@ -119,28 +119,37 @@ def test_colours_that_carry_words_stand_out_in_the_dark():
 
 def test_the_first_lines_say_what_happened(page):
     text = " ".join("".join(page.text).split())
-    assert "alibi and window held to 4,096, the longest length measured; rope + yarn held to 512" in text
-    assert "rope, none and sinusoidal broke by 512" in text
-    assert "Points without claims, for fewer than 3 training seeds: fox (1 seed)." in text
-    assert "these checkpoints and not of the schemes" in text
-    assert "9 clusters (18 documents)" in text and "(Few clusters.)" in text
+    assert "alibi and window held to 4,096; rope + yarn held to 512; rope, none and sinusoidal broken" in text
+    assert "fewer than 3 training seeds: fox (1 seed)" in text
+    assert "9 clusters (18 documents)" in text and "Few clusters" in text
     assert "Of 20 cells 1 failed" in text and "the loss is not finite at step 17" in text
     assert "its positions end after 256 tokens" in text
+    trained, longest = (text[text.index(f"NLL minus that of rope at {n}") :] for n in ("256", "4,096"))
+    assert re.match(r"[^:]+16 comparisons\): higher \(worse\) for .*none \(\+0\.1", trained)
+    worse, better = longest[: longest.index("Point")].split("; ")[:2]
+    assert "16 comparisons): higher (worse) for sinusoidal (+2.5" in worse
+    assert better.startswith("lower (better) for") and "none (−0.4" in better and "alibi (−2.1" in better
+    assert "same targets, simultaneous over 32 comparisons" in text
+
+
+def test_lengths_held_to_are_listed_from_the_longest_down(monkeypatch):
+    monkeypatch.setitem(TRUTH, "none", (4.95, (0.0, 0.0, 0.9, 1.5)))
+    assert "none held to 1,024; rope + yarn held to 512" in findings_of(results(schemes=("rope", "none")))
 
 
 def test_no_claim_without_an_interval(page):
     """A scheme with one seed is in no sentence about better, worse, held or broken."""
     text = " ".join("".join(page.text).split())
-    for words in re.split(r"(?<=\.\)) ?|(?<=\.) ", text[: text.index("Which scheme holds")]):
-        if re.search(r"\b(better|worse|held to|broke by|helped|harmed|told apart)\b", words):
+    for words in re.split(r"(?<=\.\)) ?|(?<=\.) ", text[: text.index("Overview")]):
+        if re.search(r"\b(better|worse|held to|broken at|positive|negative|significant)\b", words):
             assert "fox" not in words, words
-    assert "−0.088 nats at 4,096 against its own 256 (a point, no claim)" in text
-    few = write_words(results(seeds=2))
-    assert "no verdicts, for want of training seeds" in few
-    assert not re.search(r"better are|worse are|held to 4|broke by", few)
+    assert "−0.088 nats at 4,096 relative to 256 (point estimate)" in text
+    few = findings_of(results(seeds=2))
+    assert "no verdicts" in few
+    assert not re.search(r"better|worse|held to|broken|positive|negative", few)
 
 
-def write_words(record: dict) -> str:
+def findings_of(record: dict) -> str:
     study = read_study(record)
     comparison = derive(study, read_losses(study, "long", ()))
     return " ".join([*lead(comparison), *(sentence(line, comparison) for line in comparison.lines)])
@@ -148,17 +157,17 @@ def write_words(record: dict) -> str:
 
 def test_who_has_learned_nothing_is_named_first():
     record = results(schemes=("rope", "none"))
-    assert "Beware" not in write_words(record)
+    assert "undertrained" not in findings_of(record)
     for cell in record["cells"]:
         found = cell.get("evaluations", {}).get("long", {})
         found["unigram_unit_nll"] = [0.5 for _ in found.get("unigram_unit_nll", [])]
-    said = write_words(record)
-    assert "Beware: rope" in said and "as trained at 256, predicted no better than a unigram model" in said
+    said = findings_of(record)
+    assert "undertrained: rope" in said and "(0.500 nats)" in said
 
 
 def test_nobody_gains_is_said_so():
-    words = write_words(results(schemes=("rope", "window", "none")))
-    assert "At 4,096 no scheme is shown to gain from context beyond 256" in words
+    found = findings_of(results(schemes=("rope", "window", "none")))
+    assert "truncation at 4,096" in found and "positive for no scheme; negative for rope" in found
 
 
 def test_every_number_is_in_the_rows(written):
@@ -192,7 +201,7 @@ def test_a_study_that_has_not_finished_reports_what_it_has(tmp_path):
         cell |= {"status": "pending", "training": None, "timing": {}, "evaluations": {}}
     write_report(record, tmp_path)
     text = (tmp_path / "report.md").read_text(encoding="utf-8")
-    assert "No evaluation of text has finished yet" in text and "20 pending" in text
+    assert "No loss evaluation has finished yet" in text and "20 pending" in text
 
 
 def test_names_with_signs_of_markup_stay_words(tmp_path):
@@ -224,4 +233,4 @@ def test_a_second_evaluation_has_its_own_figures_and_sections(tmp_path):
     files = {file.name for file in write_report(record, tmp_path)}
     assert {"nll_by_length.png", "long_nll_by_length.png", "difference.svg", "long_difference.svg"} <= files
     text = (tmp_path / "report.md").read_text(encoding="utf-8")
-    assert text.index("NLL against context length (valid)") < text.index("NLL against context length (long)")
+    assert text.index("## NLL by context length (valid)") < text.index("## NLL by context length (long)")

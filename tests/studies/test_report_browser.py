@@ -1,6 +1,6 @@
 import pytest
 
-from studies.report import write_report
+from studies.report.report import write_report
 from tests.studies.browser import Browser, find_browser
 from tests.studies.synthetic import results
 
@@ -75,6 +75,10 @@ def test_words_are_large_enough_on_a_phone(browser, folder):
     drawn = browser.value("""[...document.querySelectorAll('figure svg')].map(
         e => e.getBoundingClientRect().width / e.viewBox.baseVal.width)""")
     assert min(drawn) * 8 >= 7  # the smallest words of a figure are 8 points
+    cut = browser.value(
+        "[...document.querySelectorAll('.pan')].filter(e => e.scrollWidth > e.clientWidth).length"
+    )
+    assert cut == 0  # the names right of the lines are seen without scrolling
 
 
 def test_paper_shows_all_of_every_table(browser, folder):

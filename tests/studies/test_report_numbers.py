@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from studies.compare import derive, set_apart
 from studies.errors import StudyError
-from studies.stored import evaluations_of, read_losses, read_study
-from studies.words import lead
+from studies.report.findings import lead
+from studies.results.compare import derive, split_by_seen
+from studies.results.stored import evaluations_of, read_losses, read_study
 from tests.studies.synthetic import L0, LENGTHS, TRUTH, YARN, results
 
 GROUP = ()
@@ -21,14 +21,14 @@ def derived(record: dict):
     return derive(study, losses)
 
 
-def raw(record: dict, scheme: str, rule: str, length: int) -> np.ndarray:
+def raw(record: dict, scheme: str, method: str, length: int) -> np.ndarray:
     """(S, D) straight from the file."""
     found = [
         row["unit_nll"]
         for cell in record["cells"]
         if cell["status"] == "done" and cell["axes"]["scheme"] == scheme
         for row in cell["evaluations"]["long"]["cells"]
-        if (row["rule"], row["length"]) == (rule, length)
+        if (row["method"], row["length"]) == (method, length)
     ]
     return np.array(found, dtype=float)
 
@@ -94,7 +94,7 @@ def test_the_same_checkpoints_under_a_rule_are_paired_seed_by_seed(record, compa
 
 
 def test_verdicts_follow_the_truth(comparison):
-    words = {line.variant.name: [one.word for one in line.beyond] for line in comparison.lines}
+    words = {line.variant.name: [one.verdict for one in line.beyond] for line in comparison.lines}
     assert words["rope"] == words["none"] == words["sinusoidal"] == ["broken"] * 4
     assert words["rope + yarn"] == ["held", "broken", "broken", "broken"]
     assert words["alibi"] == words["window"] == ["held"] * 4
@@ -104,7 +104,7 @@ def test_verdicts_follow_the_truth(comparison):
     assert (lines["window"].held_to, lines["window"].break_point) == (4096, None)
     assert not lines["fox"].claims and lines["fox"].held_to is None and lines["fox"].reach is None
     for line in comparison.lines:
-        truth = YARN[1] if line.variant.rule == "yarn" else TRUTH[line.variant.scheme][1]
+        truth = YARN[1] if line.variant.method == "yarn" else TRUTH[line.variant.scheme][1]
         for one, true in zip(line.beyond, truth or (), strict=True):
             assert one.delta.estimate == pytest.approx(true, abs=0.03)
 
@@ -127,24 +127,24 @@ def test_held_is_lost_for_good_where_a_shorter_length_is_not_held():
             row = next(
                 r
                 for r in cell["evaluations"]["long"]["cells"]
-                if r["rule"] == "trained" and r["length"] == 1024
+                if r["method"] == "trained" and r["length"] == 1024
             )
             row["unit_nll"] = [v + 0.021 * (1 + 0.6 * (-1) ** j) for j, v in enumerate(row["unit_nll"])]
-    words = [one.word for one in derived(record).line("window").beyond]
-    assert words == ["held", "undecided", "undecided", "undecided"]
+    words = [one.verdict for one in derived(record).line("window").beyond]
+    assert words == ["held", "inconclusive", "inconclusive", "inconclusive"]
 
 
 def test_held_is_lost_for_good_where_a_shorter_length_has_no_number():
     record = results(noise=1e-4, schemes=("rope", "window"))
     for cell in record["cells"][3:6]:
         for row in cell["evaluations"]["long"]["cells"]:
-            if row["rule"] == "trained" and row["length"] == 1024:
+            if row["method"] == "trained" and row["length"] == 1024:
                 row |= {"nll": None, "unit_nll": None, "failure": "not finite"}
     line = derived(record).line("window")
-    assert [(one.length, one.word) for one in line.beyond] == [
+    assert [(one.length, one.verdict) for one in line.beyond] == [
         (512, "held"),
-        (2048, "undecided"),
-        (4096, "undecided"),
+        (2048, "inconclusive"),
+        (4096, "inconclusive"),
     ]
     assert next(one for one in line.readings if one.length == 1024).failure == "not finite"
 
@@ -154,7 +154,7 @@ def test_context_reach_is_tested_from_the_longest_downwards():
     for line in derived(results(noise=1e-4)).lines:
         if not line.claims:
             continue
-        truth = (0.0, *(YARN[1] if line.variant.rule == "yarn" else TRUTH[line.variant.scheme][1]))
+        truth = (0.0, *(YARN[1] if line.variant.method == "yarn" else TRUTH[line.variant.scheme][1]))
         reach = None
         for n in reversed(range(len(LENGTHS) - 1)):
             if any(truth[n] - truth[m] >= 0.02 for m in range(n + 1, len(LENGTHS))):
@@ -180,7 +180,7 @@ def test_reach_stops_at_the_first_failure():
 def test_too_few_units_or_seeds_are_points():
     for record in (results(units=5), results(seeds=2)):
         comparison = derived(record)
-        assert all(one.word == "points only" for line in comparison.lines for one in line.beyond)
+        assert all(one.verdict == "points only" for line in comparison.lines for one in line.beyond)
         assert all(math.isnan(d.interval.low) for d in comparison.differences)
         assert all(line.held_to is None and line.break_point is None for line in comparison.lines)
 
@@ -193,7 +193,7 @@ def test_pooled_seed_variance_only_by_declaration(record):
     shifts = []
     for line in plain.lines:
         if line.variant.name not in ("learned", "fox"):  # one has no such length, the other one seed
-            nll = raw(record, line.variant.scheme, line.variant.rule, 2048)
+            nll = raw(record, line.variant.scheme, line.variant.method, 2048)
             shifts.append((nll - raw(record, line.variant.scheme, "trained", L0)).mean(1))
     expected = np.mean([one.var(ddof=1) for one in shifts])
     for name in names:
@@ -204,7 +204,7 @@ def test_pooled_seed_variance_only_by_declaration(record):
 
 
 def test_what_cannot_change_makes_no_pooled_variance_smaller(record):
-    """As trained at L0 the change is 0 for every seed; a rule's change there is not."""
+    """As trained at L0 the change is 0 for every seed; a method's change there is not."""
     declared = copy.deepcopy(record)
     declared["study"]["report"]["pool_seed_variance"] = True
     for seed, off in enumerate((0.0, 0.01, 0.05)):
@@ -218,7 +218,7 @@ def test_what_cannot_change_makes_no_pooled_variance_smaller(record):
 def test_units_of_the_training_text_stand_apart():
     record = results(seen=2)
     comparison = derived(record)
-    found = {(one.variant, one.where): one for one in set_apart(comparison)}
+    found = {(one.variant, one.where): one for one in split_by_seen(comparison)}
     gain = raw(record, "rope", "trained", L0) - raw(record, "rope", "trained", 4096)
     unseen, seen = found["rope", "unseen"], found["rope", "seen"]
     assert (unseen.units, seen.units) == (7, 2)
@@ -226,7 +226,7 @@ def test_units_of_the_training_text_stand_apart():
     assert unseen.gain.half == pytest.approx(two_way(gain[:, 2:])[1])
     assert seen.gain.estimate == pytest.approx(gain[:, :2].mean()) and math.isnan(seen.gain.low)
     assert unseen.targets == comparison.losses.targets[2:].sum()
-    assert set_apart(derived(results(seen=0))) == [] == set_apart(derived(results(seen=9)))
+    assert split_by_seen(derived(results(seen=0))) == [] == split_by_seen(derived(results(seen=9)))
 
 
 def test_results_on_other_targets_are_not_mixed_in(record):
@@ -235,40 +235,30 @@ def test_results_on_other_targets_are_not_mixed_in(record):
     cell["evaluations"]["long"]["targets_hash"] = "ff" * 32
     comparison = derived(other)
     assert comparison.line("none").trained.seeds == (2,)
-    assert list(comparison.losses.apart) == ["scheme=none,seed=1"]
-    assert "targets_hash differs" in comparison.losses.apart["scheme=none,seed=1"]
+    assert list(comparison.losses.excluded) == ["scheme=none,seed=1"]
+    assert "targets_hash differs" in comparison.losses.excluded["scheme=none,seed=1"]
 
 
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
-        ("scored_hash", "ee" * 32, "scored_hash differs"),
         ("corpus_hash", "ee" * 32, "corpus_hash differs"),
-        ("dtype", "bfloat16", "another dtype"),
-        ("trained_length", 128, "another trained_length"),
+        ("dtype", "bfloat16", "dtype differs"),
+        ("trained_length", 128, "trained_length differs"),
     ],
 )
 def test_results_on_other_scored_tokens_or_terms_are_not_mixed_in(record, key, value, words):
-    """The same targets, of which others were dropped, are other targets."""
     other = copy.deepcopy(record)
     cell = next(c for c in other["cells"] if c["id"] == "scheme=none,seed=1")
     cell["evaluations"]["long"][key] = value
     found = derived(other).losses
-    assert words in found.apart["scheme=none,seed=1"] and set(found.nll["none", 256]) == {"0", "2"}
+    assert words in found.excluded["scheme=none,seed=1"] and set(found.nll["none", 256]) == {"0", "2"}
 
 
-def test_results_of_before_targets_could_be_dropped_stand_beside_those_that_dropped_none(record):
-    other = copy.deepcopy(record)
-    for cell in other["cells"][3:-1]:
-        result = cell["evaluations"]["long"]
-        result["scored_hash"] = result["targets_hash"]
-    assert derived(other).losses.apart == {}
-
-
-def rows(record: dict, scheme: str, seed: int, rule: str, lengths=LENGTHS) -> list[dict]:
+def rows(record: dict, scheme: str, seed: int, method: str, lengths=LENGTHS) -> list[dict]:
     cell = next(c for c in record["cells"] if c["id"] == f"scheme={scheme},seed={seed}")
     found = cell["evaluations"]["long"]["cells"]
-    return [row for row in found if row["rule"] == rule and row["length"] in lengths]
+    return [row for row in found if row["method"] == method and row["length"] in lengths]
 
 
 def test_a_length_that_fails_for_one_seed_is_not_judged_by_the_others(comparison):
@@ -281,8 +271,8 @@ def test_a_length_that_fails_for_one_seed_is_not_judged_by_the_others(comparison
     found = derived(record)
     line = found.line("alibi")
     assert line.at(1024) is None and line.held_to == 512
-    assert {one.word for one in line.beyond if one.length > 1024} == {"undecided"}
-    assert "not finite (not so for seed 0, 1, 3)" in found.losses.missing["alibi", 1024]
+    assert {one.verdict for one in line.beyond if one.length > 1024} == {"inconclusive"}
+    assert "not finite (measured for seed 0, 1, 3)" in found.losses.missing["alibi", 1024]
     assert found.family == comparison.family  # it was to be measured, and counts
     assert derived(record).line("window").reach == 256
     rows(record, "window", 2, "trained", [1024])[0].update(row)
@@ -306,12 +296,12 @@ def test_no_verdict_where_bfloat16_is_off_by_a_tenth_of_the_tolerance(record, of
     other = copy.deepcopy(record)
     rows(other, "rope", 1, where, [512])[0]["bfloat16_minus_float32"] = off
     found = derived(other)
-    words = {one.word for one in found.line("rope + yarn").beyond}
-    assert words == ({"held", "broken"} if told else {"undecided"})
-    assert ("No verdicts for" in " ".join(lead(found))) != told
+    words = {one.verdict for one in found.line("rope + yarn").beyond}
+    assert words == ({"held", "broken"} if told else {"inconclusive"})
+    assert ("bfloat16" in " ".join(lead(found))) != told
     assert found.line("alibi").held_to == 4096
     if where == "yarn":  # as trained it is exact
-        assert {one.word for one in found.line("rope").beyond} == {"broken"}
+        assert {one.verdict for one in found.line("rope").beyond} == {"broken"}
     elif not told:
         assert found.line("rope").reach is None
 
@@ -343,9 +333,9 @@ def test_lengths_and_sizes_make_groups_that_are_compared_within():
     ("change", "words"),
     [
         (lambda r: r.update(format=2), "format 2"),
-        (lambda r: r.pop("cells"), "no results file"),
+        (lambda r: r.pop("cells"), "not a results file"),
         (lambda r: r["study"]["report"].update(baseline="rop"), "report.baseline=rop"),
-        (lambda r: r["study"]["variants"].update(x={"scheme": "nix", "rule": "yarn"}), r"x \(scheme nix\)"),
+        (lambda r: r["study"]["variants"].update(x={"scheme": "nix", "method": "yarn"}), r"x \(scheme nix\)"),
     ],
 )
 def test_what_no_study_writes_is_refused(record, change, words):

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from studies.others import read_other
-from studies.report import write_report
-from studies.stored import read_study
+from studies.report.report import write_report
+from studies.report.sections import accuracy_table, attention_table
+from studies.results.others import read_other
+from studies.results.stored import read_study
 from tests.studies.synthetic import results
 from tests.studies.synthetic_others import CHANCE, LENGTHS, add
 
@@ -35,7 +36,7 @@ def test_accuracy_is_recipe_b_over_seeds_and_haystacks(record):
     one = found.accuracy["window", 256]
     assert one.share.estimate == pytest.approx(shares.mean()) and one.share.half == pytest.approx(half)
     assert one.exact == pytest.approx(shares.mean() / 2)
-    assert one.word(CHANCE) == "above chance" and one.word(0.99) == "not shown above chance"
+    assert one.verdict(CHANCE) == "above chance" and one.verdict(0.99) == "not shown above chance"
 
 
 def test_rules_are_variants_and_depths_are_means_over_seeds(record):
@@ -47,7 +48,7 @@ def test_rules_are_variants_and_depths_are_means_over_seeds(record):
 
 def test_fewer_than_three_seeds_claim_nothing_about_tasks():
     found = read_other(read_study(add(results(seeds=2, schemes=("rope", "window")))), "passkey", ())
-    assert {one.word(CHANCE) for one in found.accuracy.values()} == {"point"}
+    assert {one.verdict(CHANCE) for one in found.accuracy.values()} == {"point"}
 
 
 def test_items_that_differ_are_not_mixed_in():
@@ -65,12 +66,21 @@ def test_attention_is_the_mean_over_layers_heads_and_seeds(record):
         for cell in record["cells"]
         if cell["axes"]["scheme"] == "rope"
         for row in cell["evaluations"]["attention"]["cells"]
-        if (row["rule"], row["length"], row["measure"], row["layer"]) == ("yarn", 512, "logit_std", None)
+        if (row["method"], row["length"], row["measure"], row["layer"]) == ("yarn", 512, "logit_std", None)
     ]
     assert len(values) == 3
     assert found.means["rope + yarn", 512, "logit_std"] == pytest.approx(np.mean(values))
     assert min(found.means.values()) > -1  # no single layer among them
     assert found.lengths == [256, 512, 1024]
+
+
+def test_attention_is_shown_at_both_ends(record):
+    found = read_other(read_study(record), "attention", ())
+    table = attention_table(found)
+    assert table.title == f"Attention at {found.trained_length:,} → {max(found.lengths):,} tokens"
+    row = dict(zip(table.columns, next(row for row in table.rows if row[0] == "rope"), strict=True))
+    ends = [found.means["rope", n, "logit_max"] for n in (found.trained_length, max(found.lengths))]
+    assert row["largest logit"] == f"{ends[0]:.3g} → {ends[1]:.3g}" and len(found.lengths) > 2
 
 
 def test_the_losses_of_text_are_none_of_these(record):
@@ -85,13 +95,28 @@ def test_the_report_has_a_section_and_figures_for_each(record, tmp_path):
     text = (tmp_path / "report.md").read_text(encoding="utf-8")
     for title in (
         "Task: passkey",
-        "Attention beyond the trained length",
-        "Text generated past",
+        "Attention beyond the training length",
+        "Generated text beyond",
         "NLL by position",
     ):
         assert f"## {title}" in text
-    assert "surely above chance up to 512" in text and "**alibi**: right in 90%" in text
+    assert "above chance up to 512" in text and "**alibi**: accuracy 90%" in text
     assert "| rope | greedy | 50% → 70% | 2.00 → 4.00 | 128–256 → 512–1,024 |" in text
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     # Words in the cells of a heat map keep their colour on a dark page, as the cells do.
     assert "fill: #111111" in page and "fill: #fefefe" in page
+
+
+def test_right_answers_surely_above_chance_are_shaded(record):
+    found = read_other(read_study(record), "passkey", ())
+    first, last = found.lengths[0], found.lengths[-1]
+    del found.accuracy["alibi", last]
+    table, tones = accuracy_table(found), set()
+    for variant, *cells in table.rows:
+        for length, cell in zip(found.lengths, cells, strict=True):
+            one = found.accuracy.get((variant, length))
+            above = one is not None and one.share.low > CHANCE
+            assert cell.tone == ("faint" if one is None else "held" if above else "")
+            tones.add(cell.tone)
+    assert tones == {"held", "faint", ""}
+    assert f"alibi {100 * found.accuracy['alibi', first].exact:.0f}%" in table.note

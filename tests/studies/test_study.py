@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from studies.errors import StudyError
-from studies.records import VOLATILE
-from studies.report import write_report
+from studies.report.report import write_report
+from studies.running.records import VOLATILE
 from tests.studies.conftest import ROOT, STUDY
 from tests.studies.forks import call
-from training.log import read_metrics
+from training.logging.metrics_file import read_metrics
 
 CELLS = [f"scheme={scheme},seed={seed}" for scheme in ("rope", "learned") for seed in (0, 1)]
 
@@ -35,7 +35,7 @@ def clean(home, write_study, monkeypatch) -> tuple[Path, Path]:
     """(study file, folder of the study, done once)."""
     file, folder = write_study(), home / "clean"
     if not folder.exists():
-        assert call(monkeypatch, file, "--folder", folder, "--jobs", 2) == 0
+        assert call(monkeypatch, file, "--run-dir", folder, "--jobs", 2) == 0
     return file, folder
 
 
@@ -64,12 +64,12 @@ def test_a_study_trains_measures_and_gathers(clean):
 
 def test_a_variant_adds_its_rule_to_the_runs_of_its_scheme_alone(clean):
     for cell in results(clean[1])["cells"]:
-        table = {(row["rule"], row["length"]): row for row in cell["evaluations"]["held-out"]["cells"]}
+        table = {(row["method"], row["length"]): row for row in cell["evaluations"]["held-out"]["cells"]}
         if cell["axes"]["scheme"] == "rope":
-            assert {rule for rule, _ in table} == {"trained", "truncate", "yarn"}
+            assert {method for method, _ in table} == {"trained", "truncate", "yarn"}
             assert all(row["nll"] > 0 for row in table.values())
         else:
-            assert {rule for rule, _ in table} == {"trained", "truncate"}
+            assert {method for method, _ in table} == {"trained", "truncate"}
             beyond = table["trained", 48]
             assert beyond["nll"] is None and "positions end after 24" in beyond["failure"]
             assert table["trained", 24]["nll"] > 0
@@ -91,7 +91,7 @@ def test_what_is_done_is_not_done_again(clean, monkeypatch, capsys):
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.suffix in kinds}
     logs = {path: path.read_bytes() for path in folder.glob("logs/*/*.log")}
     text = (folder / "results.json").read_bytes()
-    assert call(monkeypatch, file, "--folder", folder) == 0
+    assert call(monkeypatch, file, "--run-dir", folder) == 0
     assert {path: path.read_bytes() for path in folder.glob("logs/*/*.log")} == logs and len(logs) == 8
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert (folder / "results.json").read_bytes() == text
@@ -102,7 +102,7 @@ def test_a_run_that_is_there_already_is_taken_over(clean, monkeypatch, tmp_path)
     file, folder = clean
     other = tmp_path / "other"
     shutil.copytree(folder / "runs" / CELLS[0], other / "runs" / CELLS[0])
-    assert call(monkeypatch, file, "--folder", other, "--only", "scheme=rope*", "--no-training") == 0
+    assert call(monkeypatch, file, "--run-dir", other, "--only", "scheme=rope*", "--no-training") == 0
     found = {cell["id"]: cell for cell in results(other)["cells"]}
     assert not (other / "logs" / CELLS[0] / "training.log").exists()
     assert [cell["status"] for cell in found.values()] == ["done", "pending", "pending", "pending"]
@@ -118,25 +118,25 @@ def test_an_altered_checkpoint_or_result_is_made_again(clean, monkeypatch, tmp_p
     touched = other / "runs" / CELLS[2] / "evaluation" / "held-out" / "results.json"
     touched.write_text(touched.read_text(encoding="utf-8").replace("fixed-targets", "fixed-tragets"), "utf-8")
     # No checkpoint is left that could be resumed: train.py refuses, and the other cells go on.
-    assert call(monkeypatch, file, "--folder", other) == 1
+    assert call(monkeypatch, file, "--run-dir", other) == 1
     found = {cell["id"]: cell for cell in results(other)["cells"]}
     assert found[CELLS[1]]["status"] == "failed" and "no good checkpoint is left" in found[CELLS[1]]["error"]
     assert "logs/scheme=rope,seed=1/training.log" in found[CELLS[1]]["error"]
     assert lasting(results(other))["cells"][2] == lasting(results(folder))["cells"][2]
     assert found[CELLS[0]]["status"] == found[CELLS[3]]["status"] == "done"
     shutil.rmtree(other / "runs" / CELLS[1])
-    assert call(monkeypatch, file, "--folder", other) == 0
+    assert call(monkeypatch, file, "--run-dir", other) == 0
     assert lasting(results(other)) == lasting(results(folder))
 
 
 def test_a_cell_of_an_array_is_gathered_by_the_next_call(clean, monkeypatch, tmp_path, capsys):
     file, folder = clean
     other = tmp_path / "other"
-    assert call(monkeypatch, file, "--folder", other, "--cell", 2) == 0
+    assert call(monkeypatch, file, "--run-dir", other, "--cell", 2) == 0
     assert not (other / "results.json").exists() and (other / "cells" / f"{CELLS[2]}.json").is_file()
     with pytest.raises(StudyError, match="the cells are 0 to 3"):
-        call(monkeypatch, file, "--folder", other, "--cell", 4)
-    assert call(monkeypatch, file, "--folder", other, "--no-training") == 0
+        call(monkeypatch, file, "--run-dir", other, "--cell", 4)
+    assert call(monkeypatch, file, "--run-dir", other, "--no-training") == 0
     assert lasting(results(other))["cells"][2] == lasting(results(folder))["cells"][2]
 
 
@@ -150,61 +150,59 @@ def test_everything_that_cannot_work_is_refused_at_once(write_study, monkeypatch
     ).replace(
         "evaluations:",
         """evaluations:
-  unknown: {{words: [protocol=sideways]}}
-  wordy: {{words: [lenghts=3]}}
-  elsewhere: {{words: [targets=8], data: ["data.source={{name: files, path: nowhere}}"]}}
-  illegal: {{words: [targets=8, "rules={{other: [model.position.name=alibi]}}"]}}
-  wide-apart: {{words: [targets=64]}}""",
+  unknown: {{overrides: [protocol=sideways]}}
+  wordy: {{overrides: [lenghts=3]}}
+  elsewhere: {{overrides: [targets=8], data: ["data.source={{name: files, path: nowhere}}"]}}
+  illegal: {{overrides: [targets=8, "methods={{other: [model.position.name=alibi]}}"]}}
+  wide-apart: {{overrides: [targets=64]}}""",
     )
     file, folder = write_study(text), tmp_path / "other"
     with pytest.raises(StudyError) as caught:
-        call(monkeypatch, file, "--folder", folder)
+        call(monkeypatch, file, "--run-dir", folder)
     said = str(caught.value)
     for words in (
-        "10 of 10 cells cannot work; nothing was started",
+        "10 of 10 cells cannot run",
         "scheme=wide,seed=0; scheme=wide,seed=1: model: dim 24",
         "rpe.yaml: no such file",
         "longer than the 9 positions",
         "protocol=sideways is unknown",
         "did you mean lengths",
         "nowhere",
-        "targets=64 is more than train_length=24",
-        "rule 'other'",
+        "targets=64 exceeds train_length=24",
+        "method 'other'",
     ):
         assert words in said, words
     assert not folder.exists()
     file = write_study(STUDY.replace("primary: held-out", "primary: held-out, lengths: [48, 96]"))
     with pytest.raises(StudyError, match=r"report\.lengths: 96 not among .*held-out: 24, 48"):
-        call(monkeypatch, file, "--folder", folder)
+        call(monkeypatch, file, "--run-dir", folder)
     assert not folder.exists()
     # What only the text can tell is told next, again for all cells and before any training.
-    far = """  far: {{words: ["lengths=[8192]", targets=8]}}\nreport:"""
+    far = """  far: {{overrides: ["lengths=[8192]", targets=8]}}\nreport:"""
     file = write_study(STUDY.replace("[24,48]", "[24,4096]").replace("report:", far))
     with pytest.raises(
         StudyError, match=r"(?s)every cell: evaluations.held-out: length 4096.*longest usable"
     ):
-        call(monkeypatch, file, "--folder", folder)
+        call(monkeypatch, file, "--run-dir", folder)
     with pytest.raises(StudyError, match=r"every cell: evaluations\.far: length 8192"):
-        call(monkeypatch, file, "--folder", folder)
+        call(monkeypatch, file, "--run-dir", folder)
     with pytest.raises(StudyError, match=r"every cell: evaluations\.far: length 8192"):
-        call(monkeypatch, file, "--folder", folder, "--dry-run")
+        call(monkeypatch, file, "--run-dir", folder, "--dry-run")
     assert not (folder / "runs").exists()
 
 
 def test_a_run_of_other_settings_is_left_alone(clean, write_study, monkeypatch):
     other = write_study(STUDY.replace("[{base}]", "[{base}, train_length=16]"))
-    with pytest.raises(
-        StudyError, match=r"(?s)4 of 4 cells.*other settings \(train_length.*another --folder"
-    ):
-        call(monkeypatch, other, "--folder", clean[1])
+    with pytest.raises(StudyError, match=r"(?s)4 of 4 cells.*other settings \(train_length"):
+        call(monkeypatch, other, "--run-dir", clean[1])
 
 
 def test_the_plan_is_told_and_nothing_started(clean, monkeypatch, capsys, tmp_path):
     file, folder = clean
-    assert call(monkeypatch, file, "--folder", folder, "--dry-run") == 0
+    assert call(monkeypatch, file, "--run-dir", folder, "--dry-run") == 0
     said = capsys.readouterr().out
     assert said.count(" done") >= 4 and "everything is done" in said
-    assert call(monkeypatch, file, "--folder", tmp_path / "new", "--dry-run") == 0
+    assert call(monkeypatch, file, "--run-dir", tmp_path / "new", "--dry-run") == 0
     said = capsys.readouterr().out
     assert "4 of 4 cells left" in said and "left: training, held-out" in said and "1,152" in said
     assert not (tmp_path / "new").exists()
@@ -219,13 +217,13 @@ def test_help_teaches(monkeypatch, capsys):
         "grid:",
         "variants:",
         "skip:",
-        "evaluations.KEY.data",
+        "evaluations",
         "report.tolerance",
         "--slurm",
         "--jobs",
     ):
         assert words in said, words
-    with pytest.raises(StudyError, match="which study"):
+    with pytest.raises(StudyError, match="no study file"):
         call(monkeypatch)
     assert (ROOT / "configs" / "studies" / "quick.yaml").is_file()
 
@@ -234,11 +232,11 @@ def test_an_evaluation_that_fails_takes_nothing_else_with_it(clean, write_study,
     folder = tmp_path / "other"
     shutil.copytree(clean[1], folder)
     tight = """  tight:
-    words: ["lengths=[24]", targets=8, memory=0.000001]
+    overrides: ["lengths=[24]", targets=8, memory=0.000001]
     skip: [{{scheme: learned}}]
 report:"""
     file = write_study(STUDY.replace("report:", tight))
-    assert call(monkeypatch, file, "--folder", folder, "--only", "*seed=0") == 1
+    assert call(monkeypatch, file, "--run-dir", folder, "--only", "*seed=0") == 1
     found = results(folder)["cells"]
     assert found[0]["status"] == "failed" and found[0]["error"].startswith("tight: length 24 needs about")
     assert "logs/scheme=rope,seed=0/tight.log" in found[0]["error"]
@@ -247,12 +245,12 @@ report:"""
 
 def test_text_that_was_trained_on_is_refused_before_training(write_study, monkeypatch, tmp_path):
     known = """  known:
-    words: ["lengths=[48]", targets=8]
+    overrides: ["lengths=[48]", targets=8, least_documents=20]
     data: ["data.source={{name: files, path: {corpus}}}"]
 report:"""
     file = write_study(STUDY.replace("report:", known))
     with pytest.raises(StudyError, match=r"every cell: evaluations\.known: .*training text"):
-        call(monkeypatch, file, "--folder", tmp_path / "other")
+        call(monkeypatch, file, "--run-dir", tmp_path / "other")
     assert not (tmp_path / "other" / "runs").exists()
 
 
@@ -263,10 +261,10 @@ def test_the_report_is_made_of_the_stored_results_alone(clean, monkeypatch, tmp_
     alone = tmp_path / "alone"
     alone.mkdir()
     shutil.copy(folder / "results.json", alone)
-    assert call(monkeypatch, "--report", "--folder", alone, report=write_report) == 0
+    assert call(monkeypatch, "--report", "--run-dir", alone, report=write_report) == 0
     assert capsys.readouterr().out.strip() == f"report: {alone / 'report.html'}"
     assert "rope + yarn" in (alone / "report.md").read_text(encoding="utf-8")
-    assert call(monkeypatch, file, "report.baseline=learned", "--report", "--folder", alone) == 0
+    assert call(monkeypatch, file, "report.baseline=learned", "--report", "--run-dir", alone) == 0
     assert json.loads((alone / "report.html").read_text("utf-8"))["study"]["report"]["baseline"] == "learned"
-    with pytest.raises(StudyError, match=r"results\.json does not exist: run the study first"):
-        call(monkeypatch, "--report", "--folder", tmp_path / "nowhere")
+    with pytest.raises(StudyError, match=r"results\.json does not exist"):
+        call(monkeypatch, "--report", "--run-dir", tmp_path / "nowhere")

@@ -6,15 +6,16 @@ import sys
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from scripts import plot_run
 from studies.errors import StudyError
-from studies.training_curves import centred_mean, names_of, read_curves
-from studies.training_figure import training_figure
+from studies.report.training_figure import _frame, thinned, training_figure
+from studies.results.training_curves import centred_mean, names_of, read_curves
 from training.files import write_json
-from training.log import MetricsLog
-from training.run import MANIFEST
+from training.logging.metrics_file import MetricsFile
+from training.run.directory import MANIFEST
 
 
 def make_run(folder, steps=range(1, 41), length=16, tokenizer="a", loss=lambda step: 8 / step, lineage=()):
@@ -29,13 +30,13 @@ def make_run(folder, steps=range(1, 41), length=16, tokenizer="a", loss=lambda s
     def told(step, factor=1.0):
         return {"loss": factor * loss(step), "lr": 1e-3 * step, "tokens": 100 * step, "data": "x"}
 
-    with MetricsLog(folder / "metrics.jsonl", 0) as log:
+    with MetricsFile(folder / "metrics.jsonl", 0) as log:
         for step in steps:
             log.write(step, **told(step, factor=100.0))
-    with MetricsLog(folder / "metrics.jsonl", 0) as log:
+    with MetricsFile(folder / "metrics.jsonl", 0) as log:
         for step in (step for step in steps if step <= half):
             log.write(step, **told(step))
-    with MetricsLog(folder / "metrics.jsonl", half) as log:
+    with MetricsFile(folder / "metrics.jsonl", half) as log:
         for step in (step for step in steps if step > half):
             log.write(step, **told(step))
             if step % 10 == 0:
@@ -102,8 +103,8 @@ def test_the_script_draws_what_the_table_says(tmp_path, monkeypatch, capsys):
     said = texts(training_figure(runs, 0.02))
     for part in ("one  0.200", "other  4.000", "held out, 1 × L0 = 16", "2 × L0 = 32", "tokenizers differ"):
         assert part in said, part
-    assert "| resumed" in said and "positions change" in said and "changed no weight" not in said
-    assert "dotted: windows of another length" in said and "32" in said.splitlines() and "fork" not in said
+    assert "| resumed" in said and "change of positions" in said and "skipped" not in said
+    assert "dotted: change of the window length" in said and "32" in said.splitlines() and "fork" not in said
     alone = texts(training_figure(runs[:1], 0.02))
     assert "16 (1 × L0)  2.000" in alone and "32 (2 × L0)  3.400" in alone
 
@@ -114,7 +115,7 @@ def test_a_fork_is_marked_where_it_leaves_its_parent(tmp_path):
     branch = read_curves(make_run(tmp_path / "branch", lineage=lineage[1:]), "branch")
     assert fork.forked == [(20, "stem")] and branch.forked == []
     figure = training_figure([fork], 0.02)
-    assert "a fork of stem after step 20" in texts(figure) and "○ a fork leaves its parent" in texts(figure)
+    assert "a fork of stem after step 20" in texts(figure) and "○ start of a fork" in texts(figure)
     (mark,) = [line for line in figure.axes[0].lines if line.get_marker() == "o"]
     assert mark.get_xdata().tolist() == [2100] and mark.get_ydata().tolist() == [8 / 21]
 
@@ -133,9 +134,35 @@ def test_what_cannot_be_drawn_is_said(tmp_path):
     with pytest.raises(StudyError, match="no such run folder"):
         read_curves(tmp_path / "none", "x")
     write_json(tmp_path / MANIFEST, {"format": 1})
-    with pytest.raises(StudyError, match="has not trained a step yet"):
+    with pytest.raises(StudyError, match="no trained step"):
         read_curves(tmp_path, "x")
-    with pytest.raises(StudyError, match="given twice"):
+    with pytest.raises(StudyError, match="duplicate run"):
         names_of([tmp_path, tmp_path / "a" / ".."])
     assert names_of([tmp_path / "a" / "run", tmp_path / "b" / "run"]) == ["a/run", "b/run"]
     assert names_of([tmp_path / "a", tmp_path / "b"]) == ["a", "b"]
+    runs = [tmp_path / name for name in ("tiny-0123456789", "tiny-alibi-abcdef0123", "tiny-rope")]
+    assert names_of(runs) == ["tiny", "tiny-alibi", "tiny-rope"]
+    runs[1] = tmp_path / "tiny-abcdef0123"
+    assert names_of(runs) == ["tiny-0123456789", "tiny-abcdef0123", "tiny-rope"]
+
+
+def test_a_long_line_looks_the_same_thinned():
+    rng = np.random.default_rng(0)
+    x, y = np.arange(100_000.0), rng.normal(size=100_000)
+    y[500:600] = math.nan
+    short, drawn = thinned(x, y)
+    assert len(short) == len(drawn) == 8000 and (short[0], short[-1]) == (0, 99_999)
+    assert (np.diff(short) >= 0).all()
+    assert (np.nanmin(drawn), np.nanmax(drawn)) == (np.nanmin(y), np.nanmax(y))
+    assert np.isnan(drawn[40:48]).all() and np.isfinite(np.delete(drawn, np.s_[40:48])).all()
+    assert thinned(x[:8000], y[:8000])[1] is not None and len(thinned(x[:8000], y[:8000])[0]) == 8000
+
+
+@pytest.mark.parametrize(
+    ("most", "label"),
+    [(999, "999"), (1e3, "1k"), (999e3, "999k"), (1e6, "1M"), (1e9, "1B"), (1e12, "1T")],
+)
+def test_tokens_are_counted_in_the_largest_unit_that_the_axis_reaches(most, label):
+    axes = Figure().add_subplot()
+    _frame(axes, most, 4)
+    assert axes.xaxis.get_major_formatter()(most) == label

@@ -7,18 +7,20 @@ from collections.abc import Callable, Sequence
 import torch
 from accelerate.state import AcceleratorState, GradientState
 
-from data import Prepared
+from data import PreparedData
 from model import Transformer
 from tests import processes
-from training.average import Average
-from training.config import load_settings
+from train import forward_backward
+from training.config.load import load_settings
+from training.config.settings import RunSettings
+from training.distributed.parallel import Parallel
 from training.exposure import make_batches
-from training.gate import Gate
-from training.loop import Stepper, micro_batches
-from training.optimizer import make_optimizer
-from training.parallel import Parallel
-from training.settings import RunSettings
-from training.start import autocast_type, make_model
+from training.logging.step_metrics import StepResult, reduce_step
+from training.micro_batches import MicroBatch, micro_batches
+from training.optim.ema import EMA
+from training.optim.optimizer import guarded_step, make_optimizer
+from training.optim.step_guard import StepGuard
+from training.run.checks import autocast_type, make_model
 
 CLIP = 0.5  # below the norms of these trainings, so that every step is clipped
 
@@ -26,21 +28,19 @@ CLIP = 0.5  # below the norms of these trainings, so that every step is clipped
 class Training:
     """A run's model, optimizer and data; its learning rates stay at their peak."""
 
-    def __init__(self, words: Sequence[str], prepared: Prepared, prepare: Callable | None = None):
-        self.settings = load_settings(RunSettings, [*words, f"training.clip={CLIP}"])
+    def __init__(self, words: Sequence[str], prepared: PreparedData, prepare: Callable | None = None):
+        self.settings = load_settings(RunSettings, [*words, f"training.grad_clip={CLIP}"])
         t = self.settings.training
         self.parallel = Parallel(t)
-        autocast = autocast_type(t.precision, self.parallel.device)
+        self._autocast = autocast = autocast_type(t.precision, self.parallel.device)
         self.model: Transformer = make_model(self.settings, prepared.tokenizer.vocab_size).initialise(5)
         self.model.to(torch.float64 if t.precision == "float64" else torch.float32).train()
         if prepare is not None:
             prepare(self.model)
-        wrapped = self.parallel.wrap(self.model, autocast=autocast)
+        self._wrapped = self.parallel.wrap(self.model, autocast=autocast)
         self.optimizer = make_optimizer(self.model, t.optimizer)
-        gate = Gate(t.on_nonfinite, t.on_spike, self.parallel.device)
-        self.average = Average(self.model, t.ema, self.settings.steps) if t.ema else None
-        more = {"gate": gate, "average": self.average}
-        self._step = Stepper(self.parallel, wrapped, self.optimizer, clip=t.clip, autocast=autocast, **more)
+        self.guard = StepGuard(t.on_nonfinite, t.on_spike, self.parallel.device)
+        self.average = EMA(self.model, t.ema, self.settings.steps) if t.ema else None
         self._batches = make_batches(self.settings, prepared)
 
     def steps(self, start: int, stop: int) -> list[tuple[float, float]]:
@@ -50,9 +50,38 @@ class Training:
     def step(self, number: int) -> tuple[float, float]:
         t, length = self.settings.training, self.settings.train_length
         batch = self._batches.batch(number, self.parallel.rank, self.parallel.world)
-        parts = micro_batches(batch, t.micro_batch, length, self.parallel.device)
-        found = self._step(parts, batch.n_targets).read()
+        parts = micro_batches(batch, t.micro_batch_size, length, self.parallel.device)
+        found = update(
+            self._wrapped, self.parallel, self.optimizer, self.guard, parts, batch.n_targets,
+            max_norm=t.grad_clip, autocast=self._autocast, ema=self.average,
+        ).read()  # fmt: skip
         return found.loss, found.grad_norm
+
+
+def update(
+    model: torch.nn.Module,
+    parallel: Parallel,
+    optimizer: torch.optim.Optimizer,
+    guard: StepGuard,
+    parts: list[MicroBatch],
+    n_targets: int,
+    *,
+    max_norm: float | None = None,
+    autocast: torch.dtype | None = None,
+    ema: EMA | None = None,
+    status: int = 0,
+) -> StepResult:
+    """One update as in the loop of train.py."""
+    nll, requests = reduce_step(
+        parallel, forward_backward(model, parallel, parts, n_targets, autocast), status
+    )
+    loss, norm = nll / n_targets, parallel.clip_grad_norm(optimizer, max_norm)
+    decision = guard(loss, norm)
+    guarded_step(optimizer, decision.skip)
+    if ema:
+        ema.update(decision.skip)
+    optimizer.zero_grad(set_to_none=True)
+    return StepResult.of(loss, norm, requests, decision)
 
 
 def afresh(work: Callable):

@@ -17,15 +17,20 @@ from pathlib import Path
 
 import torch
 
-import data
 import train
-import training.start
+import training.run.setup
 from tests.processes import free_port
-from training import loop
+from training.distributed.parallel import Parallel
+from training.logging.metrics_logger import MetricsLogger
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT = 3.0  # training.rank_timeout
-ENDLESS = ["training.tokens=1000000000", "training.checkpoint.every=1", "training.validation.every=null"]
+BUSY = 30.0  # what a busy machine may take to leave; what does not leave takes a minute or more
+ENDLESS = [
+    "training.tokens=1000000000",
+    "training.checkpoint.interval=1",
+    "training.validation.interval=null",
+]
 
 
 def start(folder: Path, words: list[str], rank: int, port: int, before=None, world: int = 2) -> int:
@@ -43,7 +48,7 @@ def start(folder: Path, words: list[str], rank: int, port: int, before=None, wor
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "ACCELERATE_USE_CPU": "true"}
         if before is not None:
             before(folder, rank)
-        sys.argv = ["train.py", *words, f"training.rank_timeout={TIMEOUT}", "--folder", str(folder)]
+        sys.argv = ["train.py", *words, f"training.rank_timeout={TIMEOUT}", "--run-dir", str(folder)]
         runpy.run_path(str(ROOT / "train.py"), run_name="__main__")
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else 0
@@ -104,28 +109,31 @@ class Pair:
 
 def poison(folder: Path, rank: int) -> None:
     """At step 3 one gradient of rank 1 is NaN, at step 5 its loss is infinite; weights leave as a digest."""
-    real, count = loop.Stepper.__call__, 0
+    wrap, log, passes, models = Parallel.wrap, MetricsLogger.step, [0], []
 
-    def call(self, parts, n_targets, **more):
-        nonlocal count
-        count += 1
-        weight, handle = self._parameters[0], None
-        model = self.model
-        if rank == 1 and count == 3:
-            handle = weight.register_hook(lambda grad: grad * float("nan"))
-        if rank == 1 and count == 5:
-            self.model = lambda *places, **more: model(*places, **more) * float("inf")
-            self.model.no_sync = model.no_sync
-        outcome = real(self, parts, n_targets, **more)
-        self.model = model
-        if handle is not None:
-            handle.remove()
-        digest = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in self._parameters)).hexdigest()
+    def wrapped(self, model, **more):
+        weight, whole = next(model.parameters()), wrap(self, model, **more)
+        models.append(model)
+
+        def spoil(module, places, output):
+            if not torch.is_grad_enabled():
+                return None
+            passes[0] += 1
+            if rank == 1 and passes[0] == 3:
+                handle = weight.register_hook(lambda grad: handle.remove() or grad * float("nan"))
+            return output * float("inf") if rank == 1 and passes[0] == 5 else None
+
+        whole.register_forward_hook(spoil)
+        return whole
+
+    def step(self, *places):
+        log(self, *places)
+        weights = models[0].parameters()
+        digest = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in weights)).hexdigest()
         with open(f"{folder}.{rank}.weights", "a", encoding="ascii") as file:
             file.write(digest + "\n")
-        return outcome
 
-    loop.Stepper.__call__ = call
+    Parallel.wrap, MetricsLogger.step = wrapped, step
 
 
 def lost(folder: Path, words: list[str], number: signal.Signals) -> dict:
@@ -141,7 +149,7 @@ def lost(folder: Path, words: list[str], number: signal.Signals) -> dict:
 
 def signalled(folder: Path, words: list[str]) -> dict:
     """SIGUSR1 and then SIGTERM, to rank 1 alone; no checkpoint but that of the signal."""
-    pair = Pair(folder, [*words, *ENDLESS, "training.checkpoint.every=null"])
+    pair = Pair(folder, [*words, *ENDLESS, "training.checkpoint.interval=null"])
     wait_for(lambda: steps_of(folder) >= 3 or pair.poll(0))
     pair.send(signal.SIGUSR1, 1)
     pair.send(signal.SIGTERM, 1)
@@ -152,8 +160,8 @@ def signalled(folder: Path, words: list[str]) -> dict:
 def failing(folder: Path, words: list[str]) -> dict:
     """A run that was signalled goes on, and its metrics cannot be read, which the main rank alone does."""
     file = folder / "metrics.jsonl"
-    file.write_bytes(b"torn\n" + file.read_bytes())
-    pair = Pair(folder, [*words, *ENDLESS, "training.checkpoint.every=null"])
+    file.write_bytes(file.read_bytes() + b"torn\n")
+    pair = Pair(folder, [*words, *ENDLESS, "training.checkpoint.interval=null"])
     wait_for(pair.poll)
     return pair.told()
 
@@ -163,7 +171,7 @@ def slow_then_lost(number: signal.Signals):
     when it makes its model."""
 
     def before(folder: Path, rank: int) -> None:
-        prepare, make_model = data.prepare, training.start.make_model
+        prepare, make_model = training.run.setup.prepare, training.run.setup.make_model
 
         def slow(*places):
             time.sleep(1.5 * TIMEOUT)
@@ -179,11 +187,11 @@ def slow_then_lost(number: signal.Signals):
             checked(settings)
             os.environ["PREPARED"] = "1"  # models before this are for their limits alone
 
-        checked = training.start.check_model
+        checked = training.run.setup.check_model
         if rank == 0:
-            data.prepare = slow
+            training.run.setup.prepare = slow
         else:
-            training.start.check_model, training.start.make_model = check_model, hit
+            training.run.setup.check_model, training.run.setup.make_model = check_model, hit
 
     return before
 
@@ -206,7 +214,7 @@ def hold_up(folder: Path, rank: int) -> None:
         time.sleep(60)
 
     if rank == 0:
-        data.prepare = slow
+        training.run.setup.prepare = slow
 
 
 def signalled_early(folder: Path, words: list[str], number: signal.Signals) -> dict:

@@ -16,19 +16,20 @@ from pathlib import Path
 import torch
 
 import train
-import training.console
-from data.groups import Groups
+import training.logging.console
+from data import prepare
+from data.preparation.groups import TextGroups
 from tests.train.ranks import TIMEOUT, Pair, wait_for
-from training.branch import read_run_settings
-from training.console import Console
-from training.log import read_metrics
+from training.logging.console import Console
+from training.logging.metrics_file import read_metrics
+from training.run.extension import read_run_settings
 
 
 @contextmanager
 def no_further_group(words: list[str], root: Path):
     """The first group is prepared, and whoever prepares the next one waits until the block ends."""
     settings = read_run_settings([*words, f"data.root={root}"])[0].data
-    groups = Groups(settings, train.prepare(settings, Console(quiet=True)))
+    groups = TextGroups(settings, prepare(settings, Console(quiet=True)))
     with open(groups.list.with_suffix(".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -42,21 +43,21 @@ def preparing(root: Path) -> list[int]:
             line = (folder / "cmdline").read_bytes()
         except OSError:
             continue
-        if b"data.groups" in line and str(root).encode() in line:
+        if b"data.preparation.groups" in line and str(root).encode() in line:
             found.append(int(folder.name))
     return found
 
 
 def one_sees_it_late(folder: Path, rank: int) -> None:
     """Rank 1 sees the next group later than steps are waited for. Threads that are left are told."""
-    real, first = Groups.is_ready, []
+    real, first = TextGroups.is_ready, []
 
     def is_ready(self, line, verify=False):
         first.append(time.monotonic())
         return real(self, line, verify) and time.monotonic() - first[0] > 1.5 * TIMEOUT
 
     if rank == 1:
-        Groups.is_ready = is_ready
+        TextGroups.is_ready = is_ready
 
 
 def tell_threads(folder: Path, rank: int) -> None:
@@ -72,7 +73,7 @@ def tell_threads(folder: Path, rank: int) -> None:
 
         real(telling)
 
-    training.console.run_main = run_main
+    training.logging.console.run_main = run_main
 
 
 def waiting(folder: Path, words: list[str], root: Path, world: int) -> dict:

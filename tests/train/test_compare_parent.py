@@ -1,4 +1,4 @@
-"""A branch against its parent: equal where nothing was trained, and what differs is what training did."""
+"""An extension run against its parent: equal at step 0, different after training."""
 
 import json
 import shutil
@@ -22,11 +22,11 @@ def here(monkeypatch, main, *argv: object) -> int:
 
 @pytest.fixture
 def family(words, tmp_path, monkeypatch) -> tuple[Path, Path]:
-    """A parent trained at 24 tokens and a branch at 48 under YaRN that keeps its step 0."""
+    """A parent trained at 24 tokens and an extension run at 48 under YaRN that keeps its step 0."""
     mother, child = tmp_path / "mother", tmp_path / "child"
-    assert here(monkeypatch, train.main, *words, "training.optimizer.lr=2e-2", "--folder", mother) == 0
+    assert here(monkeypatch, train.main, *words, "training.optimizer.lr=2e-2", "--run-dir", mother) == 0
     rule = ["model.position.scaling.name=yarn", "train_length=48", "training.checkpoint.keep=9"]
-    assert here(monkeypatch, train.main, f"parent.run={mother}", *rule, "--folder", child) == 0
+    assert here(monkeypatch, train.main, f"parent.run={mother}", *rule, "--run-dir", child) == 0
     return mother, child
 
 
@@ -41,36 +41,36 @@ def test_what_differs_is_what_training_did(family, monkeypatch, capsys):
     out = capsys.readouterr().out
     assert "128 targets of 8 documents" in out and "simultaneous over all 6" in out
     found = cells(child)
-    assert set(found) == {(rule, n) for rule in ("trained", "same rule") for n in (24, 48, 96)}
+    assert set(found) == {(rule, n) for rule in ("trained", "same method") for n in (24, 48, 96)}
     for (_, length), cell in found.items():
-        assert cell["difference"] == pytest.approx(cell["branch"] - cell["parent"])  # equally many a document
+        assert cell["difference"] == pytest.approx(cell["run"] - cell["parent"])  # equally many a document
         assert cell["low"] < cell["difference"] < cell["high"] and cell["family"] == 6
-        assert cell["branch"] == found["trained", length]["branch"]
+        assert cell["run"] == found["trained", length]["run"]
     # Nothing is stretched at the parent's length, so that the rule is what the parent was trained under.
-    assert found["trained", 24] | {"against": ""} == found["same rule", 24] | {"against": ""}
-    assert found["trained", 48]["parent"] != found["same rule", 48]["parent"]
+    assert found["trained", 24] | {"against": ""} == found["same method", 24] | {"against": ""}
+    assert found["trained", 48]["parent"] != found["same method", 48]["parent"]
 
     for step in (path for path in (child / "checkpoints").iterdir() if path.name != "step-00000000"):
         shutil.rmtree(step)
     assert here(monkeypatch, compare_parent.main, child, *LENGTHS) == 0
     begun = cells(child)
     for length in (24, 48, 96):
-        assert begun["same rule", length]["difference"] == 0
-        assert begun["same rule", length]["parent"] == found["same rule", length]["parent"]
-        assert begun["same rule", length]["branch"] != found["same rule", length]["branch"]
+        assert begun["same method", length]["difference"] == 0
+        assert begun["same method", length]["parent"] == found["same method", length]["parent"]
+        assert begun["same method", length]["run"] != found["same method", length]["run"]
     assert begun["trained", 96]["difference"] != 0
 
 
 def test_what_cannot_be_compared(family, monkeypatch):
     mother, child = family
-    with pytest.raises(EvaluationError, match="mother is no branch: it was trained from nothing"):
+    with pytest.raises(EvaluationError, match="mother is not an extension run"):
         here(monkeypatch, compare_parent.main, mother)
     with pytest.raises(EvaluationError, match="by-position has no lengths"):
         here(monkeypatch, compare_parent.main, child, "protocol=by-position")
     about = json.loads((child / "manifest.json").read_text())
     about["lineage"][0]["checkpoint_hash"] = "0" * 64
     (child / "manifest.json").write_text(json.dumps(about))
-    with pytest.raises(EvaluationError, match=r"checkpoint 12 of .*mother is not the one"):
+    with pytest.raises(EvaluationError, match=r"checkpoint 12 of .*mother is not the parent"):
         here(monkeypatch, compare_parent.main, child)
     shutil.rmtree(mother)
     with pytest.raises(TrainingError, match="no such run folder"):

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from data import DataError, open_prepared
-from data.exposure import read_exposure
+from data.sampling.exposure import read_exposure
 from tests.train.test_train import here, lines, weights
 from training import TrainingError
-from training.checkpoint import folder_of
+from training.checkpoint.storage import folder_of
 from training.exposure import exposure_of
 
 # 8 + 6 + 6 steps: 96 tokens, then 144, then 96 again; the second stage turns the base, the third drops RoPE.
@@ -20,10 +20,10 @@ STAGES = [
     "training.tokens=2208",
     "training.batch_size=4",
     "training.checkpoint.keep=40",
-    "training.checkpoint.every=1",
-    "training.validation.every=null",
-    "training.micro_batch=3",
-    "training.stages=[{length: 12, lasts: 8}, {length: 24, batch_size: 6, lasts: 6, words: "
+    "training.checkpoint.interval=1",
+    "training.validation.interval=null",
+    "training.micro_batch_size=3",
+    "training.stages=[{length: 12, duration: 8}, {length: 24, batch_size: 6, duration: 6, words: "
     "[model.position.theta=500]}, {length: 8, words: ['model.position.scaling={name: drop}'], warmup: 2}]",
 ]
 
@@ -37,7 +37,7 @@ def forget(folder: Path, step: int) -> None:
 
 def test_stages_of_length_resume_to_the_bit_across_their_edges(words, tmp_path, monkeypatch, capsys):
     words, whole = [*words, *STAGES], tmp_path / "whole"
-    assert here(monkeypatch, *words, "--folder", str(whole)) == 0
+    assert here(monkeypatch, *words, "--run-dir", str(whole)) == 0
     said = capsys.readouterr().err
     assert "training 20 steps of 8 × 12, then 6 × 24, then 12 × 8 tokens: 0.00M tokens" in said
     assert said.count("after step 8 windows of 24 tokens, 6 a step; positions change: ") == 2
@@ -62,7 +62,7 @@ def test_stages_of_length_resume_to_the_bit_across_their_edges(words, tmp_path, 
         shutil.copytree(whole, folder)
         for again in (step, 13) if step == 11 else (step,):
             forget(folder, again)
-            assert here(monkeypatch, *words, "--folder", str(folder)) == 0
+            assert here(monkeypatch, *words, "--run-dir", str(folder)) == 0
             assert lines(folder) == told
             ours, theirs = weights(folder), weights(whole)
             assert all(ours[name].equal(theirs[name]) for name in theirs)
@@ -74,11 +74,11 @@ def test_stages_of_length_resume_to_the_bit_across_their_edges(words, tmp_path, 
 def test_stages_longer_than_every_document_are_refused_before_a_run_is_made(words, tmp_path, monkeypatch):
     folder = tmp_path / "never"
     long = [*words, "train_length=2000", "training.tokens=64000", "training.batch_size=2"]
-    stages = "training.stages=[{length: 20, lasts: 0.5}, {length: 2000}]"
+    stages = "training.stages=[{length: 20, duration: 0.5}, {length: 2000}]"
     with pytest.raises(
         TrainingError, match=r"training.stages go up to 2000 tokens, and the longest document"
     ):
-        here(monkeypatch, *long, stages, "--folder", str(folder))
+        here(monkeypatch, *long, stages, "--run-dir", str(folder))
     assert not folder.exists()
 
 
@@ -90,7 +90,7 @@ def test_mixture_and_stages_resume_twice_across_an_epoch_of_each_text(words, tmp
     text = f"{{share: 0.25, source: {{name: files, path: {more}}}}}"
     words = [*words, *STAGES, f"data.mixture=[{text}]", "data.max_bytes=1200", f"data.root={tmp_path}"]
     whole, folder = tmp_path / "whole", tmp_path / "cut"
-    assert here(monkeypatch, *words, "--folder", str(whole)) == 0
+    assert here(monkeypatch, *words, "--run-dir", str(whole)) == 0
     said = capsys.readouterr().err
     told = lines(whole)
     steps = [line for line in told if line["kind"] == "train"]
@@ -100,14 +100,14 @@ def test_mixture_and_stages_resume_twice_across_an_epoch_of_each_text(words, tmp
     ] == (pytest.approx([step["tokens"] for step in steps], abs=0.01))
     (own, other) = last
     assert all(n > 1 for n in last.values()) and own != other
-    assert f"gone through: {own} {last[own]:.2f} times, {other} {last[other]:.2f} times" in said
+    assert f"epochs: {own} {last[own]:.2f}, {other} {last[other]:.2f}" in said
     edges = {k: next(s["step"] for s in steps if s["passes"][k] >= 1) for k in last}  # epochs end here
     first, second = sorted(edges.values())
     assert first < second < 20
     shutil.copytree(whole, folder)
     for step in (second, first - 1):
         forget(folder, step)
-        assert here(monkeypatch, *words, "--folder", str(folder)) == 0
+        assert here(monkeypatch, *words, "--run-dir", str(folder)) == 0
         assert lines(folder) == told
     ours, theirs = weights(folder), weights(whole)
     assert all(ours[name].equal(theirs[name]) for name in theirs)
@@ -127,16 +127,16 @@ def sizes(run: Path) -> list[int]:
 
 def test_training_begins_on_the_first_group_and_resumes_across_groups(words, tmp_path, monkeypatch):
     words = [*words, "training.tokens=15360", "data.group_bytes=4000", "training.batch_size=32"]
-    words += ["training.checkpoint.every=1", "training.checkpoint.keep=40", "data.max_bytes=10000"]
-    words += ["training.validation.every=null"]
+    words += ["training.checkpoint.interval=1", "training.checkpoint.keep=40", "data.max_bytes=10000"]
+    words += ["training.validation.interval=null"]
     whole, folder = tmp_path / "whole", tmp_path / "cut"
-    assert here(monkeypatch, *words, f"data.root={tmp_path / 'a'}", "--folder", str(whole)) == 0
+    assert here(monkeypatch, *words, f"data.root={tmp_path / 'a'}", "--run-dir", str(whole)) == 0
     told = lines(whole)
     assert {line["epoch"] for line in told if line["kind"] == "train"} >= {0, 1, 2, 3}
     shutil.copytree(whole, folder)
     for step in (12, 5):
         forget(folder, step)
-        assert here(monkeypatch, *words, f"data.root={tmp_path / 'a'}", "--folder", str(folder)) == 0
+        assert here(monkeypatch, *words, f"data.root={tmp_path / 'a'}", "--run-dir", str(folder)) == 0
         assert lines(folder) == told
     states = [
         json.loads(p.read_text())["state"] for p in sorted((folder / "checkpoints").glob("*/state.json"))
@@ -149,40 +149,40 @@ def test_training_begins_on_the_first_group_and_resumes_across_groups(words, tmp
     # A group that is another now: no step is trained.
     state = max((folder / "checkpoints").glob("step-*"))
     forget(folder, 12)
-    monkeypatch.setattr("data.groups.Groups.used", lambda self, lines: ["another"] * lines)
+    monkeypatch.setattr("data.preparation.groups.TextGroups.used", lambda self, lines: ["another"] * lines)
     with pytest.raises(DataError, match=r"group 0 of .* is not the one this run was trained on"):
-        here(monkeypatch, *words, f"data.root={tmp_path / 'a'}", "--folder", str(folder))
+        here(monkeypatch, *words, f"data.root={tmp_path / 'a'}", "--run-dir", str(folder))
     assert not state.exists()
 
 
 def test_a_fork_of_text_in_groups_may_go_on_with_other_text(words, tmp_path, monkeypatch):
     """The groups behind it are its parent's: what its own steps use is what is checked when it resumes."""
-    words = [*words, "data.group_bytes=4000", "data.max_bytes=10000", "training.validation.every=null"]
+    words = [*words, "data.group_bytes=4000", "data.max_bytes=10000", "training.validation.interval=null"]
     words += [f"data.root={tmp_path / 'a'}", "training.checkpoint.keep=40"]
     model = "data.tokenizer={name: sentencepiece, vocab_size: 280}"
     stem, same, fork = (tmp_path / name for name in ("stem", "same", "fork"))
-    assert here(monkeypatch, *words, model, "--folder", str(stem)) == 0
+    assert here(monkeypatch, *words, model, "--run-dir", str(stem)) == 0
     more = ["--fork", str(stem), "training.tokens=4608"]
     other = [*more, "data.group_bytes=5000"]
-    assert here(monkeypatch, *other, "--folder", str(fork)) == 0
+    assert here(monkeypatch, *other, "--run-dir", str(fork)) == 0
     state = json.loads((folder_of(fork, 24) / "state.json").read_text())["state"]
     groups = json.loads(Path(json.loads((fork / "manifest.json").read_text())["groups"]).read_text())
     hashes = [open_prepared(path).train.hash for path in groups["folders"]]
     assert state["groups"] == hashes[: len(state["groups"])]
-    monkeypatch.setattr("data.groups.Groups.used", lambda self, lines: ["another"] * lines)
+    monkeypatch.setattr("data.preparation.groups.TextGroups.used", lambda self, lines: ["another"] * lines)
     forget(fork, 21)
     for folder, line in ((fork, other), (same, more)):  # its own later steps; the parent's text
         with pytest.raises(DataError, match=r"group 0 of .* is not the one this run was trained on"):
-            here(monkeypatch, *line, "--folder", str(folder))
+            here(monkeypatch, *line, "--run-dir", str(folder))
 
 
 def test_stages_go_through_groups_and_resume_across_the_edges_of_both(words, tmp_path, monkeypatch):
-    stages = "training.stages=[{length: 12, lasts: 0.5, batch_size: 32}, {length: 24, batch_size: 16}]"
+    stages = "training.stages=[{length: 12, duration: 0.5, batch_size: 32}, {length: 24, batch_size: 16}]"
     words = [*words, stages, "training.tokens=15360", "training.batch_size=16", "data.group_bytes=4000"]
-    words += ["training.checkpoint.every=1", "training.checkpoint.keep=40", "data.max_bytes=10000"]
-    words += ["training.validation.every=null", f"data.root={tmp_path / 'a'}"]
+    words += ["training.checkpoint.interval=1", "training.checkpoint.keep=40", "data.max_bytes=10000"]
+    words += ["training.validation.interval=null", f"data.root={tmp_path / 'a'}"]
     whole, folder = tmp_path / "whole", tmp_path / "cut"
-    assert here(monkeypatch, *words, "--folder", str(whole)) == 0
+    assert here(monkeypatch, *words, "--run-dir", str(whole)) == 0
     told = lines(whole)
     steps = [line for line in told if line["kind"] == "train"]
     edge = next(line["step"] for line in told if line["kind"] == "change")
@@ -191,5 +191,5 @@ def test_stages_go_through_groups_and_resume_across_the_edges_of_both(words, tmp
     shutil.copytree(whole, folder)
     for step in (edge + 1, min(turns)):
         forget(folder, step)
-        assert here(monkeypatch, *words, "--folder", str(folder)) == 0
+        assert here(monkeypatch, *words, "--run-dir", str(folder)) == 0
         assert lines(folder) == told

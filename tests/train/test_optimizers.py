@@ -10,12 +10,12 @@ import evaluate
 import generate
 from tests.train.test_train import here, lines, weights
 from training import TrainingError
-from training.log import read_metrics
-from training.run import load
+from training.logging.metrics_file import read_metrics
+from training.run.directory import load
 
 SETTINGS = [
     "training.optimizer={name: muon, adamw: {lr: 1e-3, groups: {embeddings: {lr: 4e-3}}}}",
-    "training.z_loss=1e-3",
+    "training.z_loss=0.1",
     "training.ema={decay: 0.8, start: 2}",
     "training.checkpoint.keep=9",
 ]
@@ -27,7 +27,7 @@ def last(folder, name):
 
 def test_muon_z_loss_and_a_mean_of_weights(words, tmp_path, monkeypatch, capsys):
     words, whole, cut = [*words, *SETTINGS], tmp_path / "whole", tmp_path / "cut"
-    assert here(monkeypatch, *words, "--folder", str(whole)) == 0
+    assert here(monkeypatch, *words, "--run-dir", str(whole)) == 0
     said = capsys.readouterr().err
     assert "adamw_lr 0.001: for the 8,4" in said and "numbers of head, vectors" in said
     told = lines(whole)
@@ -39,7 +39,7 @@ def test_muon_z_loss_and_a_mean_of_weights(words, tmp_path, monkeypatch, capsys)
     for folder in (cut / "checkpoints").glob("step-*"):
         if int(folder.name[5:]) > 6:
             shutil.rmtree(folder)
-    assert here(monkeypatch, *words, "--folder", str(cut)) == 0
+    assert here(monkeypatch, *words, "--run-dir", str(cut)) == 0
     assert lines(cut) == told
     for name in ("model.safetensors", "average.safetensors", "optimizer.safetensors"):
         ours, theirs = last(cut, name), last(whole, name)
@@ -47,10 +47,12 @@ def test_muon_z_loss_and_a_mean_of_weights(words, tmp_path, monkeypatch, capsys)
 
     # The loss is told without the penalty: at the first step that is the whole difference.
     plain = tmp_path / "plain"
-    assert here(monkeypatch, *[word for word in words if "z_loss" not in word], "--folder", str(plain)) == 0
+    assert here(monkeypatch, *[word for word in words if "z_loss" not in word], "--run-dir", str(plain)) == 0
     first = read_metrics(plain / "metrics.jsonl", "train")
-    assert first[0]["loss"] == rates[0]["loss"] and first[0]["grad_norm"] != rates[0]["grad_norm"]
-    assert first[-1]["loss"] != rates[-1]["loss"]
+    # With a coefficient of 1e-3, losses differ by less than float32 can tell on every machine.
+    assert first[0]["loss"] == pytest.approx(rates[0]["loss"], abs=1e-5)
+    assert first[0]["grad_norm"] != pytest.approx(rates[0]["grad_norm"], rel=1e-6)
+    assert first[-1]["loss"] != pytest.approx(rates[-1]["loss"], rel=1e-6)
 
     mean, model = last(whole, "average.safetensors"), weights(whole)
     usual, latest = load(whole), load(whole, weights="last")
@@ -80,7 +82,7 @@ def test_muon_z_loss_and_a_mean_of_weights(words, tmp_path, monkeypatch, capsys)
 
 
 def test_a_mean_that_is_not_there_is_not_read(words, tmp_path, monkeypatch):
-    assert here(monkeypatch, *words, "training.tokens=192", "--folder", str(tmp_path / "a")) == 0
+    assert here(monkeypatch, *words, "training.tokens=192", "--run-dir", str(tmp_path / "a")) == 0
     with pytest.raises(TrainingError, match=r"holds no mean of its weights: .* without training.ema"):
         load(tmp_path / "a", weights="ema")
     assert load(tmp_path / "a").weights == "last"

@@ -15,41 +15,41 @@ from torch.distributed.tensor import DTensor
 
 from data import prepare
 from data.settings import DataSettings
-from model import Places
-from model.sampling import Generation, Sampling
+from model import TokenPositions
+from model.sampling import Generation, SamplingParams
 from tests.train.curves import CLIP, Training, shared
-from training import checkpoint as module
-from training.checkpoint import damage, find_checkpoint, save_checkpoint, steps_of
-from training.checkpoint_settings import CheckpointSettings
-from training.config import load_settings
-from training.console import Console
+from training.checkpoint import storage as module
+from training.checkpoint.checkpointer import CheckpointWriter
+from training.checkpoint.restore import load_weights, restore
+from training.checkpoint.snapshot import weights_of
+from training.checkpoint.storage import damage, find_checkpoint, save_checkpoint, steps_of
+from training.config.load import load_settings
+from training.config.settings import RunSettings, TrainingSettings
+from training.config.trainer_settings import CheckpointSettings
+from training.distributed.parallel import Parallel
 from training.errors import TrainingError
 from training.exposure import make_batches
-from training.image import weights_of
-from training.loop import places_of
-from training.parallel import Parallel
-from training.restore import load_weights, restore
-from training.saving import Saver
-from training.settings import RunSettings, TrainingSettings
-from training.start import make_model
+from training.logging.console import Console
+from training.micro_batches import token_positions_of
+from training.run.checks import make_model
 
 GOLDEN = Path(__file__).with_name("golden_losses.json")
 STEPS = 50
 # Windows of several documents: ranks and micro-batches have unequal numbers of targets.
 SMALL = [
     "training.validation.targets=8",
-    *("train_length=24", "model.dim=32", "model.layers=2", "model.heads=4", "model.groups=2"),
-    *("data.packing=documents", "training.batch_size=8", "training.tokens=20k"),
+    *("train_length=24", "model.dim=32", "model.layers=2", "model.heads=4", "model.kv_heads=2"),
+    *("data.packing=intra_document", "training.batch_size=8", "training.tokens=20k"),
 ]
 TINY = [
-    *("configs/tiny.yaml", "train_length=32", "data.packing=documents", "training.batch_size=4"),
+    *("configs/tiny.yaml", "train_length=32", "data.packing=intra_document", "training.batch_size=4"),
     "training.validation.targets=8",
 ]
 SHARDED = "training.parallel.sharding=full"
 # What is tied; learned by positions for the model, for each layer, in a layer's softmax, one number alone.
 SCHEMES = {
-    "rope": ["model.tied=true"],
-    "kerple": ["model.position.name=kerple", "model.tied=false"],
+    "rope": ["model.tie_embeddings=true"],
+    "kerple": ["model.position.name=kerple", "model.tie_embeddings=false"],
     "fox": ["model.position.name=fox"],
     "ssmax": ["model.position={name: rope, temperature: {name: ssmax}, sink_logit: learned}"],
     "fire": ["model.position.name=fire", "training.ema={decay: 0.7, start: 1}"],
@@ -63,7 +63,7 @@ def prepared(corpus, prepared_root):
             "source": {"name": "files", "path": str(corpus)},
             "tokenizer": {"name": "bytes"},
             "valid_fraction": 0.2,
-            "packing": "documents",
+            "packing": "intra_document",
             "root": str(prepared_root),
         }
     )
@@ -77,7 +77,7 @@ def curves(prepared):
     def trained(precision, *more):
         return Training([*SMALL, f"training.precision={precision}", *more], prepared).steps(0, STEPS)
 
-    return {p: (trained(p), trained(p, "training.micro_batch=1")) for p in ("float64", "float32")}
+    return {p: (trained(p), trained(p, "training.micro_batch_size=1")) for p in ("float64", "float32")}
 
 
 def differ(a, b) -> float:
@@ -103,7 +103,7 @@ def test_eight_passes_have_the_curve_of_one(curves, precision):
 @pytest.mark.parametrize("world", [2, 4])
 def test_processes_have_the_curve_of_one(curves, prepared, world):
     def work():
-        words = [*SMALL, "training.micro_batch=1"]
+        words = [*SMALL, "training.micro_batch_size=1"]
         each = {p: Training([*words, f"training.precision={p}"], prepared) for p in TOLERANCE}
         found = {p: training.steps(0, STEPS) for p, training in each.items()}
         return found | {"tiny": Training([*TINY, "training.precision=float32"], prepared).steps(0, 20)}
@@ -123,7 +123,7 @@ def test_a_training_is_the_loss_over_all_targets_by_hand(curves, prepared):
     moments = {name: (torch.zeros_like(w), torch.zeros_like(w)) for name, w in model.named_parameters()}
     for number in range(3):
         batch = batches.batch(number)
-        nll = model(batch.tokens, places_of(batch, 24), batch.targets)
+        nll = model(batch.tokens, token_positions_of(batch, 24), batch.targets)
         loss = nll.sum() / (batch.targets >= 0).sum()
         model.zero_grad()
         loss.backward()
@@ -145,12 +145,15 @@ def test_a_training_is_the_loss_over_all_targets_by_hand(curves, prepared):
 def test_golden_losses_of_the_tiny_config(prepared):
     """20 losses of configs/tiny.yaml's model in float64; regenerated only with a line in docs/experiments.md.
 
-    1e-9 leaves room for the order of sums on other machines; any change of a formula is far above it."""
+    The weights are drawn in float32, whose last bit depends on the machine: without AVX2 losses differ by up
+    to 1.6e-7. 1e-6 leaves room for that; any change of a formula is far above it."""
     found = Training([*TINY, "training.precision=float64"], prepared).steps(0, 20)
     golden = json.loads(GOLDEN.read_text())
-    assert [loss for loss, _ in found] == pytest.approx(golden["loss"], abs=1e-9)
-    assert [norm for _, norm in found] == pytest.approx(golden["grad_norm"], rel=1e-8)
-    ones = Training([*TINY, "training.precision=float32", "training.micro_batch=1"], prepared).steps(0, 20)
+    assert [loss for loss, _ in found] == pytest.approx(golden["loss"], abs=1e-6)
+    assert [norm for _, norm in found] == pytest.approx(golden["grad_norm"], rel=1e-5)
+    ones = Training([*TINY, "training.precision=float32", "training.micro_batch_size=1"], prepared).steps(
+        0, 20
+    )
     assert [loss for loss, _ in ones] == pytest.approx(golden["loss"], abs=1e-5)
 
 
@@ -162,8 +165,8 @@ def nll(training: Training, prepared) -> list[float]:
     tokens = torch.from_numpy(prepared.valid.document(0)[:25].astype("int64"))[None]
     training.model.eval()
     with torch.no_grad():
-        found = training.model(tokens[:, :-1], Places.plain(24), tokens[:, 1:])
-    new = list(Generation(training.model, [[7, 9, 11]], 5, Sampling(temperature=0), eos_id=None))
+        found = training.model(tokens[:, :-1], TokenPositions.plain(24), tokens[:, 1:])
+    new = list(Generation(training.model, [[7, 9, 11]], 5, SamplingParams(temperature=0), eos_id=None))
     training.model.train()
     return found.flatten().tolist() + [row[0] for row in new]
 
@@ -211,7 +214,7 @@ def saved_beside(words, prepared, folder) -> None:
     settings, held = CheckpointSettings(asynchronous=True, keep=99), training.parallel.holders
     go_on, write = threading.Event(), module.write_part
     module.write_part = lambda *args: go_on.wait(60) and write(*args)
-    with Saver(folder / "beside", settings, 24, held) as saver:
+    with CheckpointWriter(folder / "beside", settings, 24, held) as saver:
         more = {"state": {"step": 4}, "average": training.average}
         saver.save(4, training.model, training.optimizer, **more)
         for number in range(4, 10):
@@ -284,7 +287,7 @@ def halves(prepared, tmp_path_factory, whole):
 
     def work():
         found = {
-            name: course([SHARDED, "training.micro_batch=2", *words], prepared, root / name)
+            name: course([SHARDED, "training.micro_batch_size=2", *words], prepared, root / name)
             for name, words in (SCHEMES | {"muon": MUON}).items()
         }
         found["recomputed"] = course([SHARDED, RECOMPUTED, *SCHEMES["rope"]], prepared)

@@ -10,12 +10,12 @@ import torch
 
 from tests.processes import free_port
 from tests.train.conftest import run
-from training.log import read_metrics
+from training.logging.metrics_file import read_metrics
 
 WORDS = [  # small enough for any GPU, large enough that what blocks keep is most of the memory
-    *("train_length=512", "model.dim=512", "model.layers=8", "model.heads=8", "model.groups=4"),
+    *("train_length=512", "model.dim=512", "model.layers=8", "model.heads=8", "model.kv_heads=4"),
     *("training.batch_size=32", "training.tokens=655360", "training.precision=bfloat16"),
-    *("training.log_every=5", "training.validation.every=null", "training.checkpoint.every=null"),
+    *("training.log_interval=5", "training.validation.interval=null", "training.checkpoint.interval=null"),
 ]
 
 
@@ -31,7 +31,7 @@ def test_bfloat16_compiled_and_sharded_on_one_gpu(words, tmp_path):
     for name, more in cases.items():
         folder = tmp_path / name
         done = run(
-            *(*words, *WORDS, *more, "training.compile=true", "--folder", str(folder)),
+            *(*words, *WORDS, *more, "training.compile=true", "--run-dir", str(folder)),
             cwd=tmp_path,
             prefix=[sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "1"],
             MASTER_PORT=str(free_port()),

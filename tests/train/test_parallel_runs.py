@@ -20,12 +20,13 @@ from tests.processes import free_port
 from tests.train.conftest import ROOT, environment
 from tests.train.curves import afresh, shared
 from tests.train.test_train import here, lines
-from training import checkpoint as saved
-from training import monitor, saving
+from training import validation as monitor
+from training.checkpoint import checkpointer as saving
+from training.checkpoint import storage as saved
+from training.checkpoint.snapshot import weights_of
 from training.errors import TrainingError
-from training.image import weights_of
-from training.log import MetricsLog
-from training.run import load
+from training.logging.metrics_file import MetricsFile
+from training.run.directory import load
 
 
 def differ(one, other, kinds=("train",)) -> float:
@@ -43,19 +44,19 @@ def differ(one, other, kinds=("train",)) -> float:
 
 @pytest.fixture
 def exact(words):
-    return [*words, "training.precision=float64", "data.packing=documents"]
+    return [*words, "training.precision=float64", "data.packing=intra_document"]
 
 
 def test_two_machines_have_the_losses_of_one_process(exact, tmp_path, monkeypatch):
     """Two launchers with node ranks 0 and 1 that meet on loopback, as scripts/launch/node.sh starts them."""
-    assert here(monkeypatch, *exact, "--folder", str(tmp_path / "one")) == 0
+    assert here(monkeypatch, *exact, "--run-dir", str(tmp_path / "one")) == 0
     port, folder = str(free_port()), tmp_path / "two"
     nodes = [
         subprocess.Popen(
             [
                 *("bash", str(ROOT / "scripts/launch/node.sh"), "--node", str(node), "--nodes", "2"),
                 *("--gpus", "1", "--host", "127.0.0.1", "--port", port),
-                *("--", *exact, "training.micro_batch=3", "--folder", str(folder)),
+                *("--", *exact, "training.micro_batch_size=3", "--run-dir", str(folder)),
             ],
             env=environment(ACCELERATE_USE_CPU="true", PYTHON=sys.executable),
             stderr=subprocess.PIPE,
@@ -71,13 +72,13 @@ def test_two_machines_have_the_losses_of_one_process(exact, tmp_path, monkeypatc
 def test_a_sharded_run_is_a_run_like_any_other(exact, tmp_path, monkeypatch, capsys):
     """Two processes shard it, one goes on with it whole, two again with their parts; one file in the end."""
     whole, folder, out = tmp_path / "whole", tmp_path / "sharded", tmp_path / "weights.safetensors"
-    exact = [*exact, "training.checkpoint={every: 3, keep: 9, asynchronous: true}"]
+    exact = [*exact, "training.checkpoint={interval: 3, keep: 9, asynchronous: true}"]
     exact += ["training.ema={decay: 0.7, start: 2}"]
-    assert here(monkeypatch, *exact, "--folder", str(whole)) == 0
+    assert here(monkeypatch, *exact, "--run-dir", str(whole)) == 0
 
     def by_two(*more):
         words = [*exact, "training.parallel={sharding: full, processes: 2, activation_checkpointing: true}"]
-        return shared(2, lambda: here(monkeypatch, *words, *more, "--folder", str(folder)))
+        return shared(2, lambda: here(monkeypatch, *words, *more, "--run-dir", str(folder)))
 
     def cut(step: int):
         for checkpoint in (folder / "checkpoints").glob("step-*"):
@@ -94,7 +95,7 @@ def test_a_sharded_run_is_a_run_like_any_other(exact, tmp_path, monkeypatch, cap
     assert max((means[name] - last[name]).abs().max() for name in means) > 1e-3
 
     cut(3)
-    assert here(monkeypatch, *exact, "--folder", str(folder)) == 0
+    assert here(monkeypatch, *exact, "--run-dir", str(folder)) == 0
     assert differ(lines(whole), lines(folder)) < 1e-9 and (newest / "model.safetensors").is_file()
     assert "training.parallel.sharding: full → auto" in capsys.readouterr().err
     cut(9)  # now a whole checkpoint, read in parts
@@ -118,8 +119,8 @@ def test_one_process_may_shard_and_gather_in_bfloat16(words, tmp_path, monkeypat
     """As on a single GPU: looks, text and checkpoints of blocks that are gathered in bfloat16."""
     whole, folder = tmp_path / "whole", tmp_path / "sharded"
     words = [*words, "training.precision=bfloat16"]
-    assert here(monkeypatch, *words, "--folder", str(whole)) == 0
-    words += ["training.parallel={sharding: full, processes: 1}", "--folder", str(folder)]
+    assert here(monkeypatch, *words, "--run-dir", str(whole)) == 0
+    words += ["training.parallel={sharding: full, processes: 1}", "--run-dir", str(folder)]
     assert shared(1, lambda: here(monkeypatch, *words)) == [0]
     assert differ(lines(whole), lines(folder), kinds=("train", "validation")) < 0.02
     assert [line["samples"] for line in lines(folder) if line["kind"] == "samples"]
@@ -151,17 +152,17 @@ def refused(monkeypatch, *words) -> list[str]:
 def test_a_refusal_of_the_main_process_ends_all_in_words(exact, tmp_path, monkeypatch):
     """A run with other settings is refused by the process that holds its folder; the others do not wait."""
     folder = str(tmp_path / "run")
-    assert here(monkeypatch, *exact, "training.checkpoint.every=null", "--folder", folder) == 0
-    main, other = refused(monkeypatch, *exact, "training.clip=2.0", "--folder", folder)
-    assert "training.clip" in main and other == f"process 0 could not begin: {main}"
+    assert here(monkeypatch, *exact, "training.checkpoint.interval=null", "--run-dir", folder) == 0
+    main, other = refused(monkeypatch, *exact, "training.grad_clip=2.0", "--run-dir", folder)
+    assert "training.grad_clip" in main and other == f"process 0 could not begin: {main}"
 
 
 @pytest.mark.parametrize(("sharding", "culprit"), [("full", 1), ("none", 0)])
 def test_a_save_that_fails_beside_the_steps_ends_all(words, tmp_path, monkeypatch, sharding, culprit):
     """At the first steps after it, not at the next save. Text is written by those who hold weights alone."""
     folder = tmp_path / "run"
-    words += ["training.tokens=15360", "training.checkpoint={every: 40, asynchronous: true}"]
-    words += ["training.samples={every: 20, tokens: 8}", "training.validation.every=null"]
+    words += ["training.tokens=15360", "training.checkpoint={interval: 40, asynchronous: true}"]
+    words += ["training.samples={interval: 20, tokens: 8}", "training.validation.interval=null"]
     words, written = [*words, f"training.parallel.sharding={sharding}"], []
 
     def tell() -> tuple[str, int]:
@@ -175,19 +176,19 @@ def test_a_save_that_fails_beside_the_steps_ends_all(words, tmp_path, monkeypatc
         monkeypatch.setattr(saved, "_write", full)
         monkeypatch.setattr(monitor, "Generation", lambda *a, **m: written.append(1) or generation(*a, **m))
         with pytest.raises(TrainingError) as caught:
-            here(monkeypatch, *words, "--folder", str(folder))
+            here(monkeypatch, *words, "--run-dir", str(folder))
         return re.sub(r"\d+ MB free", "no room", str(caught.value)), len(written)
 
     (main, texts), (other, of_other) = shared(2, tell)
     assert "disk full (no room) while saving step 40; there is no earlier one" in main
     assert other == (main if sharding == "full" else f"process 0 could not save: {main}")
     assert 40 < lines(folder)[-1]["step"] < 80 and not any((folder / "checkpoints").iterdir())
-    assert texts == 4 and of_other == (4 if sharding == "full" else 0)  # two prompts, twice
+    assert texts == 2 and of_other == (2 if sharding == "full" else 0)  # at steps 20 and 40
 
 
 def test_what_fails_on_one_process_in_a_save_of_shards_ends_all_in_words(words, tmp_path, monkeypatch):
     """Three runs one after the other in the same two processes; nobody waits for one that has failed."""
-    words = [*words, "training.parallel.sharding=full", "training.validation.every=null"]
+    words = [*words, "training.parallel.sharding=full", "training.validation.interval=null"]
     ports = {"metrics": free_port(), "copy": free_port(), "removal": free_port()}
 
     def metrics(rank, patch):
@@ -195,7 +196,7 @@ def test_what_fails_on_one_process_in_a_save_of_shards_ends_all_in_words(words, 
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
         if rank == 0:
-            patch.setattr(MetricsLog, "sync", full)
+            patch.setattr(MetricsFile, "sync", full)
 
     def copy(rank, patch):
         def memory(*_, **__):
@@ -226,7 +227,7 @@ def test_what_fails_on_one_process_in_a_save_of_shards_ends_all_in_words(words, 
 
         def run(name: str) -> str:
             with pytest.raises((TrainingError, OSError, RuntimeError)) as caught:
-                here(monkeypatch, *words, "--folder", str(tmp_path / name))
+                here(monkeypatch, *words, "--run-dir", str(tmp_path / name))
             return f"{type(caught.value).__name__}: {caught.value}"
 
         for name, breaks in {"metrics": metrics, "copy": copy, "removal": removal}.items():
@@ -255,7 +256,7 @@ def test_learned_positions_that_change_on_the_way_cannot_be_sharded(words, tmp_p
         "training.parallel.sharding=full",
     ]
     with pytest.raises(TrainingError, match=r"training.parallel.sharding.*none"):
-        shared(2, lambda: here(monkeypatch, *words, *more, "--folder", str(tmp_path / "never")))
+        shared(2, lambda: here(monkeypatch, *words, *more, "--run-dir", str(tmp_path / "never")))
     assert not (tmp_path / "never" / "checkpoints").exists()
 
 
@@ -271,7 +272,7 @@ def test_a_launcher_that_silently_starts_one_process_is_refused(words, tmp_path,
     launch = [sys.executable, "-m", "accelerate.commands.launch", *line, "--dynamo_backend", "no"]
     kept = {name: value for name, value in os.environ.items() if name not in ("WORLD_SIZE", "MASTER_PORT")}
     done = subprocess.run(
-        [*launch, str(ROOT / "train.py"), *words, "--folder", str(tmp_path / "never")],
+        [*launch, str(ROOT / "train.py"), *words, "--run-dir", str(tmp_path / "never")],
         cwd=tmp_path,
         env=kept,
         capture_output=True,

@@ -16,9 +16,9 @@ from tests.train.test_train import here, lines, weights
 
 def test_a_trace_is_written_and_changes_no_number(words, tmp_path, monkeypatch):
     whole, folder = tmp_path / "whole", tmp_path / "traced"
-    assert here(monkeypatch, *words, "--folder", str(whole)) == 0
+    assert here(monkeypatch, *words, "--run-dir", str(whole)) == 0
     traced = ["training.profile.start=2", "training.profile.steps=3"]
-    assert here(monkeypatch, *words, *traced, "--folder", str(folder)) == 0
+    assert here(monkeypatch, *words, *traced, "--run-dir", str(folder)) == 0
     assert lines(folder) == lines(whole) and weights(folder).keys() == weights(whole).keys()
     assert all(value.equal(weights(whole)[name]) for name, value in weights(folder).items())
     assert [file.name for file in (folder / "profile").iterdir()] == ["steps-3-5-rank0.json"]
@@ -29,7 +29,7 @@ def test_a_trace_is_written_and_changes_no_number(words, tmp_path, monkeypatch):
 def test_a_terminal_shows_the_run_and_is_left_clean(words, tmp_path):
     ours, theirs = os.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 80, 0, 0))
-    long = [*words, "training.tokens=1M", "--folder", str(tmp_path / "run")]
+    long = [*words, "training.tokens=1M", "--run-dir", str(tmp_path / "run")]
     with subprocess.Popen(
         command(*long), env=environment(TERM="xterm"), stdin=theirs, stdout=theirs, stderr=theirs
     ) as process:
@@ -43,7 +43,7 @@ def test_a_terminal_shows_the_run_and_is_left_clean(words, tmp_path):
                 text += more.decode(errors="replace")
     os.close(ours)
     assert process.returncode == 128 + signal.SIGINT, text[-2000:]
-    assert "stopped by SIGINT after step" in text and "goes on from here" in text
+    assert "stopped by SIGINT after step" in text and "to resume" in text
     assert all(word in text for word in ("context", "NLL", "change", "tokens/s  MFU", "gradient"))
     assert not re.search(r"step +\d+/\d+  loss", text)  # the lines of a log file
     assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")

@@ -13,15 +13,15 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 import train
-from data.exposure import read_exposure
+from data.sampling.exposure import read_exposure
 from scripts import verify_resume
 from scripts.verify_resume import Attempt, differences, edges_of, first_difference, kill_steps, report
-from training.checkpoint import _digest, find_checkpoint, folder_of
-from training.console import Console
+from training.checkpoint.storage import _digest, find_checkpoint, folder_of
 from training.errors import TrainingError
 from training.exposure import exposure_of
 from training.files import sha256_of
-from training.log import read_metrics
+from training.logging.console import Console
+from training.logging.metrics_file import read_metrics
 
 
 def called(monkeypatch, script, *argv: object) -> int:
@@ -51,7 +51,7 @@ def test_killed_runs_end_bit_for_bit_as_one_that_was_not(words, tmp_path, monkey
 
 @pytest.mark.slow
 def test_other_numbers_of_processes_see_the_same_data_and_losses(words, tmp_path, monkeypatch, capsys):
-    words = [*words, "data.packing=documents"]
+    words = [*words, "data.packing=intra_document"]
     assert called(monkeypatch, verify_resume, *words, "--steps", "24", "--kills", "2", "--ranks", 1, 2) == 0
     assert "EQUAL: all 24 steps, to 1e-10 (data to the bit), after 2 kills" in capsys.readouterr().out
 
@@ -59,15 +59,15 @@ def test_other_numbers_of_processes_see_the_same_data_and_losses(words, tmp_path
 def test_a_planted_difference_is_named_with_its_step(words, tmp_path, monkeypatch):
     """A moment of the checkpoint of step 6 is moved: the update after it differs, and the loss of step 8."""
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    words = [*words, "training.checkpoint.keep=9", "training.validation.every=null"]
-    assert called(monkeypatch, train, *words, "--folder", whole) == 0
+    words = [*words, "training.checkpoint.keep=9", "training.validation.interval=null"]
+    assert called(monkeypatch, train, *words, "--run-dir", whole) == 0
     shutil.copytree(whole, cut)
     for step in (9, 12):
         shutil.rmtree(folder_of(cut, step))
     assert differences(whole, whole, 0.0) == []
     plant(find_checkpoint(cut).folder)
     assert find_checkpoint(cut).step == 6  # nothing tells that it was altered but its consequences
-    assert called(monkeypatch, train, *words, "--folder", cut) == 0
+    assert called(monkeypatch, train, *words, "--run-dir", cut) == 0
     step, tensor = differences(whole, cut, 0.0)
     assert step.startswith("step 8, train: grad_norm is ") and "attempt 2 of the killed run" in step
     assert tensor.startswith("at the end, embed.weight of model.safetensors differs by up to ")
@@ -126,7 +126,7 @@ def test_a_kill_reaches_processes_with_sessions_of_their_own(tmp_path):
         time.sleep(0.01)
     pid = int(note.read_text())
     verify_resume.kill(process)
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     with pytest.raises(ProcessLookupError):  # once its new parent has heard of it
         while time.monotonic() < end:
             os.kill(pid, 0)

@@ -10,13 +10,19 @@ import torch
 from safetensors.torch import load_file
 
 from tests.training.toy import Net
-from training import checkpoint as module
-from training.checkpoint import find_checkpoint, folder_of, remove_checkpoint, save_checkpoint, steps_of
-from training.checkpoint_settings import CheckpointSettings
+from training.checkpoint import storage as module
+from training.checkpoint.retention import prune
+from training.checkpoint.storage import (
+    find_checkpoint,
+    folder_of,
+    remove_checkpoint,
+    save_checkpoint,
+    steps_of,
+)
+from training.config.optimizer_settings import AdamWSettings
+from training.config.trainer_settings import CheckpointSettings
 from training.errors import TrainingError
-from training.optimizer import make_optimizer, set_learning_rates
-from training.optimizer_settings import AdamWSettings
-from training.retention import prune
+from training.optim.optimizer import make_optimizer, set_learning_rates
 
 
 class Said:

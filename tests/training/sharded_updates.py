@@ -8,18 +8,18 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from model import ModelSettings, Places, Transformer
-from training.optimizer import gated_step, make_optimizer, set_learning_rates
-from training.optimizer_settings import AdamWSettings, MuonSettings
+from model import ModelSettings, TokenPositions, Transformer
+from training.config.optimizer_settings import AdamWSettings, MuonSettings
+from training.optim.optimizer import guarded_step, make_optimizer, set_learning_rates
 
 
 def build():
-    return Transformer(ModelSettings(dim=24, layers=1, heads=3, hidden=40), 31, 8).initialise(0)
+    return Transformer(ModelSettings(dim=24, layers=1, heads=3, ffn_dim=40), 31, 8).initialise(0)
 
 
 def update(model, optimizer, tokens, held):
-    model(tokens[:, :-1], Places.plain(8), tokens[:, 1:]).mean().backward()
-    gated_step(optimizer, torch.tensor(held))
+    model(tokens[:, :-1], TokenPositions.plain(8), tokens[:, 1:]).mean().backward()
+    guarded_step(optimizer, torch.tensor(held))
     optimizer.zero_grad()
 
 

@@ -5,12 +5,12 @@ import torch
 from safetensors.torch import load_file
 
 from tests.training.toy import Net
-from training.average import Average
-from training.checkpoint import find_checkpoint, save_checkpoint
+from training.checkpoint.restore import load_average, restore
+from training.checkpoint.storage import find_checkpoint, save_checkpoint
+from training.config.optimizer_settings import AdamWSettings, EmaSettings
 from training.errors import TrainingError
-from training.optimizer import gated_step, make_optimizer, set_learning_rates
-from training.optimizer_settings import AdamWSettings, EmaSettings
-from training.restore import load_average, restore
+from training.optim.ema import EMA
+from training.optim.optimizer import guarded_step, make_optimizer, set_learning_rates
 
 HELD, FREE = torch.tensor(True), torch.tensor(False)
 
@@ -30,7 +30,7 @@ def go_on(net, optimizer, average, plan, seen):
     for held in plan:
         for weight in net.parameters():
             weight.grad = torch.randn_like(weight)
-        gated_step(optimizer, held)
+        guarded_step(optimizer, held)
         average.update(held)
         if not held:
             seen.append(net.mix.weight.detach().clone())
@@ -39,7 +39,7 @@ def go_on(net, optimizer, average, plan, seen):
 def test_the_closed_form_whatever_was_held_back():
     """d^n w_0 + (1 − d) Σ d^(n−i) w_i over the n steps that were applied."""
     plan = [FREE, HELD, FREE, FREE, HELD, HELD, FREE]
-    net, _, average, seen = trained(plan, lambda net: Average(net, EmaSettings(decay=0.7), 7))
+    net, _, average, seen = trained(plan, lambda net: EMA(net, EmaSettings(decay=0.7), 7))
     shares = torch.tensor([0.7**4, *(0.3 * 0.7 ** (4 - i) for i in range(1, 5))], dtype=torch.float64)
     wanted = (shares[:, None, None] * seen).sum(0)
     found = average.tensors()
@@ -54,15 +54,15 @@ def test_the_closed_form_whatever_was_held_back():
 @pytest.mark.parametrize("start", [3, 0.3])
 def test_up_to_its_start_it_is_the_weights(start):
     settings = EmaSettings(decay=0.7, start=start)
-    _, _, average, seen = trained([FREE] * 3, lambda net: Average(net, settings, 10))
+    _, _, average, seen = trained([FREE] * 3, lambda net: EMA(net, settings, 10))
     assert average.tensors()["mix.weight"].equal(seen[-1])
-    _, _, average, seen = trained([FREE] * 4, lambda net: Average(net, settings, 10))
+    _, _, average, seen = trained([FREE] * 4, lambda net: EMA(net, settings, 10))
     torch.testing.assert_close(average.tensors()["mix.weight"], 0.7 * seen[-2] + 0.3 * seen[-1])
 
 
 def test_half_precision_weights_have_a_float32_mean():
     net = Net().bfloat16()
-    average = Average(net, EmaSettings(decay=0.999), 10)
+    average = EMA(net, EmaSettings(decay=0.999), 10)
     with torch.no_grad():
         net.mix.bias.fill_(1.0)
         average.load(None, 0)
@@ -76,7 +76,7 @@ def test_resumed_to_the_bit_and_begun_where_a_checkpoint_has_none(tmp_path):
     settings, plan = EmaSettings(decay=0.7, start=4), [FREE, FREE, HELD, FREE, FREE]
 
     def average_of(net):
-        return Average(net, settings, 10)
+        return EMA(net, settings, 10)
 
     net, optimizer, average, _ = trained(plan[:3], average_of)
     saved = save_checkpoint(tmp_path, 3, net, optimizer, average=average)

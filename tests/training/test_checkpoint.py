@@ -2,6 +2,7 @@
 
 import errno
 import json
+import math
 import os
 import random
 import subprocess
@@ -15,8 +16,11 @@ from torch import nn
 
 from tests.training.deaths import Said, trained, update
 from tests.training.toy import Net
-from training import checkpoint as module
-from training.checkpoint import (
+from training.checkpoint import storage as module
+from training.checkpoint.restore import load_weights, restore
+from training.checkpoint.sharded import write_part
+from training.checkpoint.snapshot import weights_of
+from training.checkpoint.storage import (
     clean_leftovers,
     damage,
     find_checkpoint,
@@ -25,10 +29,9 @@ from training.checkpoint import (
     save_weights_only,
     steps_of,
 )
+from training.config.optimizer_settings import AdamWSettings, MuonSettings
 from training.errors import TrainingError
-from training.image import weights_of
-from training.optimizer_settings import AdamWSettings, MuonSettings
-from training.restore import load_weights, restore
+from training.files import sha256_of
 
 
 def bits(tensor):
@@ -93,18 +96,18 @@ def test_names_are_clean_and_tied_weights_stand_once(tmp_path):
 
 
 def test_weights_that_do_not_fit_are_named(tmp_path):
-    saved = save_weights_only(tmp_path, Net(tied=False))
-    for other, word in ((Net(dim=8), "shape"), (Net(tied=True), "head.weight")):
+    saved = save_weights_only(tmp_path, Net(tie_embeddings=False))
+    for other, word in ((Net(dim=8), "shape"), (Net(tie_embeddings=True), "head.weight")):
         if word == "shape":
             with pytest.raises(
                 TrainingError, match=r"embed.weight has shape \(11, 6\), the model's \(11, 8\)"
             ):
                 load_weights(other, saved)
-    lean = Net(tied=False)
+    lean = Net(tie_embeddings=False)
     del lean.mix
     with pytest.raises(TrainingError, match=r"mix.weight is unknown to the model"):
         load_weights(lean, saved)
-    richer = Net(tied=False)
+    richer = Net(tie_embeddings=False)
     richer.extra = nn.Linear(2, 3)
     before = richer.mix.weight.clone()
     with pytest.raises(TrainingError, match=r"extra.weight is missing"):
@@ -265,3 +268,125 @@ def test_reading_touches_nothing(tmp_path):
     other.mkdir()
     find_checkpoint(tmp_path)
     assert other.exists()  # perhaps a training under way is writing it
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 2e29])
+def test_dead_weights_are_neither_saved_nor_read(tmp_path, monkeypatch, value):
+    pair = trained(1)
+    good = save_checkpoint(tmp_path, 3, *pair)
+    with torch.no_grad():
+        pair[0].mix.bias[2] = value
+    with pytest.raises(TrainingError, match=r"step 5 is not saved, mix.bias .*; step 3 is intact"):
+        save_checkpoint(tmp_path, 5, *pair)
+    assert steps_of(tmp_path) == [3]
+    monkeypatch.setattr(module, "flaw", lambda tensor, kind: None)  # saved by an earlier version
+    save_checkpoint(tmp_path, 5, *pair)
+    said = Said()
+    assert find_checkpoint(tmp_path, said).hash == good.hash
+    assert "step-00000005: model.safetensors: mix.bias" in said.lines[0]
+    with pytest.raises(TrainingError, match=r"mix\.bias"):
+        find_checkpoint(tmp_path, step=5, only=("model.safetensors",))
+
+
+def test_moments_must_be_finite_and_may_be_large(tmp_path):
+    net, optimizer = trained(1)
+    moments = optimizer.state[net.mix.bias]["exp_avg_sq"]
+    moments[0] = 1e30
+    save_checkpoint(tmp_path, 1, net, optimizer)
+    moments[0] = math.inf
+    with pytest.raises(TrainingError, match=r"exp_avg_sq/mix.bias is not finite"):
+        save_checkpoint(tmp_path, 2, net, optimizer)
+
+
+def reseal(folder):
+    """A manifest that is true of the files as they are now."""
+    names = [file for file in folder.iterdir() if file.name != "manifest.json"]
+    files = {file.name: {"sha256": sha256_of(file), "bytes": file.stat().st_size} for file in names}
+    module._seal(folder, int(folder.name[5:]), files)
+
+
+def relabel(file, change):
+    """Rewrite the header of a safetensors file and leave its numbers."""
+    content = file.read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    header = json.dumps(change(json.loads(content[8 : 8 + size]))).encode()
+    file.write_bytes(len(header).to_bytes(8, "little") + header + content[8 + size :])
+
+
+LIES = {
+    "shape": lambda header: header | {"mix.bias": header["mix.bias"] | {"shape": [7]}},
+    "offsets": lambda header: header | {"mix.bias": header["mix.bias"] | {"data_offsets": [0, 1 << 40]}},
+    "type": lambda header: header | {"mix.bias": header["mix.bias"] | {"dtype": "F3"}},
+    "whole numbers": lambda header: header | {"mix.bias": header["mix.bias"] | {"dtype": "I32"}},
+    "no object": lambda header: [1],
+    "places": lambda header: header | {"__metadata__": {"DCP_SHARDING_INFO": '{"mix.bias": 3}'}},
+    "places of another": lambda header: (
+        header | {"__metadata__": {"DCP_SHARDING_INFO": '{"mix.bias": {"saved_offsets": [0, 0]}}'}}
+    ),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_headers_that_lie_are_refused(tmp_path, lie):
+    folder = save_checkpoint(tmp_path, 3, *trained(1)).folder
+    relabel(folder / "model.safetensors", LIES[lie])
+    reseal(folder)
+    with pytest.raises(TrainingError, match=r"mix.bias|model.safetensors: not readable"):
+        load_weights(Net(), find_checkpoint(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("harm", "named"),
+    [
+        (lambda about: about.pop("state"), "state is missing"),
+        (lambda about: about.update(step="3"), "step is of the wrong type"),
+        (lambda about: about.update(optimizer=[]), "optimizer is of the wrong type"),
+        (lambda about: about["optimizer"].pop("groups"), "groups is missing"),
+        (lambda about: about["optimizer"]["groups"][0].pop("options"), "options is missing"),
+        (lambda about: about["optimizer"]["groups"].append(3), "not a JSON object"),
+        (lambda about: about["optimizer"]["numbers"].update(x=3), "not a JSON object"),
+    ],
+)
+def test_a_state_without_its_keys_is_named(tmp_path, harm, named):
+    folder = save_checkpoint(tmp_path, 3, *trained(1)).folder
+    about = json.loads((folder / "state.json").read_text())
+    harm(about)
+    (folder / "state.json").write_text(json.dumps(about))
+    reseal(folder)
+    with pytest.raises(TrainingError, match=f"state.json: {named}"):
+        restore(*trained(0), find_checkpoint(tmp_path))
+
+
+def test_what_training_replaces_while_it_is_read_is_read_again(tmp_path, monkeypatch):
+    pair, real = trained(1), module.sha256_of
+    save_checkpoint(tmp_path, 3, *pair)
+    left = [4, 5, 6]
+
+    def replacing(file):
+        if left and file.name == "state.json" and "step-" in file.parent.name:
+            step = left.pop(0)
+            save_checkpoint(tmp_path, step, *pair)
+            module.remove_checkpoint(folder_of(tmp_path, step - 1))
+        return real(file)
+
+    monkeypatch.setattr(module, "sha256_of", replacing)
+    said = Said()
+    assert find_checkpoint(tmp_path, said).step == 6
+    assert said.lines == []
+
+
+def test_a_reader_is_never_told_to_start_anew(tmp_path):
+    saved = save_checkpoint(tmp_path, 3, *trained(1))
+    flip(saved.folder / "model.safetensors", 100)
+    with pytest.raises(TrainingError) as error:
+        find_checkpoint(tmp_path)
+    assert "--" not in str(error.value) and "restore" in str(error.value)
+
+
+def test_parts_are_the_same_bytes_whatever_the_order_of_their_names(tmp_path):
+    tensors = {name: torch.full((3,), float(i)) for i, name in enumerate("abcdefgh")}
+    files = [
+        write_part(tmp_path, kind, dict(order), 0, 2)
+        for kind, order in (("one", tensors.items()), ("two", reversed(tensors.items())))
+    ]
+    assert files[0].read_bytes() == files[1].read_bytes()

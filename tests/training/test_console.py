@@ -13,14 +13,14 @@ from data.errors import DataError
 from data.files import atomic
 from evaluation.errors import EvaluationError
 from model import ModelError
-from training import console as module
-from training.config import ConfigError
-from training.console import Console, duration, run_main
+from training.config.load import ConfigError
+from training.logging import console as module
+from training.logging.console import Console, duration, run_main
 
 
 def test_lines_go_to_standard_error_and_tables_to_standard_output(capsys):
     console = Console()
-    console.say("hello [not markup]")
+    console.info("hello [not markup]")
     console.warn("careful")
     console.table("A title", ["name", "nll"], [["rope [1]", 2.5], ["alibi", "10.25"]])
     out, err = capsys.readouterr()
@@ -28,6 +28,19 @@ def test_lines_go_to_standard_error_and_tables_to_standard_output(capsys):
     assert "A title" in out and "rope [1]" in out
     rows = [line for line in out.splitlines() if "rope" in line or "alibi" in line]
     assert rows[0].index("2.5") > rows[1].index("10.25")  # right-aligned
+
+
+def test_what_a_terminal_would_obey_is_escaped(capsys):
+    hostile = "a\x1b[2Jb\x9bc\rd\udcff\u202ee\x00\tf\ng é天"
+    shown = "a\\x1b[2Jb\\x9bc\\rd\\udcff\\u202ee\\x00\tf\ng é天"
+    console = Console()
+    console.info(hostile)
+    console.warn(hostile)
+    assert capsys.readouterr().err == f"{shown}\nwarning: {shown}\n"
+    assert end_of(DataError(hostile), capsys) == (2, f"error: {shown}\n")
+    console.table("\x1b[1m", ["a\x1b"], [["x\x1b[2J"]])
+    out = capsys.readouterr().out
+    assert "\x1b" not in out and "x\\x1b[2J" in out
 
 
 def test_a_wide_table_is_not_folded_in_a_log(capsys):
@@ -38,7 +51,7 @@ def test_a_wide_table_is_not_folded_in_a_log(capsys):
 
 def test_quiet_keeps_warnings_and_tables(capsys):
     console = Console(quiet=True)
-    console.say("hello")
+    console.info("hello")
     console.warn("careful")
     with console.bar("work", 10) as bar:
         bar.advance(10)
@@ -86,7 +99,7 @@ def test_bar_on_a_terminal_lets_lines_through(monkeypatch):
     console = Console()
     with console.bar("outer [a]", 4) as bar:
         bar.advance(2)
-        console.say("a line [b]")
+        console.info("a line [b]")
         with console.bar("inner", 3) as inner:  # a second live bar would fight for the screen
             inner.advance(3)
         bar.advance(2)
@@ -105,6 +118,8 @@ def test_bar_on_a_terminal_lets_lines_through(monkeypatch):
         (7300, "2 h 1 min"),
         (359_000, "99 h 43 min"),
         (1e6, "12 days"),
+        (729 * 86400, "729 days"),
+        (730 * 86400, "2 years"),
         (1e9, "32 years"),
         (1.3e11, "4,119 years"),
     ],
@@ -146,6 +161,43 @@ def test_bugs_keep_their_traceback():
             run_main(main)
 
 
+@pytest.mark.parametrize("name", ["stdout", "stderr"])
+def test_a_closed_stream_is_written_to_the_null_device(name, monkeypatch):
+    monkeypatch.setattr(sys, name, None)
+
+    def main():
+        Console().warn("careful")
+        Console().table("", ["a"], [[1]])
+
+    with pytest.raises(SystemExit) as end:
+        run_main(main)
+    with getattr(sys, name) as stream:
+        assert end.value.code == 0 and stream.name == os.devnull
+
+
+@pytest.mark.parametrize(
+    ("code", "redirect", "status"),
+    [
+        ("Console().warn('careful')", "2> /dev/full", 0),
+        ("Console(results=False).table('', ['a'], [[1]])", "2> /dev/full", 0),
+        ("print('results')", "> /dev/full", 2),
+        ("open('file', 'w').fileno() < 3", ">&- 2>&-", 0),  # no file takes the number of a closed stream
+    ],
+)
+def test_what_a_stream_does_not_take(code, redirect, status, tmp_path):
+    code = f"from training.logging.console import Console, run_main\nrun_main(lambda: {code} or 0)"
+    line = f'exec "$@" {redirect}'
+    done = subprocess.run(
+        ["bash", "-c", line, "bash", sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": os.getcwd()},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == status, done.stderr
+    assert done.stderr.count("\n") == (status == 2)
+
+
 def test_status_of_a_main_that_returns():
     for value, code in ((None, 0), (0, 0), (3, 3)):
         with pytest.raises(SystemExit) as end:
@@ -154,7 +206,7 @@ def test_status_of_a_main_that_returns():
 
 
 def test_a_table_into_a_closed_pipe_leaves_as_text_does():
-    code = "from training.console import Console, run_main\n"
+    code = "from training.logging.console import Console, run_main\n"
     code += "run_main(lambda: [Console().table('', ['a'], [['b'] * 1]) for _ in range(9999)] and 0)"
     with subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE

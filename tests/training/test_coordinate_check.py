@@ -6,7 +6,8 @@ import sys
 import pytest
 
 from scripts import coordinate_check
-from scripts.coordinate_check import OPTIMIZERS, Row, check, main
+from scripts.coordinate_check import OPTIMIZERS, ActivationRow, check, main
+from tests.artists import close, labelled
 from training.errors import TrainingError
 
 WIDTHS = [32, 64, 128]
@@ -24,7 +25,7 @@ def test_changes_grow_with_the_width_without_mup_alone(optimizer, grow):
 
 
 def test_the_slope_of_a_power():
-    assert Row("", "", {width: 3 * width**0.7 for width in WIDTHS}).slope == pytest.approx(0.7)
+    assert ActivationRow("", "", {width: 3 * width**0.7 for width in WIDTHS}).slope == pytest.approx(0.7)
 
 
 def run(monkeypatch, *words):
@@ -47,3 +48,16 @@ def test_the_script_writes_table_numbers_and_figure(monkeypatch, tmp_path, capsy
     assert out.with_suffix(".png").stat().st_size > 10_000
     with pytest.raises(TrainingError, match=r"--widths: give two or more different multiples of 16"):
         run(monkeypatch, "--widths", "40", "64")
+
+
+def test_the_figure_shows_every_change_over_the_width():
+    rows = [
+        ActivationRow(kind, part, {32: n + 1.0, 64: (n + 1) * 2.0**m})
+        for m, kind in enumerate(("standard", "muP"))
+        for n, part in enumerate(coordinate_check.PARTS)
+    ]
+    for n, axes in enumerate(coordinate_check.draw(rows).axes):
+        assert axes.get_title() == coordinate_check.PARTS[n] and axes.get_xlabel() == "width"
+        found = labelled(axes)
+        close(found["standard (+0.00)"], (32, 64), (n + 1, n + 1))
+        close(found["muP (+1.00)"], (32, 64), (n + 1, 2 * n + 2))

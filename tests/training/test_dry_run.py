@@ -1,18 +1,21 @@
 """What a run is said to take: by hand, and with the mends that are not in its settings yet."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from data import DataError, expected_vocabulary
+from data.sampling.segments import Segment
 from model import Transformer
-from training import dry_run
-from training.config import load_settings
-from training.console import Console
-from training.hardware import forecast
-from training.memory import Layout, memory
-from training.settings import RunSettings
+from training.config.load import load_settings
+from training.config.settings import RunSettings
+from training.errors import TrainingError
+from training.logging.console import Console
+from training.run import dry_run
+from training.run.hardware import forecast
+from training.run.memory import MemoryLayout, fitting, memory
 
 WORDS = ["data.tokenizer.name=bytes", "train_length=64", "model.dim=64", "model.heads=2", "model.layers=3"]
 
@@ -27,23 +30,27 @@ def test_states_by_hand(settings):
         model = Transformer(settings.model, 258, 64)
     p = model.parameter_count()
     for split, layout in (
-        (1, Layout(1, False, 8, half=False, mean=True)),
-        (4, Layout(4, True, 2, half=False, mean=True)),
+        (1, MemoryLayout(1, False, 8, half=False, mean=True)),
+        (4, MemoryLayout(4, True, 2, half=False, mean=True)),
     ):
         found = memory(model, 64, layout)
         assert [found[key] for key in ("weights", "gradients", "moments", "mean")] == [
             n * p / split for n in (4, 4, 8, 4)
         ]
-    wide = memory(model, 64, Layout(1, False, 8, half=False, float_bytes=8))
+    wide = memory(model, 64, MemoryLayout(1, False, 8, half=False, float_bytes=8))
     assert wide["weights"] == 8 * p and wide["mean"] == 0
-    narrow = memory(model, 64, Layout(1, False, 8, half=False))
+    narrow = memory(model, 64, MemoryLayout(1, False, 8, half=False))
     assert wide["activations"] == 2 * narrow["activations"]
 
 
 def test_recomputed_blocks_take_a_third_more_time_and_devices_share_it(settings):
     with torch.device("meta"):
         model = Transformer(settings.model, 258, 64)
-    layouts = [Layout(1, False, 8), Layout(1, False, 8, checkpointing=True), Layout(4, True, 2)]
+    layouts = [
+        MemoryLayout(1, False, 8),
+        MemoryLayout(1, False, 8, checkpointing=True),
+        MemoryLayout(4, True, 2),
+    ]
     one, again, four = (forecast(model, 64, settings.plan, layout, peak=1e12) for layout in layouts)
     assert one.seconds == pytest.approx(one.tokens * one.flops_per_token / 0.45e12)
     assert again.seconds == pytest.approx(4 / 3 * one.seconds) and four.seconds == pytest.approx(
@@ -54,12 +61,17 @@ def test_recomputed_blocks_take_a_third_more_time_and_devices_share_it(settings)
 @pytest.mark.parametrize(
     ("words", "sharded", "said", "unsaid"),
     [
-        ([], False, ["micro_batch (now 4)", "activation_checkpointing", "sharding=full"], "more devices"),
-        (["training.micro_batch=1"], False, ["activation_checkpointing", "sharding=full"], "micro_batch"),
+        ([], False, ["activation_checkpointing", "sharding=full"], "more devices"),
+        (
+            ["training.micro_batch_size=1"],
+            False,
+            ["activation_checkpointing", "sharding=full"],
+            "micro_batch_size",
+        ),
         (
             ["training.parallel.activation_checkpointing=true"],
             True,
-            ["or take more devices"],
+            ["take more devices"],
             "checkpointing",
         ),
     ],
@@ -84,5 +96,48 @@ def test_the_vocabulary_is_that_of_a_given_model(settings, tmp_path, monkeypatch
     given = load_settings(RunSettings, [*words, f"data.tokenizer.model={tmp_path}/some.model"]).data
     with pytest.raises(DataError, match=r"some\.model"):
         expected_vocabulary(given)
-    monkeypatch.setattr("data.presence.load_sentencepiece", lambda path: SimpleNamespace(vocab_size=300))
+    monkeypatch.setattr(
+        "data.preparation.presence.load_sentencepiece", lambda path: SimpleNamespace(vocab_size=300)
+    )
     assert expected_vocabulary(given) == 300
+
+
+@pytest.mark.parametrize(
+    ("batch", "mib", "fits"), [(1 << 20, 60, (16, 1 << 20)), (1 << 24, 60, (1, 16384)), (8, 0, None)]
+)
+def test_the_sizes_that_are_said_to_fit_do(settings, batch, mib, fits):
+    """Batches of 2^20 windows take 3 KiB each, 3 GiB in all, beside the model."""
+    with torch.device("meta"):
+        model = Transformer(settings.model, 258, 64)
+    layout = MemoryLayout(1, False, batch, half=False, device="cpu", step_sequences=batch)
+    free = mib * 2**20 + (48 * 64 * batch / 0.9 if batch == 1 << 20 else 0)
+    found = fitting(model, 64, layout, free)
+    assert (found is None) == (fits is None)
+    if found:
+        taken = [
+            sum(
+                memory(
+                    model, 64, replace(layout, sequences=n * found[0], step_sequences=m * found[1])
+                ).values()
+            )
+            for n, m in ((1, 1), (2, 1), (1, 2))
+        ]
+        assert taken[0] <= 0.9 * free < taken[1 if found[1] == batch else 2]
+        assert (found[1] == batch) == (batch == 1 << 20)
+
+
+def test_a_run_that_will_not_fit_is_refused_by_the_process_with_least_memory(settings, monkeypatch):
+    there = SimpleNamespace(
+        world=2, sharded=False, device=torch.device("cpu"), gather=lambda free: [free, 99]
+    )
+    monkeypatch.setattr(dry_run, "free_memory", lambda device: 1 << 40)
+    with pytest.raises(TrainingError, match=r"99 bytes|0 MiB are free.*--force"):
+        dry_run.check_memory(settings, there)  # type: ignore[arg-type]
+    there.gather = lambda free: [free]
+    dry_run.check_memory(settings, there)  # type: ignore[arg-type]
+
+
+def test_what_a_plan_leaves_by_hand():
+    plan = [Segment(5, 4, 3), Segment(13, 2, 2)]
+    left = [dry_run.after(plan, done) for done in range(6)]
+    assert left == [plan, [(5, 4, 2), plan[1]], [(5, 4, 1), plan[1]], [plan[1]], [(13, 2, 1)], []]

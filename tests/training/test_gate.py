@@ -6,9 +6,12 @@ import math
 import pytest
 import torch
 
+from tests.training.toy import Net
+from training.checkpoint.retention import DIVERGED
+from training.checkpoint.storage import save_weights_only
+from training.config.trainer_settings import SkipNonFinite, SpikeSettings, StopOnNonFinite
 from training.errors import TrainingError
-from training.fault_settings import SkipNonFinite, SpikeSettings, StopOnNonFinite
-from training.gate import NOT_FINITE, SPIKE, Gate, refuse_stopped
+from training.optim.step_guard import NOT_FINITE, SPIKE, StepGuard, raise_stopped
 
 NAN = math.nan
 
@@ -24,22 +27,22 @@ def judged(gate, losses, norms=None):
 
 @pytest.mark.parametrize("broken", [NAN, math.inf, -math.inf])
 def test_stop_holds_everything_back_from_the_first_broken_step_on(broken):
-    gate = Gate(StopOnNonFinite(), None, "cpu")
+    gate = StepGuard(StopOnNonFinite(), None, "cpu")
     assert judged(gate, [2.0, broken, 2.0]) == [(0, 0, False), (NOT_FINITE, 1, True), (0, 0, True)]
-    gate = Gate(StopOnNonFinite(), None, "cpu")
+    gate = StepGuard(StopOnNonFinite(), None, "cpu")
     assert judged(gate, [2.0, 2.0], [1.0, broken])[1] == (NOT_FINITE, 1, True)
 
 
 def test_skip_goes_on_until_the_limit_is_passed_and_counts_across_a_resume():
-    gate = Gate(SkipNonFinite(limit=2), None, "cpu")
+    gate = StepGuard(SkipNonFinite(limit=2), None, "cpu")
     assert judged(gate, [NAN, 2.0, NAN, 2.0]) == [
         (NOT_FINITE, 1, False), (0, 0, False), (NOT_FINITE, 2, False), (0, 0, False),
     ]  # fmt: skip
-    resumed = Gate(SkipNonFinite(limit=2), None, "cpu")
+    resumed = StepGuard(SkipNonFinite(limit=2), None, "cpu")
     resumed.load(json.loads(json.dumps(gate.state())))
     for one in (gate, resumed):
         assert judged(one, [2.0, NAN, 1.0]) == [(0, 0, False), (NOT_FINITE, 3, True), (0, 0, True)]
-    raised = Gate(SkipNonFinite(limit=3), None, "cpu")
+    raised = StepGuard(SkipNonFinite(limit=3), None, "cpu")
     raised.load({"skipped": {"not finite": 2, "spike": 0}})
     assert judged(raised, [NAN]) == [(NOT_FINITE, 3, False)]
 
@@ -48,10 +51,10 @@ def test_a_spike_by_hand():
     """Of 1, 3, 1, 3 the mean is 2 and the deviation 1: with 2 sigmas, 4.01 is a spike and 3.99 none."""
     settings = SpikeSettings(sigmas=2, window=4, limit=5)
     for loss, reason in ((4.01, SPIKE), (3.99, 0), (-50.0, 0)):
-        gate = Gate(StopOnNonFinite(), settings, "cpu")
+        gate = StepGuard(StopOnNonFinite(), settings, "cpu")
         assert judged(gate, [1.0, 3.0, 1.0, 3.0, loss])[-1][0] == reason
     # A spike is not remembered, an applied step takes the place of the oldest.
-    gate = Gate(StopOnNonFinite(), settings, "cpu")
+    gate = StepGuard(StopOnNonFinite(), settings, "cpu")
     judged(gate, [1.0, 3.0, 1.0, 3.0, 99.0])
     assert sorted(gate.state()["losses"]) == [1.0, 1.0, 3.0, 3.0]
     judged(gate, [2.0])
@@ -60,7 +63,7 @@ def test_a_spike_by_hand():
 
 
 def test_nothing_is_a_spike_before_the_window_is_full_nor_after_a_new_stage():
-    gate = Gate(StopOnNonFinite(), SpikeSettings(sigmas=1, window=3), "cpu")
+    gate = StepGuard(StopOnNonFinite(), SpikeSettings(sigmas=1, window=3), "cpu")
     assert [reason for reason, *_ in judged(gate, [1.0, 9.0, 99.0, 9.0])] == [0, 0, 0, 0]
     assert judged(gate, [1e4])[0][0] == SPIKE
     gate.begin_stage()
@@ -68,7 +71,7 @@ def test_nothing_is_a_spike_before_the_window_is_full_nor_after_a_new_stage():
 
 
 def test_too_many_spikes_end_the_run_and_a_broken_step_is_no_spike():
-    gate = Gate(SkipNonFinite(), SpikeSettings(sigmas=1, window=2, limit=1), "cpu")
+    gate = StepGuard(SkipNonFinite(), SpikeSettings(sigmas=1, window=2, limit=1), "cpu")
     assert judged(gate, [1.0, 2.0, 50.0, NAN, 60.0])[2:] == [
         (SPIKE, 1, False), (NOT_FINITE, 1, False), (SPIKE, 2, True),
     ]  # fmt: skip
@@ -78,20 +81,20 @@ def test_a_resumed_gate_judges_to_the_bit_as_one_that_was_not_cut():
     generator = torch.Generator().manual_seed(0)
     losses = (torch.randn(400, generator=generator, dtype=torch.float64).exp() / 3).tolist()
     settings = SpikeSettings(sigmas=3, window=20, limit=400)
-    whole = Gate(StopOnNonFinite(), settings, "cpu")
+    whole = StepGuard(StopOnNonFinite(), settings, "cpu")
     expected = judged(whole, losses)
     assert 5 < sum(reason == SPIKE for reason, *_ in expected) < 100
-    gate, found = Gate(StopOnNonFinite(), settings, "cpu"), []
+    gate, found = StepGuard(StopOnNonFinite(), settings, "cpu"), []
     for start in range(0, 400, 7):
         saved = json.dumps(gate.state())
-        gate = Gate(StopOnNonFinite(), settings, "cpu")
+        gate = StepGuard(StopOnNonFinite(), settings, "cpu")
         gate.load(json.loads(saved))
         found += judged(gate, losses[start : start + 7])
     assert found == expected and gate.state() == whole.state()
 
 
 def test_at_its_defaults_it_adds_nothing_to_a_checkpoint():
-    gate = Gate(StopOnNonFinite(), None, "cpu")
+    gate = StepGuard(StopOnNonFinite(), None, "cpu")
     judged(gate, [1.0, 2.0])
     assert gate.state() == {}
 
@@ -103,4 +106,22 @@ def test_what_ends_a_run_says_how_to_go_on():
         (SPIKE, 3, r"spike number 3 of the run and more than training.on_spike.limit"),
     ):
         with pytest.raises(TrainingError, match=f"step 7: the loss is nan .*{said}"):
-            refuse_stopped(7, NAN, 2.0, reason, count, "runs/x")
+            raise_stopped(7, NAN, 2.0, reason, count, "runs/x", 6)
+
+
+@pytest.mark.parametrize(
+    ("saved", "applied", "good", "skip"),
+    [
+        ([(2, {}), (5, {})], 6, "step 5 in", True),
+        ([(2, {}), (5, {})], 5, "of step 2, is good", False),
+        ([(2, {}), (5, {DIVERGED: True})], 6, "of step 2, is good", True),
+        ([(5, {})], 5, "there is no good one", False),
+        ([], 0, "there is no checkpoint yet", True),
+    ],
+)
+def test_only_a_checkpoint_from_before_the_fault_is_called_good(tmp_path, saved, applied, good, skip):
+    for step, state in saved:
+        save_weights_only(tmp_path, Net(), step, state)
+    with pytest.raises(TrainingError) as error:
+        raise_stopped(7, NAN, 2.0, NOT_FINITE, 1, tmp_path, applied)
+    assert good in str(error.value) and ("name=skip" in str(error.value)) == skip

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from training.exits import INTERRUPTED, REQUEUE
+from training.errors import INTERRUPTED, REQUEUE
 from training.interrupts import PATIENCE, Interrupts
 
 
@@ -22,14 +22,15 @@ def send(*numbers: int) -> None:
 @pytest.fixture(autouse=True)
 def _all_as_before():
     """Handlers and threads are those of before."""
-    numbers, threads = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1), threading.active_count()
+    numbers = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1
+    threads = threading.active_count()
     handlers = [signal.getsignal(number) for number in numbers]
     yield
     assert [signal.getsignal(number) for number in numbers] == handlers
     assert threading.active_count() == threads and signal.set_wakeup_fd(-1) == -1
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
 def test_before_the_first_step_it_leaves_at_once(number, capsys):
     tidied = []
     with pytest.raises(SystemExit) as caught, Interrupts():
@@ -40,7 +41,7 @@ def test_before_the_first_step_it_leaves_at_once(number, capsys):
             tidied.append(True)
     assert caught.value.code == REQUEUE and tidied
     said = f"stopped by {number.name} before the first step: nothing to save."
-    assert capsys.readouterr().err == f"{said} The same command goes on from here\n"
+    assert capsys.readouterr().err == f"{said} Run the same command again to resume\n"
 
 
 def test_ctrl_c_before_the_first_step_is_ctrl_c():
@@ -54,6 +55,7 @@ def test_ctrl_c_before_the_first_step_is_ctrl_c():
         ([], 0, None),
         ([signal.SIGINT], INTERRUPTED, signal.SIGINT),
         ([signal.SIGTERM, signal.SIGTERM], REQUEUE, signal.SIGTERM),
+        ([signal.SIGHUP], REQUEUE, signal.SIGHUP),
         ([signal.SIGINT, signal.SIGUSR1], REQUEUE, signal.SIGUSR1),
         ([signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGINT], REQUEUE, signal.SIGUSR1),
     ],
@@ -64,6 +66,18 @@ def test_from_the_first_step_on_it_is_noted(numbers, status, received, capsys):
         send(*numbers)
         assert (interrupts.status, interrupts.received) == (status, received)
     assert capsys.readouterr().err == ""
+
+
+def test_a_hangup_that_is_ignored_stays_ignored():
+    """nohup starts processes so."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Interrupts() as interrupts:
+            interrupts.begin_steps()
+            send(signal.SIGHUP)
+            assert interrupts.status == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 DEAF = """
@@ -89,7 +103,7 @@ def test_a_second_ctrl_c_ends_a_process_whose_main_thread_hears_none():
             process.wait(1.5 * PATIENCE)  # the first one waits for the end of the step
         process.send_signal(signal.SIGINT)
         try:
-            assert process.wait(PATIENCE + 3) == INTERRUPTED
+            assert process.wait(PATIENCE + 30) == INTERRUPTED
             assert process.stderr.read() == "interrupted\n"
         finally:
             process.kill()

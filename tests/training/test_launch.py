@@ -11,8 +11,14 @@ from accelerate.commands.launch import launch_command_parser
 from accelerate.utils.launch import prepare_multi_gpu_env, prepare_simple_launcher_cmd_env
 
 from training import TrainingError
-from training.launch import Asked, asked_of_accelerate, check_devices, check_launch, check_world
-from training.settings import TrainingSettings
+from training.config.settings import TrainingSettings
+from training.distributed.launch import (
+    LauncherRequest,
+    asked_of_accelerate,
+    check_devices,
+    check_launch,
+    check_world,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = sorted((ROOT / "configs" / "accelerate").glob("*.yaml"))
@@ -27,7 +33,7 @@ def settings(**more) -> TrainingSettings:
     ("line", "processes"),
     [
         ("python -m accelerate.commands.launch --cpu --num_processes 2 train.py x.yaml", 2),
-        ("/usr/bin/python3 /usr/bin/accelerate launch --multi_gpu --num_processes 8 train.py --folder y", 8),
+        ("/usr/bin/python3 /usr/bin/accelerate launch --multi_gpu --num_processes 8 train.py --run-dir y", 8),
         ("accelerate launch train.py --num_processes 3", None),  # a word for the script
         (f"accelerate launch --config_file {ROOT}/configs/accelerate/one_node.yaml train.py", 8),
         (
@@ -42,14 +48,14 @@ def settings(**more) -> TrainingSettings:
     ],
 )
 def test_the_number_asked_of_accelerate_is_read_from_its_command_line(line, processes, monkeypatch):
-    monkeypatch.setattr("training.launch.default_config_file", "none.yaml")
+    monkeypatch.setattr("training.distributed.launch.default_config_file", "none.yaml")
     assert asked_of_accelerate(shlex.split(line)).processes == processes
 
 
 def test_a_default_config_file_of_accelerate_counts(tmp_path, monkeypatch):
     file = tmp_path / "default_config.yaml"
     file.write_text("distributed_type: MULTI_CPU\nuse_cpu: true\nnum_processes: 6\n")
-    monkeypatch.setattr("training.launch.default_config_file", str(file))
+    monkeypatch.setattr("training.distributed.launch.default_config_file", str(file))
     monkeypatch.setattr("accelerate.commands.config.config_args.default_config_file", str(file))
     assert asked_of_accelerate(["accelerate", "launch", "train.py"]).processes == 6
 
@@ -57,23 +63,35 @@ def test_a_default_config_file_of_accelerate_counts(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("environment", "asked", "wanted", "world", "words"),
     [
-        ({}, Asked(2), None, 1, "asked for 2 processes and one runs.*cpu.yaml --num_processes 2"),
-        ({"WORLD_SIZE": "4"}, Asked(5), None, 4, "asked for 5 processes and 4 run"),
-        ({}, Asked(), 2, 1, "training.parallel.processes is 2 and one runs.*--num_processes 2 train.py"),
-        ({"WORLD_SIZE": "2"}, Asked(2), 4, 2, "training.parallel.processes is 4 and 2 run"),
+        ({}, LauncherRequest(2), None, 1, "asked for 2 processes and one runs.*cpu.yaml --num_processes 2"),
+        ({"WORLD_SIZE": "4"}, LauncherRequest(5), None, 4, "asked for 5 processes and 4 run"),
+        (
+            {},
+            LauncherRequest(),
+            2,
+            1,
+            "training.parallel.processes is 2 and one runs.*--num_processes 2 train.py",
+        ),
+        ({"WORLD_SIZE": "2"}, LauncherRequest(2), 4, 2, "training.parallel.processes is 4 and 2 run"),
         (
             {"ACCELERATE_MIXED_PRECISION": "no", "MASTER_ADDR": "h", "MASTER_PORT": "1"},
-            Asked(),
+            LauncherRequest(),
             None,
             1,
             "several processes and one runs",
         ),
-        ({"SLURM_STEP_NUM_TASKS": "2"}, Asked(), None, 1, "SLURM_STEP_NUM_TASKS says that 2 .* no other"),
-        ({"OMPI_COMM_WORLD_SIZE": "4"}, Asked(), None, 1, "OMPI_COMM_WORLD_SIZE says that 4"),
+        (
+            {"SLURM_STEP_NUM_TASKS": "2"},
+            LauncherRequest(),
+            None,
+            1,
+            "SLURM_STEP_NUM_TASKS says that 2 .* no other",
+        ),
+        ({"OMPI_COMM_WORLD_SIZE": "4"}, LauncherRequest(), None, 1, "OMPI_COMM_WORLD_SIZE says that 4"),
         # Two nodes, each with a launcher that knows of its own eight processes only.
         (
             {"SLURM_STEP_NUM_TASKS": "2", "WORLD_SIZE": "8", "GROUP_WORLD_SIZE": "1"},
-            Asked(8),
+            LauncherRequest(8),
             None,
             8,
             "each would train the same run by itself",
@@ -88,20 +106,25 @@ def test_a_run_without_the_processes_it_asked_for_is_refused(environment, asked,
 @pytest.mark.parametrize(
     ("environment", "asked", "wanted", "world"),
     [
-        ({}, Asked(), None, 1),
-        ({}, Asked(1), 1, 1),
-        ({}, Asked(-1), None, 1),
-        ({"WORLD_SIZE": "2"}, Asked(2), 2, 2),
+        ({}, LauncherRequest(), None, 1),
+        ({}, LauncherRequest(1), 1, 1),
+        ({}, LauncherRequest(-1), None, 1),
+        ({"WORLD_SIZE": "2"}, LauncherRequest(2), 2, 2),
         (
             {"ACCELERATE_MIXED_PRECISION": "no", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "1"},
-            Asked(),
+            LauncherRequest(),
             None,
             2,
         ),
-        ({"MASTER_ADDR": "h", "MASTER_PORT": "1"}, Asked(), None, 1),
-        ({"SLURM_STEP_NUM_TASKS": "2", "WORLD_SIZE": "16", "GROUP_WORLD_SIZE": "2"}, Asked(16), None, 16),
-        ({"SLURM_STEP_NUM_TASKS": "1"}, Asked(), None, 1),
-        ({"OMPI_COMM_WORLD_SIZE": "4"}, Asked(), None, 4),
+        ({"MASTER_ADDR": "h", "MASTER_PORT": "1"}, LauncherRequest(), None, 1),
+        (
+            {"SLURM_STEP_NUM_TASKS": "2", "WORLD_SIZE": "16", "GROUP_WORLD_SIZE": "2"},
+            LauncherRequest(16),
+            None,
+            16,
+        ),
+        ({"SLURM_STEP_NUM_TASKS": "1"}, LauncherRequest(), None, 1),
+        ({"OMPI_COMM_WORLD_SIZE": "4"}, LauncherRequest(), None, 4),
     ],
 )
 def test_a_run_with_the_processes_it_asked_for_may_start(environment, asked, wanted, world):
@@ -122,7 +145,7 @@ FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_RESHARD_AFTER_
         ),
         ({"ACCELERATE_MIXED_PRECISION": "bf16"}, {"precision": "float64"}, "bf16.*is float64"),
         ({"ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"}, {}, "training.compile"),
-        ({"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4"}, {}, "steps 4.*training.micro_batch"),
+        ({"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4"}, {}, "steps 4.*training.micro_batch_size"),
         ({"ACCELERATE_USE_DEEPSPEED": "true"}, {}, "DeepSpeed"),
         ({"ACCELERATE_USE_MEGATRON_LM": "true"}, {}, "Megatron"),
         ({"PARALLELISM_CONFIG_TP_SIZE": "2"}, {}, "tp_size 2"),
@@ -135,16 +158,16 @@ FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_RESHARD_AFTER_
 )
 def test_an_accelerate_config_that_contradicts_the_settings_is_refused(environment, more, words):
     with pytest.raises(TrainingError, match=words):
-        check_launch(settings(**more), environment, Asked())
+        check_launch(settings(**more), environment, LauncherRequest())
 
 
 def test_accumulation_asked_on_the_command_line_is_refused_and_one_that_agrees_is_not():
     with pytest.raises(TrainingError, match="gradient_accumulation_steps 8"):
-        check_launch(PLAIN, {}, Asked(accumulation=8))
-    check_launch(PLAIN, {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "1"}, Asked(accumulation=1))
-    check_launch(settings(precision="bfloat16"), {"ACCELERATE_MIXED_PRECISION": "bf16"}, Asked())
+        check_launch(PLAIN, {}, LauncherRequest(accumulation=8))
+    check_launch(PLAIN, {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "1"}, LauncherRequest(accumulation=1))
+    check_launch(settings(precision="bfloat16"), {"ACCELERATE_MIXED_PRECISION": "bf16"}, LauncherRequest())
     again = settings(parallel={"activation_checkpointing": True})
-    check_launch(again, FSDP | {"FSDP_ACTIVATION_CHECKPOINTING": "true"}, Asked())
+    check_launch(again, FSDP | {"FSDP_ACTIVATION_CHECKPOINTING": "true"}, LauncherRequest())
 
 
 def test_more_processes_than_gpus_are_refused_before_they_wait_for_each_other():

@@ -8,11 +8,12 @@ import sys
 import pytest
 from rich.console import Console as RichConsole
 
-from training import console as module
-from training.console import Console
-from training.live import LiveView, mean, short_name, sparkline
-from training.record import Recorder
-from training.settings import RunSettings
+from tests.training.test_record import run_of
+from training.config.settings import RunSettings
+from training.logging import console as module
+from training.logging.console import Console
+from training.logging.live import LiveView, mean, short_name, sparkline
+from training.logging.metrics_logger import MetricsLogger
 
 
 def view(**more) -> LiveView:
@@ -21,8 +22,8 @@ def view(**more) -> LiveView:
         found.step(step, 5.0 - step / 500, norm=0.25, rate=1.5e-3)
     found.speed, found.mfu, found.left, found.memory = 14_200.0, 0.42, 754.0, 912 * 2**20
     lengths = [256 * 2**k for k in range(5)]
-    found.look(500, {length: 3.5 + k / 10 for k, length in enumerate(lengths)}, 2048, 32)
-    found.look(1000, {length: 3.4 + k / 5 for k, length in enumerate(lengths)}, 2048, 32)
+    found.validation(500, {length: 3.5 + k / 10 for k, length in enumerate(lengths)}, 2048, 32)
+    found.validation(1000, {length: 3.4 + k / 5 for k, length in enumerate(lengths)}, 2048, 32)
     return found
 
 
@@ -57,7 +58,7 @@ def test_nothing_is_shown_before_it_is_known():
     assert not any(word in text for word in ("held out", "nan", "tokens/s", "left", "MiB"))
     broken = LiveView("run", steps=10, done=0, peak=1e12)
     broken.step(1, math.nan, math.inf, 1e-3)
-    broken.look(1, {16: 2.0, 32: math.nan}, 8, 1)
+    broken.validation(1, {16: 2.0, 32: math.nan}, 8, 1)
     assert "32" in "\n".join(drawn(broken, 80))
 
 
@@ -94,7 +95,7 @@ def test_lines_go_above_the_view_and_the_cursor_stays(monkeypatch):
             now[0] += 0.125
             draw()
         assert len(drawings) == 4
-        console.say("a line [not markup]")
+        console.info("a line [not markup]")
         with console.bar("inner", 3) as bar:  # no second owner of the screen
             bar.advance(3)
         with console.live(one) as second:
@@ -102,7 +103,7 @@ def test_lines_go_above_the_view_and_the_cursor_stays(monkeypatch):
     text = screen.getvalue()
     assert "a line [not markup]" in text and "inner: done, 3 it" in text
     assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")
-    console.say("after it")
+    console.info("after it")
     assert screen.getvalue().endswith("after it\n")
 
 
@@ -122,9 +123,8 @@ def test_a_look_is_on_the_screen_as_soon_as_it_is_done(monkeypatch, tmp_path):
     screen = Terminal()
     monkeypatch.setattr(sys, "stderr", screen)
     monkeypatch.setenv("TERM", "xterm")
-    told = {"flops_per_token": 1.0, "peak": 1e12, "memory": lambda: 0}
-    with Recorder(tmp_path, RunSettings(), 0, main=True, console=Console(), **told) as recorder:
+    with MetricsLogger(run_of(tmp_path, RunSettings(), console=Console()), 0) as recorder:
         for done, nll in ((4, 3.0), (8, 2.5)):
-            recorder.look(done, {16: nll}, 8, 1)
+            recorder.validation(done, {16: nll}, 8, 1)
             text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.getvalue())
             assert f"held out: step {done}, 8 targets" in text and re.search(rf"NLL +{nll:.4f}", text), done

@@ -16,12 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from training.errors import TrainingError
-from training.log import MetricsLog, read_metrics
+from training.logging.metrics_file import MetricsFile, held_lines, read_metrics
 
 
 def test_lines_come_back_exactly(tmp_path):
     file = tmp_path / "metrics.jsonl"
-    with MetricsLog(file, 0) as log:
+    with MetricsFile(file, 0) as log:
         log.write(
             1, loss=0.1 + 0.2, norm=torch.tensor(1.5), tokens=np.int64(7), nested={"a": [1, 2.5]}, text="é"
         )
@@ -39,10 +39,10 @@ def test_lines_come_back_exactly(tmp_path):
 
 def test_a_later_attempt_replaces_what_it_repeats_and_drops_what_it_left_behind(tmp_path):
     file = tmp_path / "metrics.jsonl"
-    with MetricsLog(file, 0) as log:
+    with MetricsFile(file, 0) as log:
         for step in (1, 2, 3, 5):
             log.write(step, x=step)
-    with MetricsLog(file, 2) as log:
+    with MetricsFile(file, 2) as log:
         assert log.attempt == 2
         log.write(3, x=30)
         log.write(4, x=40)
@@ -55,7 +55,7 @@ def test_a_disk_that_takes_no_more_is_told_with_the_file(tmp_path, monkeypatch):
     def full(_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    with MetricsLog(tmp_path / "metrics.jsonl", 0) as log:
+    with MetricsFile(tmp_path / "metrics.jsonl", 0) as log:
         monkeypatch.setattr(os, "fsync", full)
         with pytest.raises(TrainingError, match=r"metrics.jsonl: cannot be forced .*: No space left"):
             log.sync()
@@ -65,7 +65,7 @@ def test_a_disk_that_takes_no_more_is_told_with_the_file(tmp_path, monkeypatch):
 @settings(max_examples=60)
 def test_a_file_cut_anywhere_reads_and_grows(tmp_path_factory, cut):
     file = tmp_path_factory.mktemp("log") / "metrics.jsonl"
-    with MetricsLog(file, 0) as log:
+    with MetricsFile(file, 0) as log:
         for step in range(1, 6):
             log.write(step, loss=step / 7)
     whole = file.read_bytes()
@@ -74,7 +74,7 @@ def test_a_file_cut_anywhere_reads_and_grows(tmp_path_factory, cut):
     assert [line["step"] for line in kept] == list(range(1, len(kept) + 1))
     assert len(kept) >= file.read_bytes().count(b"\n") - 1
     resumed = len(kept)
-    with MetricsLog(file, resumed) as log:
+    with MetricsFile(file, resumed) as log:
         log.write(resumed + 1, loss=9.0)
     assert [line["step"] for line in read_metrics(file, "train")] == list(range(1, resumed + 2))
     assert all(json.loads(line) for line in file.read_text().splitlines())
@@ -82,7 +82,7 @@ def test_a_file_cut_anywhere_reads_and_grows(tmp_path_factory, cut):
 
 def test_a_broken_line_inside_is_named(tmp_path):
     file = tmp_path / "metrics.jsonl"
-    with MetricsLog(file, 0) as log:
+    with MetricsFile(file, 0) as log:
         log.write(1)
     file.write_bytes(b"{oops\n" + file.read_bytes())
     with pytest.raises(TrainingError, match=r"metrics.jsonl:1: not a line of metrics"):
@@ -92,8 +92,9 @@ def test_a_broken_line_inside_is_named(tmp_path):
 def test_every_line_is_there_after_kill_9(tmp_path):
     file = tmp_path / "metrics.jsonl"
     code = (
-        "import sys, os, signal\nfrom pathlib import Path\nfrom training.log import MetricsLog\n"
-        "log = MetricsLog(Path(sys.argv[1]), 0)\n"
+        "import sys, os, signal\nfrom pathlib import Path\n"
+        "from training.logging.metrics_file import MetricsFile\n"
+        "log = MetricsFile(Path(sys.argv[1]), 0)\n"
         "for step in range(1, 301): log.write(step, loss=step / 3)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
@@ -104,10 +105,39 @@ def test_every_line_is_there_after_kill_9(tmp_path):
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
 def test_a_full_disk_is_one_clear_error(tmp_path, monkeypatch):
-    log = MetricsLog(tmp_path / "metrics.jsonl", 0)
+    log = MetricsFile(tmp_path / "metrics.jsonl", 0)
     log.close()
     monkeypatch.setattr(log, "_stream", Path("/dev/full").open("a"))  # noqa: SIM115
     with pytest.raises(TrainingError, match=r"step 4 cannot be written: No space left"):
         log.write(4)
     with pytest.raises(OSError):
         log.close()
+
+
+def test_an_attempt_begins_without_reading_the_file(tmp_path, monkeypatch):
+    monkeypatch.setattr("training.logging.metrics_file._BLOCK", 64)
+    file = tmp_path / "metrics.jsonl"
+    for attempt in (1, 2, 3):
+        with MetricsFile(file, 0) as log:
+            assert log.attempt == attempt
+            log.write(1, text="x" * 1000)
+    file.write_bytes(b"{oops\n" + file.read_bytes())
+    with MetricsFile(file, 0) as log:  # the readers' to report
+        assert log.attempt == 4
+    with file.open("ab") as stream:
+        stream.write(b"{oops\n{torn")
+    with pytest.raises(TrainingError, match=r"metrics.jsonl: its last line is not a line of metrics"):
+        MetricsFile(file, 0)
+
+
+def test_a_start_supersedes_what_all_attempts_before_it_wrote_past_its_step(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    for start, stop in ((0, 9), (6, 12), (3, 5)):
+        with MetricsFile(file, start) as log:
+            for step in range(start + 1, stop + 1):
+                log.write(step)
+    held = [(line["step"], line["attempt"]) for line in held_lines(file) if line["kind"] == "train"]
+    assert held == [(1, 1), (2, 1), (3, 1), (4, 3), (5, 3)]
+    file.write_bytes(b'{"kind": "train", "step": "1", "attempt": 1}\n')
+    with pytest.raises(TrainingError, match=r"metrics.jsonl:1"):
+        read_metrics(file)

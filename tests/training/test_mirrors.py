@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from training.config import load_settings
+from training.config.load import load_settings
+from training.config.settings import RunSettings
 from training.errors import TrainingError
-from training.mirrors import check_mirrors, make_mirrors
-from training.settings import RunSettings
+from training.logging.trackers import check_trackers, make_trackers
 
 LINES = (
     {"kind": "start", "step": 0, "attempt": 1},
@@ -29,7 +29,7 @@ class Said:
 
 
 def mirrors(folder, said, *words, step=0):
-    return make_mirrors(
+    return make_trackers(
         load_settings(RunSettings, [f"training.{word}" for word in words]), folder, step, said
     )
 
@@ -70,6 +70,7 @@ def test_wandb_is_sent_steps_as_a_metric_and_given_up_once(tmp_path, monkeypatch
     assert metrics == [(("step",), {}), (("*",), {"step_metric": "step"})]
     assert (calls["project"], calls["mode"], calls["name"]) == ("p", "offline", "run-1")
     assert 0 < calls["settings"]["finish_timeout"] < 30  # schedulers kill what has not ended by then
+    assert calls["settings"]["finish_timeout_raises"] is True
     assert said.lines == ["wandb stops here, training goes on (metrics.jsonl has everything): no route"]
 
 
@@ -90,10 +91,10 @@ def test_tensorboard_is_sent_numbers_and_purged_of_what_a_resumed_run_repeats(tm
 
 
 def test_a_mirror_without_its_package_is_refused_before_any_compute(monkeypatch):
-    check_mirrors(load_settings(RunSettings, []).training)
+    check_trackers(load_settings(RunSettings, []).training)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(TrainingError, match="needs the package tensorboard: pip install -c constraints"):
-        check_mirrors(load_settings(RunSettings, ["training.tensorboard=true"]).training)
+        check_trackers(load_settings(RunSettings, ["training.tensorboard=true"]).training)
 
 
 def test_tensorboard_itself_reads_what_was_sent(tmp_path):

@@ -1,21 +1,26 @@
 """When a run looks at its held-out loss, and what it says of it."""
 
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 
+from data import ByteTokenizer
+from training.config.trainer_settings import ValidationSettings
 from training.errors import TrainingError
-from training.monitor import due_looks
-from training.record import looks_in_words
-from training.telling_settings import ValidationSettings
+from training.logging.metrics_logger import validation_in_words
+from training.run.checks import validation_steps
+from training.validation import OPENING, opening
 
 
 def due(steps, **settings):
-    return sorted(due_looks(ValidationSettings(**settings), steps))
+    return sorted(validation_steps(ValidationSettings(**settings), steps))
 
 
 def test_looks_are_regular_as_told_and_at_the_end():
-    assert due(10, every=4) == [4, 8, 10]
-    assert due(10, every=None) == [10]
-    assert due(100, every=50, at=[0.25, 0.001, 3, 50]) == [1, 3, 25, 50, 100]
+    assert due(10, interval=4) == [4, 8, 10]
+    assert due(10, interval=None) == [10]
+    assert due(100, interval=50, at=[0.25, 0.001, 3, 50]) == [1, 3, 25, 50, 100]
     with pytest.raises(TrainingError, match=r"validation\.at has 101, and the run 100 steps"):
         due(100, at=[101])
     with pytest.raises(ValueError, match="must be above 0"):
@@ -25,7 +30,24 @@ def test_looks_are_regular_as_told_and_at_the_end():
 
 
 def test_a_look_is_said_with_its_change():
-    assert looks_in_words({16: 2.0, 32: 3.25}, {}) == ["16: 2.0000", "32: 3.2500"]
-    assert looks_in_words({16: 1.5, 32: 3.5, 64: 1.0}, {16: 2.0, 32: 3.25}) == [
+    assert validation_in_words({16: 2.0, 32: 3.25}, {}) == ["16: 2.0000", "32: 3.2500"]
+    assert validation_in_words({16: 1.5, 32: 3.5, 64: 1.0}, {16: 2.0, 32: 3.25}) == [
         "16: 1.5000 (-0.5000)", "32: 3.5000 (+0.2500)", "64: 1.0000",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("bos", [True, False])
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("  \n\tCall me Ishmael.", "Call me"),
+        ("Chapter one\nIt was", "Chapter"),
+        ("Loomings", "Loomings"),
+        ("", ""),
+    ],
+)
+def test_a_sample_goes_on_from_the_first_whole_words_of_a_held_out_document(bos, text, expected):
+    tokenizer = ByteTokenizer()
+    document = np.array([tokenizer.bos_id] * bos + tokenizer.encode(text))
+    assert len(text) < OPENING or len(expected) < OPENING
+    assert opening(SimpleNamespace(has_bos=bos, document=lambda i: document), tokenizer) == expected

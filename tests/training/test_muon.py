@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from tests.training.toy import Net
-from training.optimizer import make_optimizer, set_learning_rates, who_learns_at
-from training.optimizer_settings import AdamWRule, AdamWSettings, MuonSettings
+from training.config.optimizer_settings import AdamWBase, AdamWSettings, MuonSettings
+from training.optim.optimizer import make_optimizer, set_learning_rates, who_learns_at
 
 ROOT = Path(__file__).resolve().parents[2]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
@@ -37,10 +37,10 @@ def test_the_reference_is_near_the_polar_factor():
 
 
 def test_three_updates_of_muon_and_adamw_against_the_reference():
-    settings = MuonSettings(lr=0.5, weight_decay=0.2, adamw=AdamWRule(weight_decay=0.3))
-    net, generator = Net(dim=14, tied=False), torch.Generator().manual_seed(1)
+    settings = MuonSettings(lr=0.5, weight_decay=0.2, adamw=AdamWBase(weight_decay=0.3))
+    net, generator = Net(dim=14, tie_embeddings=False), torch.Generator().manual_seed(1)
     optimizer = make_optimizer(net, settings)
-    other = Net(dim=14, tied=False)
+    other = Net(dim=14, tie_embeddings=False)
     other.load_state_dict(net.state_dict())
     adamw = make_optimizer(other, AdamWSettings(weight_decay=0.3))
     weight = net.mix.weight.detach().double().numpy().copy()
@@ -66,8 +66,8 @@ def test_three_updates_of_muon_and_adamw_against_the_reference():
 
 
 def test_groups_and_rates_of_the_pair():
-    settings = MuonSettings(lr=0.5, adamw=AdamWRule(lr=0.25, groups={"positions": {"lr": 0.125}}))
-    optimizer = make_optimizer(Net(tied=False), settings)
+    settings = MuonSettings(lr=0.5, adamw=AdamWBase(lr=0.25, groups={"positions": {"lr": 0.125}}))
+    optimizer = make_optimizer(Net(tie_embeddings=False), settings)
     assert [(group["name"], group["rate"], group["weight_decay"]) for group in optimizer.param_groups] == [
         ("matrices", "lr", 0.1),
         ("head", "adamw_lr", 0.1),
@@ -77,7 +77,7 @@ def test_groups_and_rates_of_the_pair():
     ]
     assert settings.rates == {"lr": 0.5, "adamw_lr": 0.25, "positions_lr": 0.125}
     assert [group.get("fused") for group in optimizer.param_groups] == [None, *[True] * 4]
-    said = {rate: who_learns_at(rate, Net(tied=False), settings) for rate in settings.rates}
+    said = {rate: who_learns_at(rate, Net(tie_embeddings=False), settings) for rate in settings.rates}
     assert said.pop("lr").endswith(" numbers of matrices")
     assert said == {
         "adamw_lr": "for the 144 numbers of head, embeddings, vectors",

@@ -4,26 +4,31 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from model import ModelSettings, Places, Transformer
-from training.optimizer import make_optimizer, set_learning_rates
-from training.optimizer_settings import AdamWSettings, MuonSettings
+from model import ModelSettings, TokenPositions, Transformer
+from training.config.optimizer_settings import AdamWSettings, MuonSettings
+from training.optim.optimizer import make_optimizer, set_learning_rates
 
 V, T = 13, 7
 
 
-def build(dim, mup=None, tied=False, **more):
-    settings = ModelSettings(dim=dim, layers=2, heads=dim // 8, tied=tied, mup=mup, **more)
+def build(dim, mup=None, tie_embeddings=False, **more):
+    settings = ModelSettings(
+        dim=dim, layers=2, heads=dim // 8, tie_embeddings=tie_embeddings, mup=mup, **more
+    )
     return Transformer(settings, V, T).initialise(3)
 
 
 def logits(model, seed=0):
     tokens = torch.randint(V, (2, T), generator=torch.Generator().manual_seed(seed))
-    return model(tokens, Places.plain(T))
+    return model(tokens, TokenPositions.plain(T))
 
 
-@pytest.mark.parametrize("tied", [True, False])
-def test_at_the_base_width_it_is_the_standard_parametrisation_to_the_bit(tied):
-    plain, ours = build(16, tied=tied), build(16, {"base_dim": 16, "base_head_dim": 8}, tied=tied)
+@pytest.mark.parametrize("tie_embeddings", [True, False])
+def test_at_the_base_width_it_is_the_standard_parametrisation_to_the_bit(tie_embeddings):
+    plain, ours = (
+        build(16, tie_embeddings=tie_embeddings),
+        build(16, {"base_dim": 16, "base_head_dim": 8}, tie_embeddings=tie_embeddings),
+    )
     assert all(a.equal(b) for a, b in zip(plain.parameters(), ours.parameters(), strict=True))
     assert logits(plain).equal(logits(ours))
     for settings in (AdamWSettings(), MuonSettings()):
@@ -55,7 +60,7 @@ def test_the_head_is_divided_and_drawn_as_at_the_base():
     torch.testing.assert_close(model.logits(hidden), hidden @ model.head.weight.T / 3)
     assert model.head.weight.std().item() == pytest.approx(0.1 / 4, rel=0.1)
     assert build(48).head.weight.std().item() == pytest.approx(0.1 / 48**0.5, rel=0.1)
-    tied = build(48, {"base_dim": 16}, tied=True)
+    tied = build(48, {"base_dim": 16}, tie_embeddings=True)
     assert tied.embed.weight.std().item() == pytest.approx(0.1 / 4, rel=0.1)
     matrices = [one.layers[0].attention.wq.weight for one in (model, build(48))]
     assert matrices[0].std().item() == pytest.approx(matrices[1].std().item(), rel=0.1)
@@ -73,7 +78,7 @@ def test_attention_falls_as_one_over_d_where_heads_grow(head_dim, mup, scale):
     """Logits of attention are what attend() is told to scale by, here seen by the watch."""
     settings = ModelSettings(dim=32, layers=1, heads=2, head_dim=head_dim, mup=mup, position={"name": "none"})
     model, seen = Transformer(settings, V, T).initialise(0), []
-    model(torch.arange(T)[None], Places.plain(T), watch=[lambda *told: seen.append(told[2])])
+    model(torch.arange(T)[None], TokenPositions.plain(T), hooks=[lambda *told: seen.append(told[2])])
     assert seen == [pytest.approx(scale, rel=1e-12)]
 
 

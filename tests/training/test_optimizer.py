@@ -9,10 +9,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from model import ModelSettings, Transformer
 from tests.training.toy import Net
+from training.config.optimizer_settings import ROLES, AdamWSettings
 from training.errors import TrainingError
-from training.optimizer import clean_name, gated_step, make_optimizer, named_weights, set_learning_rates
-from training.optimizer_settings import ROLES, AdamWSettings
-from training.together import Together
+from training.optim.combined import CombinedOptimizer
+from training.optim.optimizer import (
+    clean_name,
+    guarded_step,
+    make_optimizer,
+    named_weights,
+    set_learning_rates,
+)
 
 
 def roles(model):
@@ -21,27 +27,32 @@ def roles(model):
 
 
 def test_groups_by_role():
-    assert roles(Net(tied=True)) == {
+    assert roles(Net(tie_embeddings=True)) == {
         "matrices": (["mix.weight"], 0.3),
         "embeddings": (["embed.weight"], 0.0),
         "vectors": (["mix.bias", "norm.weight"], 0.0),
         "positions": (["position.weight"], 0.0),
     }
-    assert roles(Net(tied=False))["matrices"] == (["mix.weight", "head.weight"], 0.3)
+    assert roles(Net(tie_embeddings=False))["matrices"] == (["mix.weight", "head.weight"], 0.3)
 
 
-@pytest.mark.parametrize("tied", [True, False])
-def test_roles_of_the_real_model(tied):
+@pytest.mark.parametrize("tie_embeddings", [True, False])
+def test_roles_of_the_real_model(tie_embeddings):
     settings = ModelSettings(
-        dim=12, layers=2, heads=2, tied=tied, qk_norm=True, position={"name": "learned", "max_length": 9}
+        dim=12,
+        layers=2,
+        heads=2,
+        tie_embeddings=tie_embeddings,
+        qk_norm=True,
+        position={"name": "learned", "max_length": 9},
     )
     model = Transformer(settings, 31, 7)
     found = roles(model)
     assert sorted(name for names, _ in found.values() for name in names) == sorted(dict(named_weights(model)))
     assert all(name.startswith("position.") for name in found["positions"][0]) and found["positions"][1] == 0
     assert found["embeddings"] == (["embed.weight"], 0.0)
-    assert ("head.weight" in found["matrices"][0]) is not tied
-    assert len(found["matrices"][0]) == 2 * 7 + (not tied)
+    assert ("head.weight" in found["matrices"][0]) is not tie_embeddings
+    assert len(found["matrices"][0]) == 2 * 7 + (not tie_embeddings)
     assert all("norm" in name for name in found["vectors"][0]) and len(found["vectors"][0]) == 2 * 4 + 1
 
 
@@ -53,7 +64,7 @@ def test_names_without_wrappers():
 
 
 def test_decay_alone_shrinks_matrices_and_nothing_else():
-    net = Net(tied=False)
+    net = Net(tie_embeddings=False)
     before = {name: weight.detach().clone() for name, weight in net.named_parameters()}
     optimizer = make_optimizer(net, AdamWSettings(lr=0.5, weight_decay=0.2))
     for weight in net.parameters():
@@ -69,7 +80,7 @@ def test_every_role_may_have_its_own_rate_and_decay():
     groups = {"embeddings": {"lr": 0.2}, "vectors": {"weight_decay": 0.4}, "head": {"lr": 0.05}}
     settings = AdamWSettings(weight_decay=0.5, positions_lr=0.3, groups=groups)
     assert settings.rates == {"lr": 2e-3, "head_lr": 0.05, "embeddings_lr": 0.2, "positions_lr": 0.3}
-    net = Net(tied=False)
+    net = Net(tie_embeddings=False)
     before = {name: weight.detach().clone() for name, weight in net.named_parameters()}
     optimizer = make_optimizer(net, settings)
     assert [group["name"] for group in optimizer.param_groups] == list(ROLES)
@@ -160,7 +171,9 @@ OPTIMIZERS = {
     "plain": lambda weights: torch.optim.AdamW(weights, lr=0.1, fused=False),
     "momentum": lambda weights: torch.optim.SGD(weights, lr=0.1, momentum=0.9),
     "muon": lambda weights: torch.optim.Muon(weights, lr=0.1),
-    "together": lambda weights: Together([OPTIMIZERS["muon"](weights[:1]), OPTIMIZERS["fused"](weights[1:])]),
+    "together": lambda weights: CombinedOptimizer(
+        [OPTIMIZERS["muon"](weights[:1]), OPTIMIZERS["fused"](weights[1:])]
+    ),
 }
 
 
@@ -182,7 +195,7 @@ def test_broken_steps_leave_no_trace_and_the_host_does_not_wait(make):
             flag = torch.tensor(step is None)
             # torch's plain AdamW counts its steps on the host.
             with nullcontext() if make is OPTIMIZERS["plain"] else NeverWaits():
-                gated_step(optimizer, flag)
+                guarded_step(optimizer, flag)
         return weights, [x for w in weights for x in optimizer.state[w].values()]
 
     with_bad, without = run([None, 0, None, None, 1, 2, None]), run([0, 1, 2])

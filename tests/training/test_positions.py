@@ -9,15 +9,15 @@ import torch._dynamo
 from torch._dynamo.testing import CompileCounter
 
 from data import Batch
-from data.positions import place
+from data.sampling.positions import place
 from model import Transformer
 from tests.data.test_positions import chosen
 from tests.model.zoo import build, ids
-from training.config import load_settings
+from training.config.load import load_settings
+from training.config.settings import RunSettings
 from training.errors import TrainingError
-from training.loop import micro_batches, places_of
-from training.settings import RunSettings
-from training.start import check_model
+from training.micro_batches import micro_batches, token_positions_of
+from training.run.checks import check_model
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 B, T = 4, 11
@@ -25,7 +25,7 @@ SAMPLERS = ["random_offset", "random_subset", "random_subset-batch", "cape", "ca
 WHOLE = [name for name in SAMPLERS if not name.startswith("cape")]
 
 
-def batch_of(name: str, packing: str = "running", step: int = 0, rows: int = B) -> Batch:
+def batch_of(name: str, packing: str = "concat", step: int = 0, rows: int = B) -> Batch:
     """A batch of random tokens in windows of two to four documents, placed by a sampler."""
     begins = np.zeros((rows, T), dtype=bool)
     begins[np.arange(rows)[:, None], [[2 + r % 3, 7] for r in range(rows)]] = True
@@ -51,10 +51,12 @@ def batch_of(name: str, packing: str = "running", step: int = 0, rows: int = B) 
 def losses(net: Transformer, batch: Batch, tokens: torch.Tensor | None = None) -> torch.Tensor:
     """(B, T) NLL of the batch's targets."""
     with torch.no_grad():
-        return net(batch.tokens if tokens is None else tokens, places_of(batch, T), targets=batch.targets)
+        return net(
+            batch.tokens if tokens is None else tokens, token_positions_of(batch, T), targets=batch.targets
+        )
 
 
-@pytest.mark.parametrize("packing", ["running", "documents"])
+@pytest.mark.parametrize("packing", ["concat", "intra_document"])
 @pytest.mark.parametrize("scheme", ["rope", "alibi", "none"])
 def test_an_offset_is_not_seen_by_what_knows_distances_alone(scheme, packing):
     net = build(scheme)
@@ -63,7 +65,7 @@ def test_an_offset_is_not_seen_by_what_knows_distances_alone(scheme, packing):
     torch.testing.assert_close(losses(net, there), losses(net, here), rtol=0, atol=1e-11)
 
 
-@pytest.mark.parametrize("packing", ["running", "documents"])
+@pytest.mark.parametrize("packing", ["concat", "intra_document"])
 def test_an_offset_is_seen_by_sinusoidal_positions(packing):
     net = build("sinusoidal")
     change = losses(net, batch_of("random_offset", packing)) - losses(net, batch_of("plain", packing))
@@ -88,11 +90,11 @@ def seen(net: Transformer, batch: Batch) -> torch.Tensor:
     return torch.stack(found)
 
 
-@pytest.mark.parametrize("packing", ["running", "documents"])
+@pytest.mark.parametrize("packing", ["concat", "intra_document"])
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_who_sees_whom_does_not_change(name, packing):
     """By order and document: a token sees itself and what stands before it in its text."""
-    begins = [[0, 2 + r % 3, 7] if packing == "documents" else [0] for r in range(B)]
+    begins = [[0, 2 + r % 3, 7] if packing == "intra_document" else [0] for r in range(B)]
     first = torch.tensor([[max(b for b in begins[r] if b <= t) for t in range(T)] for r in range(B)])
     places = torch.arange(T)
     expected = (places[:, None, None] <= places) & (places[:, None, None] >= first)
@@ -103,7 +105,7 @@ def test_who_sees_whom_does_not_change(name, packing):
         assert torch.equal(seen(build(scheme, layers=1), batch_of(name, packing)), expected & near), scheme
 
 
-@pytest.mark.parametrize("packing", ["running", "documents"])
+@pytest.mark.parametrize("packing", ["concat", "intra_document"])
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_micro_batches_take_their_own_rows(name, packing):
     net, batch = build("sinusoidal"), batch_of(name, packing)
@@ -111,7 +113,7 @@ def test_micro_batches_take_their_own_rows(name, packing):
     for size in (1, 3):
         parts = micro_batches(batch, size, T, torch.device("cpu"))
         with torch.no_grad():
-            found = torch.cat([net(part.tokens, part.places, targets=part.targets) for part in parts])
+            found = torch.cat([net(part.tokens, part.positions, targets=part.targets) for part in parts])
         torch.testing.assert_close(found, whole, rtol=0, atol=1e-12)
 
 
@@ -124,7 +126,7 @@ def test_drawn_positions_are_not_compiled_again_at_every_step(name, scheme):
     for step in range(4):
         batch = batch_of(name, step=step)
         with torch.no_grad():
-            found = net(batch.tokens, places_of(batch, T), targets=batch.targets)
+            found = net(batch.tokens, token_positions_of(batch, T), targets=batch.targets)
         torch.testing.assert_close(found, losses(plain, batch), rtol=0, atol=1e-10)
     # The largest position of a step is known on the host: at most one more graph makes it dynamic.
     assert counter.frame_count <= 2

@@ -1,14 +1,18 @@
 """What the recorder tells of steps whose outcomes it reads late, as on a GPU."""
 
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import pytest
 import torch
 
-from training.config import load_settings
-from training.console import Console
-from training.log import read_metrics
-from training.loop import Outcome
-from training.record import Recorder
-from training.settings import RunSettings
+from training.config.load import load_settings
+from training.config.settings import RunSettings
+from training.errors import INTERRUPTED, TrainingError
+from training.logging.console import Console
+from training.logging.metrics_file import read_metrics
+from training.logging.metrics_logger import MetricsLogger
+from training.logging.step_metrics import StepResult
 from training.stages import stages_of
 
 PEAK = 1e9
@@ -16,24 +20,62 @@ COSTS = {6: 1e3, 24: 5e3}  # FLOPs of a token by the length of its window
 # 4 steps of 8 × 6 tokens, then 4 of 4 × 24.
 WORDS = [
     *("train_length=24", "training.batch_size=4", "training.tokens=576", "training.validation.targets=8"),
-    "training.stages=[{length: 6, lasts: 4, batch_size: 8}, {length: 24}]",
+    "training.stages=[{length: 6, duration: 4, batch_size: 8}, {length: 24}]",
 ]
 
 
-def recorded(folder, log_every: int, leave: int) -> list[dict]:
-    settings = load_settings(RunSettings, [*WORDS, f"training.log_every={log_every}"])
+BATCH = SimpleNamespace(n_targets=24, passes={}, epoch=0, hash="")
+
+
+@pytest.fixture(autouse=True)
+def _peak(monkeypatch):
+    monkeypatch.setattr("training.logging.metrics_logger.peak_flops", lambda device: PEAK)
+
+
+def run_of(folder, settings, main=True, console=None):
+    """What the logger uses of a run."""
+    (folder / "manifest.json").write_text("{}", encoding="utf-8")
+    return SimpleNamespace(
+        folder=folder,
+        settings=settings,
+        console=console or Console(quiet=True),
+        device=torch.device("cpu"),
+        parallel=SimpleNamespace(main=main, world=1),
+        model=SimpleNamespace(flops_per_token=lambda length: COSTS.get(length, 1e3)),
+    )
+
+
+def recorded(folder, log_interval: int, leave: int) -> list[dict]:
+    settings = load_settings(RunSettings, [*WORDS, f"training.log_interval={log_interval}"])
     first, second = stages_of(settings)
     assert (settings.steps, second.start) == (8, 4)
-    told = {"flops_per_token": COSTS[first.length], "peak": PEAK, "memory": lambda: 0}
-    with Recorder(folder, settings, 0, main=True, console=Console(quiet=True), **told) as recorder:
+    assert (first.length, second.length) == (6, 24)
+    with MetricsLogger(run_of(folder, settings), 0) as recorder:
         for step in range(8):
             if step == second.start:
-                recorder.change(second, COSTS[second.length])
-            outcome = Outcome(torch.tensor([float(step), 1.0, 0, 0, 0, 0, 0], dtype=torch.float64), None)
-            recorder.step(step + 1, outcome, {"lr": 1e-3})
-            recorder.read(leave=leave)
+                recorder.change(second)
+            outcome = StepResult(torch.tensor([float(step), 1.0, 0, 0, 0, 0, 0], dtype=torch.float64), None)
+            recorder.step(step + 1, outcome, {"lr": 1e-3}, BATCH)
+            recorder.read(pending=leave)
         recorder.read()
     return read_metrics(folder / "metrics.jsonl")
+
+
+@pytest.mark.parametrize("lost", ["", "metrics.jsonl", "manifest.json"])
+def test_what_is_lost_of_the_run_folder_is_named(tmp_path, lost):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    run = run_of(folder, load_settings(RunSettings, WORDS))
+    with (
+        pytest.raises(TrainingError, match=str(folder / lost)),
+        MetricsLogger(run, 0) as recorder,
+    ):
+        recorder.check()
+        assert recorder.status == 0
+        (folder / lost).rename(tmp_path / "moved")
+        assert recorder.status == INTERRUPTED
+        with nullcontext() if lost else pytest.raises(TrainingError):
+            recorder.sync()  # without the folder there is nowhere to save
 
 
 @pytest.mark.parametrize("leave", [0, 1, 3])
@@ -54,3 +96,13 @@ def test_over_an_edge_every_token_counts_with_its_own_cost(tmp_path):
     costs = {line["step"]: line["mfu"] * PEAK / line["tokens_per_second"] for line in lines}
     mixed = (48 * 1e3 + 2 * 96 * 5e3) / (48 + 2 * 96)  # steps 4, 5 and 6
     assert costs == pytest.approx({3: 1e3, 6: mixed, 8: 5e3})
+
+
+def test_the_main_process_alone_has_mirrors(tmp_path, monkeypatch):
+    settings, asked = load_settings(RunSettings, WORDS), []
+    monkeypatch.setattr(
+        "training.logging.metrics_logger.make_trackers", lambda *given: asked.append(given) or []
+    )
+    for main, count in ((False, 0), (True, 1)):
+        with MetricsLogger(run_of(tmp_path, settings, main), 0):
+            assert len(asked) == count

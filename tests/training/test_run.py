@@ -1,5 +1,6 @@
 """Run folders: made, resumed, held, loaded."""
 
+import errno
 import json
 import os
 import signal
@@ -10,23 +11,27 @@ from pathlib import Path
 import pytest
 import torch
 
+from data.files import atomic, remove_drafts
 from data.tokenizer import ByteTokenizer
-from model import ModelError, Places, Transformer
-from training.checkpoint import folder_of, save_checkpoint, save_weights_only
-from training.config import apply_words, identity, load_settings
+from model import ModelError, TokenPositions, Transformer
+from training.checkpoint.storage import folder_of, save_checkpoint, save_weights_only
+from training.config.load import apply_overrides, identity, load_settings
+from training.config.settings import RunSettings
 from training.errors import TrainingError
-from training.optimizer import make_optimizer
-from training.run import (
+from training.files import write_json
+from training.optim.optimizer import make_optimizer
+from training.run.directory import (
+    MANIFEST,
     create_run,
     held,
     is_run,
     load,
+    read_manifest,
     read_settings,
     resume_run,
     run_folder,
     set_aside,
 )
-from training.settings import RunSettings
 
 WORDS = [
     "train_length=32",
@@ -35,6 +40,7 @@ WORDS = [
     "training={tokens: 3000, batch_size: 3}",
     "training.validation.targets=8",
 ]
+ROOT = Path(__file__).resolve().parents[2]
 COMMAND = ["train.py", "configs/x.yaml"]
 EXTRA = {"data": "prepared/x", "data_hash": "d" * 8}
 
@@ -58,13 +64,28 @@ def fill(run, settings, step=4, seed=1):
 def logits(model):
     tokens = torch.arange(10).reshape(2, 5)
     with torch.no_grad():
-        return model(tokens, Places.plain(5))
+        return model(tokens, TokenPositions.plain(5))
 
 
-def test_name_of_the_folder(settings):
-    words = ["training.seed=1", "configs/tiny.yaml", "configs/position/alibi.yaml", "a.b=c"]
-    assert str(run_folder(settings, words)) == f"runs/tiny-{identity(settings)}"
-    assert str(run_folder(settings, [], "out")) == f"out/default-{identity(settings)}"
+def test_the_name_of_a_folder_is_its_first_file_what_differs_from_it_and_a_hash(tmp_path):
+    tiny, alibi = (str(ROOT / "configs" / file) for file in ("tiny.yaml", "position/alibi.yaml"))
+    for words, name in (
+        ([tiny], "tiny"),
+        ([tiny, alibi], "tiny-alibi"),
+        ([alibi, tiny], "alibi"),
+        (["seed=3", tiny, alibi, "training.optimizer.name=muon"], "tiny-alibi-muon"),
+        ([tiny, "model.position.scaling.name=yarn", "model.position.scaling.factor=4"], "tiny-yarn"),
+        ([tiny, "model.position.theta=500", "training.on_nonfinite.name=skip"], "tiny"),
+        (["model.position.name=none"], "default-none"),
+    ):
+        settings = load_settings(RunSettings, words)
+        folder = run_folder(settings, words, tmp_path)
+        assert folder == tmp_path / f"{name}-{identity(settings)}"
+        # A run that an earlier version named otherwise is found by its hash.
+        older = tmp_path / f"{name.partition('-')[0]}-{identity(settings)}"
+        older.mkdir(exist_ok=True)
+        (older / "manifest.json").write_text("{}")
+        assert run_folder(settings, words, tmp_path) == older
 
 
 def test_a_new_run_says_what_it_is(run, settings):
@@ -98,22 +119,25 @@ def test_a_run_half_made_is_made_again(tmp_path, settings, monkeypatch):
 
 def test_resuming_notes_what_may_change_and_refuses_the_rest(run, settings):
     assert resume_run(run, settings, ByteTokenizer(), COMMAND, EXTRA) == []
-    free = apply_words(settings, ["training.log_every=3", "training.samples.prompts=[a]"])
+    free = apply_overrides(settings, ["training.log_interval=3", "training.samples.prompts=[a]"])
     assert resume_run(run, free, ByteTokenizer(), COMMAND, EXTRA) == [
-        "training.log_every: 10 → 3",
-        "training.samples.prompts: ['def ', 'The '] → ['a']",
+        "training.log_interval: 10 → 3",
+        "training.samples.prompts: null → ['a']",
     ]
     assert read_settings(run) == free
     attempts = json.loads((run / "manifest.json").read_text())["attempts"]
     assert [len(attempt["changed_settings"]) for attempt in attempts] == [0, 0, 2]
-    other = apply_words(settings, ["seed=5", "model.position.name=alibi", "training.log_every=7"])
+    other = apply_overrides(settings, ["seed=5", "model.position.name=alibi", "training.log_interval=7"])
     with pytest.raises(TrainingError) as error:
         resume_run(run, other, ByteTokenizer(), COMMAND, EXTRA)
     text = str(error.value)
     assert (
-        "seed: 0 → 5" in text and "model.position: rope(" in text and "→ alibi" in text and "--fresh" in text
+        "seed: 0 → 5" in text
+        and "model.position: rope(" in text
+        and "→ alibi" in text
+        and "--restart" in text
     )
-    assert "log_every" not in text
+    assert "log_interval" not in text
     assert read_settings(run) == free  # a refusal changes nothing
     assert len(json.loads((run / "manifest.json").read_text())["attempts"]) == 3
 
@@ -127,7 +151,7 @@ def test_resuming_with_other_data_or_tokenizer_is_refused(run, settings):
         resume_run(run, settings, OtherTokenizer(), COMMAND, EXTRA)
     with pytest.raises(TrainingError, match=r"prepared data are not those .*dddddddd, now eeee"):
         resume_run(run, settings, ByteTokenizer(), COMMAND, {"data_hash": "eeee"})
-    other = apply_words(
+    other = apply_overrides(
         settings, ["data.valid_fraction=0.5"]
     )  # the setting is named, not what follows from it
     with pytest.raises(TrainingError, match=r"data.valid_fraction: \S+ → 0.5"):
@@ -143,7 +167,7 @@ def test_set_aside_loses_nothing(run):
 
 def test_one_process_holds_a_run_and_death_lets_go(tmp_path):
     code = (
-        "import sys, time\nfrom pathlib import Path\nfrom training.run import held\n"
+        "import sys, time\nfrom pathlib import Path\nfrom training.run.directory import held\n"
         "with held(Path(sys.argv[1])):\n    print('held', flush=True)\n    time.sleep(60)\n"
     )
     child = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE)
@@ -152,8 +176,19 @@ def test_one_process_holds_a_run_and_death_lets_go(tmp_path):
         with pytest.raises(TrainingError, match="trained by another process"), held(tmp_path):
             pass
         child.send_signal(signal.SIGKILL)
-    with held(tmp_path), pytest.raises(TrainingError, match="another process"), held(tmp_path):
-        pass
+    with held(tmp_path):
+        (tmp_path / ".lock").unlink()
+        with pytest.raises(TrainingError, match="another process"), held(tmp_path):
+            pass
+
+
+def test_checkpoints_without_a_manifest_are_refused(run, settings):
+    fill(run, settings)
+    (run / "manifest.json").unlink()
+    before = read_settings(run)
+    with pytest.raises(TrainingError, match=r"manifest.json.*--restart"):
+        create_run(run, apply_overrides(settings, ["seed=5"]), ByteTokenizer(), COMMAND)
+    assert read_settings(run) == before
 
 
 def test_load_gives_the_model_back(run, settings):
@@ -222,7 +257,7 @@ def test_what_cannot_be_loaded(run, settings, tmp_path):
 def test_the_driver_is_read_where_there_is_one(run, settings, tmp_path, monkeypatch):
     file = tmp_path / "version"
     file.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.124.06  Wed Feb 26\nGCC version: 12")
-    monkeypatch.setattr("training.machine._DRIVER", file)
+    monkeypatch.setattr("training.run.environment._DRIVER", file)
     ranks = {"processes": 2, "ranks": [{"host": "a", "device": "cuda:0"}] * 2}
     resume_run(run, settings, ByteTokenizer(), COMMAND, EXTRA, ranks)
     attempt = json.loads((run / "manifest.json").read_text())["attempts"][-1]
@@ -236,3 +271,32 @@ def test_other_held_out_text_is_refused_on_resume(run, settings):
     resume_run(run, settings, ByteTokenizer(), COMMAND, {**EXTRA, "valid_hash": "v" * 64})
     with pytest.raises(TrainingError, match="the held-out text is not the one this run was started with"):
         resume_run(run, settings, ByteTokenizer(), COMMAND, {**EXTRA, "valid_hash": "w" * 64})
+
+
+@pytest.mark.parametrize(
+    ("harm", "named"),
+    [({"vocab_size": None}, "vocab_size"), ({"vocab_size": "9"}, "vocab_size"), ({"mixture": 3}, "mixture")],
+)
+def test_a_manifest_without_its_keys_is_named(tmp_path, harm, named):
+    write_json(tmp_path / MANIFEST, {"vocab_size": 9, "tokenizer_hash": "a", "data": None} | harm)
+    with pytest.raises(TrainingError, match=rf"manifest.json: {named} "):
+        read_manifest(tmp_path, "vocab_size")
+
+
+def test_drafts_of_dead_processes_are_removed(tmp_path):
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    with atomic(tmp_path / "inside" / "mine") as file:
+        mine = Path(file.name)
+        theirs = mine.with_name(mine.name.replace(str(os.getpid()), str(dead.pid)))
+        elsewhere = theirs.with_name(f".mine.another-host.{dead.pid}.tmp")
+        for draft in (theirs, elsewhere):
+            draft.write_text("half")
+        remove_drafts(tmp_path)
+        assert mine.exists() and elsewhere.exists() and not theirs.exists()
+
+
+def test_a_short_write_of_an_array_names_the_file(tmp_path):
+    with pytest.raises(OSError) as error, atomic(tmp_path / "array.npy"):
+        raise OSError("320 requested and 16 written")  # as numpy does
+    assert error.value.errno == errno.ENOSPC and error.value.filename == str(tmp_path / "array.npy")

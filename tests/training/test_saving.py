@@ -11,22 +11,21 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.training.deaths import trained, update
-from training import checkpoint as module
-from training.checkpoint import find_checkpoint, folder_of, save_checkpoint, steps_of
-from training.checkpoint_settings import CheckpointSettings
-from training.errors import TrainingError
-from training.exits import INTERRUPTED
+from training.checkpoint import storage as module
+from training.checkpoint.checkpointer import CheckpointWriter
+from training.checkpoint.retention import DIVERGED, best_of, held_out_state, kept, prune
+from training.checkpoint.snapshot import capture
+from training.checkpoint.storage import find_checkpoint, folder_of, save_checkpoint, steps_of
+from training.config.trainer_settings import CheckpointSettings
+from training.distributed.error_barrier import on_all
+from training.errors import INTERRUPTED, TrainingError
 from training.files import is_disk_full
-from training.group import on_all
-from training.image import capture
-from training.retention import best_of, held_out_state, kept, prune
-from training.saving import Saver
 
 
 def test_the_newest_the_multiples_and_the_best_stay():
     steps = [5, 10, 15, 20, 25, 30]
     assert kept(steps, CheckpointSettings(keep=2), None) == {25, 30}
-    assert kept(steps, CheckpointSettings(keep=1, keep_every=10), None) == {10, 20, 30}
+    assert kept(steps, CheckpointSettings(keep=1, keep_interval=10), None) == {10, 20, 30}
     assert kept(steps, CheckpointSettings(keep=1, best=2), 15) == {15, 30}
     assert kept(steps, CheckpointSettings(keep=9), None) == set(steps)
     assert kept(steps, CheckpointSettings(keep=1, best=2), 7) == {30}
@@ -35,7 +34,7 @@ def test_the_newest_the_multiples_and_the_best_stay():
 def test_the_best_is_that_of_the_length_asked_for_and_survives(tmp_path):
     settings = CheckpointSettings(keep=1, best=2)
     losses = [{24: 3.0, 48: 5.0}, {24: 2.5, 48: 4.0}, {24: 2.0, 48: 4.5}, {}, {24: 1.0, 48: float("nan")}]
-    with Saver(tmp_path, settings, 24) as saver:
+    with CheckpointWriter(tmp_path, settings, 24) as saver:
         for step, nll in enumerate(losses, 1):
             saver.save(step, *trained(0), {"held_out": held_out_state(nll)})
     assert steps_of(tmp_path) == [2, 5] and best_of(tmp_path, 48) == (2, 4.0)
@@ -48,7 +47,7 @@ def test_the_best_is_that_of_the_length_asked_for_and_survives(tmp_path):
 def test_only_the_newest_are_kept_and_those_left_behind_go(tmp_path):
     pair, settings = trained(1), CheckpointSettings(keep=2)
     for step in (10, 20, 30, 25):  # resumed from 20: 30 was damaged
-        with Saver(tmp_path, settings, 24) as saver:
+        with CheckpointWriter(tmp_path, settings, 24) as saver:
             saver.save(step, *pair, {})
         assert steps_of(tmp_path) == {10: [10], 20: [10, 20], 30: [20, 30], 25: [20, 25]}[step]
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == [
@@ -59,7 +58,7 @@ def test_only_the_newest_are_kept_and_those_left_behind_go(tmp_path):
 def test_what_was_left_behind_is_not_the_best(tmp_path):
     pair, settings = trained(0), CheckpointSettings(keep=2, best=1)
     for step, nll in ((10, 2.0), (30, 1.0), (12, 3.0), (14, 4.0)):
-        with Saver(tmp_path, settings, 24) as saver:
+        with CheckpointWriter(tmp_path, settings, 24) as saver:
             saver.save(step, *pair, {"held_out": held_out_state({24: nll})})
     assert steps_of(tmp_path) == [10, 12, 14]
 
@@ -79,7 +78,7 @@ def test_beside_the_steps_the_bytes_are_those_of_a_save_at_once(tmp_path, monkey
     pair = trained(2)
     save_checkpoint(tmp_path / "once", 2, *pair, {"tokens": 5})
     monkeypatch.setattr(module, "save_file", late)
-    with Saver(tmp_path / "beside", CheckpointSettings(asynchronous=True), 24) as saver:
+    with CheckpointWriter(tmp_path / "beside", CheckpointSettings(asynchronous=True), 24) as saver:
         saver.save(2, *pair, {"tokens": 5})
         update(*pair)
         assert saver.status == 0
@@ -134,7 +133,7 @@ def test_what_goes_wrong_beside_the_steps_is_told(tmp_path, monkeypatch, told_by
     save_checkpoint(tmp_path, 1, *pair)
     good = content(tmp_path, 1)
     monkeypatch.setattr(module, "save_file", full)
-    saver = Saver(tmp_path, CheckpointSettings(asynchronous=True), 24)
+    saver = CheckpointWriter(tmp_path, CheckpointSettings(asynchronous=True), 24)
     with pytest.raises(TrainingError, match=r"disk full .* while saving step 2; step 1 is intact"), saver:
         saver.save(2, *pair, {})
         if told_by == "status":
@@ -171,7 +170,19 @@ def test_what_fails_on_one_process_fails_on_all():
 
 
 def test_the_error_of_the_loop_is_told_and_the_save_under_way_is_finished(tmp_path):
-    with pytest.raises(KeyError), Saver(tmp_path, CheckpointSettings(asynchronous=True), 24) as saver:
+    with (
+        pytest.raises(KeyError),
+        CheckpointWriter(tmp_path, CheckpointSettings(asynchronous=True), 24) as saver,
+    ):
         saver.save(4, *trained(1), {})
         raise KeyError
     assert find_checkpoint(tmp_path).step == 4
+
+
+def test_the_newest_from_before_a_run_diverged_stays(tmp_path):
+    with CheckpointWriter(tmp_path, CheckpointSettings(keep=1), 24) as saver:
+        for step, state in enumerate([{}, {}, {DIVERGED: True}, {DIVERGED: True}], 1):
+            saver.save(step, *trained(0), state)
+        assert steps_of(tmp_path) == [2, 4]
+        saver.save(5, *trained(0), {})
+    assert steps_of(tmp_path) == [5]

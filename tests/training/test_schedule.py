@@ -4,9 +4,9 @@ import math
 
 import pytest
 
+from training.config.optimizer_settings import ConstantSchedule, CosineSchedule, LinearSchedule, WsdSchedule
 from training.errors import TrainingError
-from training.optimizer_settings import ConstantSchedule, CosineSchedule, LinearSchedule, WsdSchedule
-from training.schedule import learning_rate, warmup_steps
+from training.optim.lr_schedule import learning_rate, warmup_steps
 
 
 def rates(schedule, steps, peak=8.0):
@@ -22,26 +22,26 @@ def test_warmup_in_steps_and_as_a_share():
 
 def test_linear():
     assert rates(LinearSchedule(warmup=2), 6) == [4, 8, 8, 6, 4, 2]
-    assert rates(LinearSchedule(warmup=2, final=0.5), 6) == [4, 8, 8, 7, 6, 5]
+    assert rates(LinearSchedule(warmup=2, min_lr_ratio=0.5), 6) == [4, 8, 8, 7, 6, 5]
 
 
 def test_cosine():
-    got = rates(CosineSchedule(warmup=1, final=0.25), 5)
+    got = rates(CosineSchedule(warmup=1, min_lr_ratio=0.25), 5)
     half = math.sqrt(0.5)  # cos 45°
     shares = [1, (1 + half) / 2, 0.5, (1 - half) / 2]
     assert got == pytest.approx([8] + [2 + 6 * share for share in shares], rel=1e-15)
 
 
 def test_wsd_holds_then_falls():
-    assert rates(WsdSchedule(warmup=2, decay=0.4, final=0), 10) == [4, 8, 8, 8, 8, 8, 8, 6, 4, 2]
-    assert rates(WsdSchedule(warmup=0, decay=0.01, final=0), 3) == [8, 8, 8]
-    assert rates(WsdSchedule(warmup=0, decay=1, final=0.5), 4) == [8, 7, 6, 5]
+    assert rates(WsdSchedule(warmup=2, decay=0.4, min_lr_ratio=0), 10) == [4, 8, 8, 8, 8, 8, 8, 6, 4, 2]
+    assert rates(WsdSchedule(warmup=0, decay=0.01, min_lr_ratio=0), 3) == [8, 8, 8]
+    assert rates(WsdSchedule(warmup=0, decay=1, min_lr_ratio=0.5), 4) == [8, 7, 6, 5]
 
 
 def test_a_stem_and_its_branches_agree_up_to_the_decay():
     stem = rates(ConstantSchedule(warmup=3), 50)
     for steps, decay in ((10, 4), (30, 7), (20, 0.25)):
-        branch = rates(WsdSchedule(warmup=3, decay=decay, final=0.2), steps)
+        branch = rates(WsdSchedule(warmup=3, decay=decay, min_lr_ratio=0.2), steps)
         length = decay if decay > 1 else 5
         assert branch[: steps - length + 1] == stem[: steps - length + 1]
         assert branch[-length:] == pytest.approx(

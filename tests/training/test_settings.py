@@ -2,9 +2,9 @@
 
 import pytest
 
-from training.config import apply_words, discarded, dump, identity, load_settings
+from training.config.load import apply_overrides, discarded, dump, identity, load_settings
+from training.config.settings import RunSettings
 from training.errors import ConfigError
-from training.settings import RunSettings
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ from training.settings import RunSettings
         (["training.validation.multiples=[2, 2]"], "different whole numbers"),
         (["training.validation.multiples=[]"], "at least 1 items"),
         (["training.optimizer.betas=[0.9, 1]"], "less than 1"),
-        (["training.micro_batch=33"], "micro_batch 33 is larger than batch_size 32"),
+        (["training.micro_batch_size=33"], "micro_batch_size 33 is larger than batch_size 32"),
         (["training.schedule.name=cosin"], "did you mean cosine?"),
         (
             ["training.optimizer.name=muon", "training.optimizer.positions_lr=1e-3"],
@@ -30,9 +30,9 @@ from training.settings import RunSettings
         ),
         (["training.ema=0.99"], "of settings (decay, start) or null; write training.ema.decay=0.99"),
         (["training.ema=5"], "write training.ema.start=5"),
-        (["training.checkpoint=100"], "write training.checkpoint.every=100"),
-        (["training.checkpoint=1k"], "write training.checkpoint.every=1k"),
-        (["training.checkpoint="], "write training.checkpoint.every=null"),
+        (["training.checkpoint=100"], "write training.checkpoint.interval=100"),
+        (["training.checkpoint=1k"], "write training.checkpoint.interval=1k"),
+        (["training.checkpoint="], "write training.checkpoint.interval=null"),
         (["training.on_spike=skip"], "VALUE and so on, or training.on_spike={} for its defaults"),
         (["training.on_spike={sigma: 0.1}"], "did you mean training.on_spike.sigmas?"),
         (["training.on_spike={cut: 3}"], "settings of training.on_spike are sigmas, window, limit"),
@@ -41,12 +41,14 @@ from training.settings import RunSettings
         (["model=3"], "model = 3: must be a group of settings; write model.dim=VALUE and so on"),
         (["training.stages=[32]"], "training.stages.0 = 32: must be a group of settings (length,"),
         (["training.stages=[32]"], "; write {length: 32}"),
-        (["training.stages=[{share: 0.5}]"], "training.stages.0 are length, batch_size, lasts, words"),
+        (["training.stages=[{share: 0.5}]"], "training.stages.0 are length, batch_size, duration, words"),
         (["training.optimizer=3"], "write training.optimizer.name=NAME; known: adamw, muon"),
         (["training.optimizer=adam"], "did you mean training.optimizer.name=adamw? known: adamw, muon"),
         (["training.theta=5"], "did you mean model.position.theta?"),
         (["training.optimizer.learning_rate=1"], "training.optimizer.learning_rate is not a setting"),
-        (["training.clip=0"], "greater than 0"),
+        (["training.grad_clip=0"], "greater than 0"),
+        (["training.checkpoint.interval=0"], "at least 1"),
+        (["training.samples.interval=0"], "at least 1"),
         (["seed=-1"], "at least 0"),
         (["model.dim=100"], "dim 100 is not divisible by heads 8"),
     ],
@@ -66,10 +68,10 @@ def test_what_a_later_choice_dropped_of_a_file_is_said(tmp_path):
         return discarded(load_settings(RunSettings, list(words)), list(words))
 
     lost = [
-        f"{file}:3: training.optimizer.lr = 0.001 is dropped, for muon was chosen after it: "
-        "training.optimizer.lr is 0.002; give it behind that choice",
-        f"{file}:4: training.optimizer.betas = [0.9, 0.99] is dropped, for muon was chosen after it: "
-        "training.optimizer.adamw.betas is [0.9, 0.95]; give it behind that choice",
+        f"{file}:3: training.optimizer.lr = 0.001 is dropped, because muon was chosen after it: "
+        "training.optimizer.lr is 0.002; set it after that choice",
+        f"{file}:4: training.optimizer.betas = [0.9, 0.99] is dropped, because muon was chosen after it: "
+        "training.optimizer.adamw.betas is [0.9, 0.95]; set it after that choice",
     ]
     assert said(str(file), str(more)) == said(str(file), "training.optimizer.name=muon") == lost
     assert said(str(file), "training.optimizer.name=muon", "training.optimizer.lr=0.004") == lost[1:]
@@ -92,20 +94,20 @@ def test_what_shapes_the_weights_counts_and_what_does_not_does_not():
         "training.batch_size=16",
         "training.precision=float64",
         "model.position.theta=5e5",
-        "data.packing=documents",
+        "data.packing=intra_document",
         "seed=1",
     ]
     free = [
-        "training.log_every=1",
-        "training.checkpoint.every=3",
+        "training.log_interval=1",
+        "training.checkpoint.interval=3",
         "training.wandb.mode=offline",
         "training.samples.prompts=[x]",
-        "training.micro_batch=4",
+        "training.micro_batch_size=4",
     ]
     for word in shaping:
-        assert identity(apply_words(s, [word])) != identity(s), word
+        assert identity(apply_overrides(s, [word])) != identity(s), word
     for word in free:
-        changed = apply_words(s, [word])
+        changed = apply_overrides(s, [word])
         assert changed != s and identity(changed) == identity(s), word
 
 

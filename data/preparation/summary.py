@@ -1,0 +1,115 @@
+"""The summary of a preparation, as a dict and as terminal tables."""
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from data.sources import GENERATED
+from data.store import TokenStore
+
+POINTS_ONLY_BELOW = 6  # with fewer independent documents or clusters, evaluation omits confidence intervals
+FEW_BELOW = 20  # with fewer units, evaluation flags its intervals
+LENGTHS = tuple(1 << k for k in range(8, 16))  # 256 ... 32768 tokens
+
+
+def split_summary(store: TokenStore) -> dict[str, Any]:
+    documents, tokens, raw = store.n_documents, store.n_tokens, int(store.bytes.sum())
+    control = documents * (store.has_bos + store.has_eos)
+    made = np.array([name.startswith(GENERATED) for name in store.names], dtype=bool)
+    at_least = {str(length): int((store.lengths >= length).sum()) for length in LENGTHS}
+    return {
+        "documents": documents,
+        "units": _units(store.clusters),
+        "tokens": tokens,
+        "bytes": raw,
+        "items": int(made.sum()),
+        "bytes_of_items": int(store.bytes[made].sum()),
+        "bytes_per_token": raw / (tokens - control) if tokens > control else None,
+        "longest": int(store.lengths.max()) if documents else 0,
+        "documents_at_least": at_least,
+        "share_at_least": {key: n / documents if documents else 0.0 for key, n in at_least.items()},
+    }
+
+
+def _units(clusters: list[str | None]) -> int:
+    """Number of independent units: clusters, and documents without a cluster."""
+    return len({cluster for cluster in clusters if cluster}) + sum(not cluster for cluster in clusters)
+
+
+def report_few_held_out(summary: dict[str, Any], is_split: bool, console: Any) -> None:
+    """Report the limits that too little validation text puts on evaluation, and the fix.
+
+    Args:
+        is_split: whether `valid_fraction` determines the amount.
+    """
+    documents = summary["valid"]["documents"]
+    units = summary["valid"].get("units", documents)  # not recorded by earlier versions
+    if not 0 < units < FEW_BELOW:
+        return
+    what = "document" if units == documents else "cluster"
+    needed, lacks, report = FEW_BELOW, f"flags intervals over fewer than {FEW_BELOW}", console.info
+    if units < POINTS_ONLY_BELOW:
+        needed, report = POINTS_ONLY_BELOW, console.warn
+        lacks = f"has no confidence intervals with fewer than {POINTS_ONLY_BELOW}"
+    fraction = math.ceil(100 * needed * documents / units / (documents + summary["train"]["documents"])) / 100
+    fix = "give data.valid_source more documents"
+    if is_split:
+        fix = "give more documents (data.source.separator cuts files into several) or a data.valid_source"
+        if fraction <= 0.5:
+            fix = f"set data.valid_fraction={fraction:g}, or {fix}"
+    report(f"{units} {what}{'s' * (units > 1)} held out for validation: evaluation {lacks}; {fix}")
+
+
+def show(summary: dict[str, Any], console: Any, splits: Iterable[str] = ("train", "valid")) -> None:
+    """Print tables of these splits. prepared.json has the same numbers."""
+    shown = {name: summary[name] for name in splits}
+    rows = [
+        ["documents", *(f"{s['documents']:,}" for s in shown.values())],
+        ["tokens", *(f"{s['tokens']:,}" for s in shown.values())],
+        ["bytes", *(f"{s['bytes']:,}" for s in shown.values())],
+        ["bytes per token", *(_number(s["bytes_per_token"]) for s in shown.values())],
+        ["longest document", *(f"{s['longest']:,}" for s in shown.values())],
+    ]
+    if any(s.get("items") for s in shown.values()):  # not recorded before tasks were added
+        shares = (
+            f"{s['items']:,} ({s['bytes_of_items'] / max(1, s['bytes']):.1%} of the bytes)"
+            for s in shown.values()
+        )
+        rows.append(["of which items of a task", *shares])
+    for length in LENGTHS:
+        key = str(length)
+        cells = (f"{s['share_at_least'][key]:.1%} ({s['documents_at_least'][key]:,})" for s in shown.values())
+        rows.append([f">= {length:,} tokens", *cells])
+    console.table(f"prepared {summary['label']}", ["", *shown], rows)
+    for line in remarks(summary):
+        console.info(line)
+    if summary["lossy_documents"]:
+        console.warn(
+            f"{summary['lossy_documents']:,} documents are not reproduced exactly by this tokenizer: their "
+            "bits per byte are not exact"
+        )
+
+
+def remarks(summary: dict[str, Any]) -> list[str]:
+    lines = []
+    for fault, n in summary["passed_over"].items():
+        lines.append(f"passed over: {n:,} documents {fault} (such as {summary['examples'][fault]})")
+    tokenizer, copies = summary["tokenizer"], summary["near_duplicates"]
+    if tokenizer.get("unused_share") is not None:
+        lines.append(
+            f"tokenizer: {tokenizer['vocab_size']:,} ids, trained on {tokenizer['bytes_used'] / 1e6:,.1f} MB "
+            f"of training text; {tokenizer['unused_share']:.1%} of it was not used"
+        )
+    if copies["documents"] is not None:
+        lines.append(
+            f"near-duplicates of validation text kept out of training: {copies['documents']:,} documents, "
+            f"{copies['share_of_bytes']:.2%} of the training text; {copies['shingles_remaining']:.2%} of "
+            "validation passages still occur in training"
+        )
+    return lines
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"

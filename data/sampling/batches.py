@@ -1,0 +1,315 @@
+"""The order of training data: a pure function of (seed, step).
+
+The documents of an epoch are permuted and concatenated into a token stream. The stream is divided into
+windows of T inputs (the last target of a window is the first input of the next), and the windows are permuted
+as well. With several sequence lengths, data/sampling/segments.py assigns windows to segments; with several
+texts, data/sampling/mixture.py assigns samples to texts. The order does not depend on random state or on the
+number of ranks, so a run can resume at any step and on any number of processes.
+"""
+
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from data.errors import DataError
+from data.preparation.groups import TextGroups
+from data.sampling.mixture import MixturePattern
+from data.sampling.positions import PACKINGS, place
+from data.sampling.random_draws import permuted
+from data.sampling.segments import ChunkLayout, Segment, SegmentPlan, courses
+from data.settings import PlainPositions
+from data.store import TokenStore
+
+PLAIN = PlainPositions()
+IGNORED = -100  # excluded from the loss
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The part of one step's batch that one rank processes. T is the window length, b the number of rows of
+    this rank.
+    """
+
+    tokens: torch.Tensor  # (b, T) int64
+    targets: torch.Tensor  # (b, T) int64, IGNORED where the next token belongs to another document
+    order: torch.Tensor  # (b, T) int64, or (1, T) in layout "plain"; the same for position and document
+    position: torch.Tensor  # float64 if the positional sampler draws real numbers
+    document: torch.Tensor
+    layout: str  # "plain" | "packed"
+    reach: int  # 1 + largest position, rounded up
+    unit_steps: bool  # positions of neighboring tokens in a document differ by 1
+    n_targets: int  # targets included in the loss of the whole step, over all ranks
+    epoch: int  # of the first window of the step; for text in groups, the index of the token stream
+    hash: str  # 16 hex digits, of the tokens and targets of the whole step; "" on ranks other than 0
+    passes: dict[str, float] = field(
+        default_factory=dict
+    )  # `BatchSampler.passes` after this step; only for mixtures
+
+
+class TrainingText(NamedTuple):
+    """One text of a run. `share` is the fraction of all samples that come from it."""
+
+    store: TokenStore
+    share: Fraction = Fraction(1)
+    label: str = ""
+    groups: TextGroups | None = None  # set if more groups are prepared during training
+
+    def line(self, epoch: int) -> TokenStore:
+        """The token store of an epoch; for text in groups, the store of one group after another."""
+        return self.store if self.groups is None else self.groups.store(epoch)
+
+
+class WindowBatch(NamedTuple):
+    """The locations of samples, as arrays (n,) int64."""
+
+    length: int
+    source: np.ndarray  # index of the text
+    epoch: np.ndarray  # of that text
+    start: np.ndarray  # offset of the first input in the token stream of that epoch
+
+
+class _TokenStream:
+    """The documents of one epoch, concatenated."""
+
+    def __init__(self, store: TokenStore, source: int, seed: int, epoch: int):
+        self.store = store
+        key = [seed, epoch, "documents"] + ([f"source {source}"] if source else [])
+        self.order = permuted(np.arange(store.n_documents), store.n_documents, *key)
+        self.ends = np.cumsum(store.lengths[self.order])
+        self.starts = self.ends - store.lengths[self.order]
+
+    def read(self, start: int, n: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return tokens start ... start+n-1 of the stream, int64, and a mask of those that begin
+        a document.
+        """
+        tokens = np.empty(n, dtype=np.int64)
+        begins = np.zeros(n, dtype=bool)
+        slot, filled = int(np.searchsorted(self.ends, start, side="right")), 0
+        while filled < n:
+            offset = start + filled - int(self.starts[slot])
+            part = self.store.document(int(self.order[slot]))[offset : offset + n - filled]
+            tokens[filled : filled + len(part)] = part
+            begins[filled] = offset == 0
+            filled += len(part)
+            slot += 1
+        return tokens, begins
+
+    def begins(self, start: int, n: int) -> np.ndarray:
+        """Return a mask (n,) bool of tokens start ... start+n−1 that begin a document, without
+        reading them.
+        """
+        low, high = np.searchsorted(self.starts, (start, start + n))
+        found = np.zeros(n, dtype=bool)
+        found[self.starts[low:high] - start] = True
+        return found
+
+
+class BatchSampler:
+    """Computes the windows of each step of a run.
+
+    Args:
+        texts: one store, or the texts of a mixture.
+        plan: the segments of the run, each with a window length, a batch size and a number of steps.
+        packing: a key of PACKINGS.
+        seed: seed of the data order.
+        positions: settings of the positional sampler.
+    """
+
+    def __init__(
+        self,
+        texts: TokenStore | Sequence[TrainingText],
+        plan: Sequence[Segment],
+        *,
+        packing: str,
+        seed: int,
+        positions: PlainPositions = PLAIN,
+    ):
+        if packing not in PACKINGS:
+            raise DataError(f"data.packing={packing!r} is unknown; known are {', '.join(PACKINGS)}")
+        self.texts = [TrainingText(texts)] if isinstance(texts, TokenStore) else list(texts)
+        self.packing, self.positions, self.seed = packing, positions, seed
+        self.plan, self._pattern = SegmentPlan(plan), MixturePattern([text.share for text in self.texts])
+        self._check()
+        totals = [
+            [int(self._pattern.before(source, np.array(n))) for n in self.plan.samples]
+            for source in range(len(self.texts))
+        ]
+        self._courses = [
+            courses(self._tokens_of(source), self.plan.lengths, totals[source], seed, source)
+            for source in range(len(self.texts))
+        ]
+        # A step may span two epochs of each text.
+        self._line = lru_cache(maxsize=2 * len(self.texts))(
+            lambda source, epoch: _TokenStream(self.texts[source].line(epoch), source, seed, epoch)
+        )
+
+    def _tokens_of(self, source: int) -> Callable[[int], int]:
+        return lambda epoch: self.texts[source].line(epoch).n_tokens
+
+    def _check(self) -> None:
+        for length in self.plan.lengths:
+            try:
+                self.positions.check(length)
+            except ValueError as error:
+                raise DataError(str(error)) from None
+            for text in self.texts:
+                if text.store.n_tokens <= length:
+                    raise DataError(
+                        f"{text.store.folder} holds {text.store.n_tokens:,} tokens, fewer than the "
+                        f"{length + 1:,} of one window: shorten train_length or prepare more text"
+                    )
+
+    def windows_per_epoch(self, length: int, source: int = 0) -> int:
+        """Number of windows of this length in one token stream of a text. Up to `length` tokens at the end of
+        the stream are dropped.
+        """
+        return (self.texts[source].store.n_tokens - 1) // length
+
+    def cut_share(self, length: int) -> float:
+        """Fraction of documents that window boundaries split in the first epoch, for windows of
+        this length.
+        """
+        cut = count = 0
+        for source in range(len(self.texts)):
+            line = self._line(source, 0)
+            slot = ChunkLayout.of(line.store.n_tokens, [*self.plan.lengths, length]).size
+            window = [at // slot * slot + at % slot // length for at in (line.starts, line.ends - 1)]
+            cut += int((window[0] != window[1]).sum())
+            count += len(line.starts)
+        return cut / count
+
+    def passes(self, done: int) -> list[float]:
+        """Number of passes (fractional epochs) over each text after `done` steps."""
+        seen = [0] * len(self.texts)
+        for share in self.plan.shares(0, done):
+            for source in range(len(seen)):
+                low, high = self._pattern.before(source, np.array([share.first, share.stop])).tolist()
+                seen[source] += share.length * (high - low)
+        return [n / (text.store.n_tokens - 1) for n, text in zip(seen, self.texts, strict=True)]
+
+    def passes_by_label(self, done: int) -> dict[str, float]:
+        """`passes`, keyed by the label of each text."""
+        labels = [text.label for text in self.texts]
+        return {label: round(n, 6) for label, n in zip(labels, self.passes(done), strict=True)}
+
+    def windows(self, start: int, stop: int) -> Iterator[WindowBatch]:
+        """Yield the samples of steps `start` ... `stop` − 1 in order, one segment at a time."""
+        for share in self.plan.shares(start, stop):
+            sample = np.arange(share.first, share.stop)
+            sources = self._pattern.turns(sample)
+            epoch, begin = np.empty_like(sample), np.empty_like(sample)
+            for source in np.unique(sources).tolist():
+                here = sources == source
+                index = self._pattern.before(source, sample[here])
+                epoch[here], begin[here] = self._courses[source][share.group].locate(index)
+            yield WindowBatch(share.length, sources, epoch, begin)
+
+    def lies_in(self, step: int, line: int) -> bool:
+        """Whether a step needs no token stream after `line`, for text in groups. All streams up to `line`
+        must be prepared.
+        """
+        if self.texts[0].groups is None:
+            return True
+        (share,) = self.plan.shares(step, step + 1)
+        return self._courses[0][share.group].lies_in(share.stop - 1, line)
+
+    def has_line(self, line: int, verify: bool = False) -> bool:
+        """Whether token stream `line` of text in groups is prepared; see `TextGroups.is_ready`."""
+        return (groups := self.texts[0].groups) is None or groups.is_ready(line, verify)
+
+    def groups_used(self, done: int) -> list[str]:
+        """Hashes of the groups that the first `done` steps use; empty if the text is not in groups."""
+        groups = self.texts[0].groups
+        if groups is None or not done:
+            return []
+        last = max(int(windows.epoch.max()) for windows in self.windows(done - 1, done))
+        return groups.used(last + 1)
+
+    def check_groups(self, used: list[str]) -> None:
+        """Raise DataError if the current groups differ from `used`."""
+        if used and self.texts[0].groups is not None:
+            self.texts[0].groups.check(used)
+
+    def preparing(self, here: bool) -> AbstractContextManager:
+        """Context manager. If `here`, a subprocess prepares the missing groups of text while the
+        block runs.
+        """
+        groups = self.texts[0].groups
+        return groups.preparing() if here and groups is not None else nullcontext()
+
+    def document_starts(self, source: int, epoch: int) -> np.ndarray:
+        """Offsets of the documents of a text in the token stream of an epoch, ascending, int64."""
+        return self._line(source, epoch).starts
+
+    def begins(self, step: int) -> np.ndarray:
+        """Return a mask (b, T) bool of inputs of a step that begin a document, for all ranks, from document
+        lengths alone.
+        """
+        (found,) = self.windows(step, step + 1)
+        return np.stack([line.begins(start, found.length) for line, start in self._places(found)])
+
+    def _places(self, windows: WindowBatch) -> list[tuple[_TokenStream, int]]:
+        where = zip(windows.source.tolist(), windows.epoch.tolist(), windows.start.tolist(), strict=True)
+        return [(self._line(source, epoch), start) for source, epoch, start in where]
+
+    def batch(self, step: int, rank: int = 0, world: int = 1) -> Batch:
+        """Return the rows of `rank` out of `world`. The result depends only on the arguments."""
+        batch_size = self.plan.at(step).batch_size
+        if batch_size % world:
+            raise DataError(
+                f"a batch of {batch_size} windows cannot be shared by {world} processes: make it a "
+                "multiple of their number"
+            )
+        (windows,) = self.windows(step, step + 1)
+        places, share = self._places(windows), batch_size // world
+        mine = slice(rank * share, (rank + 1) * share)
+        # The hash covers the whole step, so rank 0 reads all of it; this costs far less than a training step.
+        tokens, begins = _read(places if rank == 0 else places[mine], windows.length)
+        inputs, targets = tokens[:, :-1], tokens[:, 1:].copy()
+        if self.packing == "intra_document":
+            targets[begins[:, 1:]] = IGNORED
+        digest = ""
+        if rank == 0:
+            both = hashlib.sha256(np.ascontiguousarray(inputs).tobytes())
+            both.update(targets.tobytes())
+            digest = both.hexdigest()[:16]
+            inputs, targets, begins = inputs[mine], targets[mine], begins[mine]
+        rows = np.arange(mine.start, mine.stop)
+        placed = place(self.packing, self.positions, begins[:, :-1], seed=self.seed, step=step, rows=rows)
+        return Batch(
+            tokens=torch.from_numpy(inputs.copy()),
+            targets=torch.from_numpy(np.ascontiguousarray(targets)),
+            order=torch.from_numpy(placed.order.copy()),
+            position=torch.from_numpy(placed.position.copy()),
+            document=torch.from_numpy(placed.document.copy()),
+            layout=placed.layout,
+            reach=1 + max(0, math.ceil(placed.position.max())),
+            unit_steps=placed.unit_steps,
+            n_targets=self._count_targets(places, windows.length),
+            epoch=int(windows.epoch[0]),
+            passes=self.passes_by_label(step + 1) if len(self.texts) > 1 else {},
+            hash=digest,
+        )
+
+    def _count_targets(self, places: list[tuple[_TokenStream, int]], length: int) -> int:
+        """Number of targets in the loss of the whole step. It uses document lengths alone, so ranks need no
+        communication.
+        """
+        count = len(places) * length
+        if self.packing == "intra_document":
+            count -= sum(int(line.begins(start + 1, length).sum()) for line, start in places)
+        return count
+
+
+def _read(places: list[tuple[_TokenStream, int]], length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return tokens (b, T+1) and document-start masks of windows."""
+    rows = [line.read(start, length + 1) for line, start in places]
+    return np.stack([tokens for tokens, _ in rows]), np.stack([begins for _, begins in rows])

@@ -1,0 +1,275 @@
+"""The exposure ledger: how often a training run has shown each position and each distance to the model.
+
+Counts are computed from the data order alone, not recorded during training. They are a pure function of the
+settings, the store and the number of steps, so resumed and uninterrupted runs have the same ledger. Without
+random positions the counts have a closed form. With random positions the draws are repeated for every step
+or, in long runs, for one step out of every `stride`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from data.errors import DataError
+from data.files import atomic
+from data.sampling.positions import PositionedTokens, place
+from data.sampling.random_draws import below, bits, key_of
+
+if TYPE_CHECKING:
+    from data.sampling.batches import BatchSampler
+
+EXPOSURE = "exposure.npz"
+LOOKED_AT = 200_000_000  # limit on positions and pairs counted individually in a run: one to two seconds
+_AT_ONCE = 1 << 18  # tokens
+
+
+class ExposureRule(NamedTuple):
+    """The attention range of the layer of a model with the longest range: the latest `window` keys (None:
+    all) and the first `sinks` tokens of the text.
+    """
+
+    window: int | None = None
+    sinks: int = 0
+
+
+@dataclass(frozen=True)
+class Exposure:
+    """Counts over the inputs of a training run, with one bin per integer; real numbers are rounded to the
+    nearest.
+    """
+
+    positions: np.ndarray  # (P,) int64: inputs at position first + p
+    distances: np.ndarray  # (D,) int64: attended query-key pairs at each distance in position
+    first: int  # position of the first bin: 0, or less if negative positions are drawn
+    tokens: int  # inputs of all steps
+    steps: int  # steps that the counts cover
+    counted: int  # steps counted individually; if fewer than `steps`, the counts are scaled up
+
+    def __add__(self, other: Exposure) -> Exposure:
+        """The ledger of two consecutive training runs."""
+        first, positions = _joined((self.first, self.positions), (other.first, other.positions))
+        _, distances = _joined((0, self.distances), (0, other.distances))
+        return Exposure(
+            positions,
+            distances,
+            first,
+            self.tokens + other.tokens,
+            self.steps + other.steps,
+            self.counted + other.counted,
+        )
+
+
+class ExposureLedger:
+    """Counts the exposure of a run incrementally; each step is counted once.
+
+    Args:
+        batches: the data order.
+        steps: length of the whole run. With the batch sizes, it determines how many steps are sampled.
+        sight: returns the attention range at a step (0, 1, ...), which a schedule may change during the run.
+        start: first step to count. In a fork, the steps before it belong to the parent run.
+    """
+
+    def __init__(
+        self,
+        batches: BatchSampler,
+        steps: int,
+        sight: Callable[[int], ExposureRule] = lambda step: ExposureRule(),
+        start: int = 0,
+    ):
+        self.batches, self.sight, self.start = batches, sight, start
+        sampler = batches.positions.name
+        self._plain, self._unit_steps = sampler == "plain", sampler in ("plain", "random_offset")
+        looked_at = sum(
+            (share.stop - share.first) * share.length * (1 if self._unit_steps else (share.length + 1) // 2)
+            for share in batches.plan.shares(start, steps)
+        )
+        self.stride = 1 if self._plain else max(1, -(-looked_at // LOOKED_AT))
+        self._done, self._counted, self._first = start, 0, 0
+        empty = np.zeros(0, dtype=np.int64)
+        self._positions, self._distances = empty, empty  # of sampled steps, where the values are random
+
+    def upto(self, step: int) -> Exposure:
+        """Return the exposure of steps `start` ... `step` − 1. `step` must not decrease between calls."""
+        if step < self._done:
+            raise ValueError(f"the ledger is at step {self._done} already, asked for {step}")
+        while self._done < step:
+            start, sight, portion = self._done, self.sight(self._done), self.batches.plan.at(self._done)
+            while (
+                self._done < step
+                and self.sight(self._done) == sight
+                and self.batches.plan.at(self._done) is portion
+            ):
+                self._done += 1
+            self._count(start, self._done, sight)
+        shares = self.batches.plan.shares(self.start, step)
+        steps = step - self.start
+        counted = steps if self._plain else self._counted
+        scale = 1.0 if counted == 0 else steps / counted
+        return Exposure(
+            positions=self._positions if scale == 1 else np.rint(self._positions * scale).astype(np.int64),
+            distances=self._distances
+            if scale == 1 or self._unit_steps
+            else np.rint(self._distances * scale).astype(np.int64),
+            first=self._first,
+            tokens=sum((share.stop - share.first) * share.length for share in shares),
+            steps=steps,
+            counted=counted,
+        )
+
+    def _count(self, start: int, stop: int, sight: ExposureRule) -> None:
+        if self._unit_steps:
+            texts = texts_by_length(self.batches, start, stop)
+            self._add(distances=unit_distances(texts, sight))
+            if self._plain:
+                self._add(positions=(0, above(texts)))
+                return
+        looked_at = [step for step in range(start, stop) if self._is_looked_at(step)]
+        portion = self.batches.plan.at(start)
+        group = max(1, _AT_ONCE // (portion.batch_size * portion.length))
+        for i in range(0, len(looked_at), group):
+            placed = _stacked([_placed(self.batches, step) for step in looked_at[i : i + group]])
+            self._add(positions=_binned(placed.position.reshape(-1)))
+            if not self._unit_steps:
+                self._add(distances=distances_of(placed, sight))
+        self._counted += len(looked_at)
+
+    def _is_looked_at(self, step: int) -> bool:
+        """Whether a step is sampled: one step out of every `stride`, drawn with the seed of the run. The
+        first step is always sampled.
+        """
+        if self.stride == 1 or step == self.start:
+            return True
+        block = step // self.stride
+        drawn = bits(key_of(self.batches.seed, "exposure"), np.array([block]))
+        return bool(step % self.stride == below(drawn, self.stride)[0]) and block > 0
+
+    def _add(
+        self, positions: tuple[int, np.ndarray] | None = None, distances: np.ndarray | None = None
+    ) -> None:
+        if positions is not None:
+            self._first, self._positions = _joined((self._first, self._positions), positions)
+        if distances is not None:
+            _, self._distances = _joined((0, self._distances), (0, distances))
+
+
+def texts_by_length(batches: BatchSampler, start: int, stop: int) -> np.ndarray:
+    """Count the texts of each length in the windows of steps `start` ... `stop` − 1 of one segment: (T + 1,)
+    int64.
+
+    A window is one text of T tokens or, with packing `intra_document`, one text per document fragment.
+    """
+    length = batches.plan.at(start).length
+    counts = np.zeros(length + 1, dtype=np.int64)
+    for windows in batches.windows(start, stop):
+        if batches.packing == "concat":
+            counts[length] += len(windows.start)
+            continue
+        lines = np.stack([windows.source, windows.epoch])
+        for source, epoch in np.unique(lines, axis=1).T.tolist():
+            here = np.sort(windows.start[(windows.source == source) & (windows.epoch == epoch)])
+            starts = batches.document_starts(source, epoch)
+            window = np.searchsorted(here, starts, side="right") - 1
+            inside = (window >= 0) & (starts < here[window] + length)
+            begins = np.union1d(starts[inside], here)
+            edges = here[np.searchsorted(here, begins, side="right") - 1] + length
+            ends = np.minimum(np.append(begins[1:], edges[-1]), edges)
+            counts += np.bincount(ends - begins, minlength=length + 1)
+    return counts
+
+
+def above(texts: np.ndarray) -> np.ndarray:
+    """Convert counts of texts with n tokens to counts of texts with a token of order p, i.e. n > p: (T,)
+    int64.
+    """
+    return np.cumsum(texts[::-1])[::-1][1:].copy()
+
+
+def unit_distances(texts: np.ndarray, sight: ExposureRule) -> np.ndarray:
+    """Count attended pairs at each distance in texts of these lengths, if positions increase by 1: (T,)
+    int64.
+
+    A text of n tokens has n − d pairs at distance d. Beyond the window only pairs whose key is a sink are
+    attended, min(sinks, n − d) of them.
+    """
+    texts = above(texts)
+    all_pairs = np.cumsum(texts[::-1])[::-1]
+    window, sinks = sight
+    if window is None or window >= len(all_pairs):
+        return all_pairs.copy()
+    further = np.append(all_pairs[sinks:], np.zeros(min(sinks, len(all_pairs)), dtype=np.int64))
+    seen = all_pairs - further[: len(all_pairs)]
+    seen[:window] = all_pairs[:window]
+    return seen
+
+
+def distances_of(placed: PositionedTokens, sight: ExposureRule) -> np.ndarray:
+    """Count attended pairs by the distance of their positions: (D,) int64. `placed` has arrays (b, T)."""
+    counts, (window, sinks) = np.zeros(0, dtype=np.int64), sight
+    length = placed.order.shape[1]
+    for lag in range(length):
+        beyond = window is not None and lag >= window
+        if beyond and not sinks:
+            break
+        keys, queries = slice(0, length - lag), slice(lag, length)
+        seen = placed.document[:, keys] == placed.document[:, queries]
+        if beyond:
+            seen &= placed.order[:, keys] < sinks
+        apart = np.abs(placed.position[:, queries] - placed.position[:, keys])[seen]
+        _, counts = _joined((0, counts), (0, _binned(apart)[1]) if apart.size else (0, counts[:0]))
+    return counts
+
+
+def _placed(batches: BatchSampler, step: int) -> PositionedTokens:
+    rows = np.arange(batches.plan.at(step).batch_size)
+    return place(
+        batches.packing, batches.positions, batches.begins(step), seed=batches.seed, step=step, rows=rows
+    )
+
+
+def _stacked(steps: list[PositionedTokens]) -> PositionedTokens:
+    """Concatenate the rows of several steps, with every array expanded to full size."""
+    whole = [np.broadcast_arrays(one.order, one.position, one.document) for one in steps]
+    order, position, document = (np.concatenate(arrays) for arrays in zip(*whole, strict=True))
+    return PositionedTokens(order, position, document, steps[0].layout, steps[0].unit_steps)
+
+
+def _binned(values: np.ndarray) -> tuple[int, np.ndarray]:
+    """Round values to integers and count them. Bins start at the smallest value, or at 0 if that is less."""
+    whole = np.rint(values).astype(np.int64)
+    first = min(0, int(whole.min()))
+    return first, np.bincount(whole - first)
+
+
+def _joined(a: tuple[int, np.ndarray], b: tuple[int, np.ndarray]) -> tuple[int, np.ndarray]:
+    """Add two counts, each given with its first bin."""
+    first = min(a[0], b[0])
+    counts = np.zeros(max(one + len(values) for one, values in (a, b)) - first, dtype=np.int64)
+    for one, values in (a, b):
+        counts[one - first : one - first + len(values)] += values
+    return first, counts
+
+
+def write_exposure(folder: Path, exposure: Exposure, name: str = EXPOSURE) -> None:
+    """Write the ledger to a run directory atomically."""
+    with atomic(folder / name) as file:
+        np.savez_compressed(file, **vars(exposure))
+
+
+def read_exposure(folder: Path, name: str = EXPOSURE) -> Exposure | None:
+    """Read the ledger of a run directory; None if it has none. Raises DataError if the file is damaged."""
+    path = folder / name
+    if not path.is_file():
+        return None
+    try:
+        with np.load(path) as stored:
+            arrays = {key: stored[key] for key in Exposure.__dataclass_fields__}
+    except (ValueError, OSError, KeyError, EOFError) as error:
+        raise DataError(f"{path} is damaged; delete it, and it is counted anew") from error
+    return Exposure(
+        **{key: value if value.ndim else int(value) for key, value in arrays.items()}  # pyright: ignore
+    )

@@ -1,0 +1,77 @@
+"""Random numbers as a pure function of names and indices, without state and without a library's generator.
+
+A run may be resumed years later or on another number of processes, so the draws must not depend on the numpy
+version or on the order of calls.
+"""
+
+import hashlib
+
+import numpy as np
+
+from data.preparation.duplicates import mixed
+
+ROUNDS = 6
+_STEP = np.uint64(0x9E3779B97F4A7C15)
+
+
+def key_of(*names: int | str) -> np.uint64:
+    """Hash names to a 64-bit key."""
+    return np.uint64(int.from_bytes(hashlib.sha256(repr(names).encode()).digest()[:8], "little"))
+
+
+def bits(key: np.uint64, *indices: np.ndarray) -> np.ndarray:
+    """Return 64 random bits for each tuple of indices (non-negative arrays that broadcast): uint64.
+
+    Applies splitmix64 once per index: the current state is the seed, and the index is the offset in its
+    stream.
+    """
+    state = np.asarray(key, dtype=np.uint64)[None]
+    for index in indices:
+        state = mixed(state + (index.astype(np.uint64) + np.uint64(1)) * _STEP)
+    return state
+
+
+def fractions(random: np.ndarray) -> np.ndarray:
+    """Map random bits to uniform numbers in [0, 1): float64, multiples of 2^−53."""
+    return (random >> np.uint64(11)) * 2.0**-53
+
+
+def below(random: np.ndarray, n: np.ndarray | int) -> np.ndarray:
+    """Map random bits to uniform integers in 0 ... n−1: int64. The bias is below n / 2^64."""
+    return (random % np.asarray(n, dtype=np.uint64)).astype(np.int64)
+
+
+def permuted(index: np.ndarray, n: int, *key: int | str) -> np.ndarray:
+    """Apply the permutation of 0 ... n-1 that `key` selects to each index. index: int64, any shape."""
+    digest = hashlib.sha256(repr(key).encode()).digest()
+    words = [int.from_bytes(digest[4 * r : 4 * r + 8].ljust(8, b"\0"), "little") for r in range(ROUNDS)]
+    return shuffled(index, n, [np.asarray(word, dtype=np.uint64) for word in words])
+
+
+def shuffled(index: np.ndarray, n: int, keys: list[np.ndarray]) -> np.ndarray:
+    """Apply permutations of 0 ... n-1 to indices. Equal keys select the same permutation. Returns int64.
+
+    Uses a Feistel network on the next even number of bits and repeats it until the result is below n (cycle
+    walking). It needs no table, so memory does not depend on n.
+
+    Args:
+        index: int64, any shape.
+        n: size of the permutations.
+        keys: ROUNDS arrays of uint64 that broadcast to the shape of `index`.
+    """
+    half = max(1, (max(n - 1, 1).bit_length() + 1) // 2)
+    low, shift = np.uint64((1 << half) - 1), np.uint64(half)
+    keys = [np.broadcast_to(key, index.shape) for key in keys]
+
+    def once(x: np.ndarray, here: list[np.ndarray]) -> np.ndarray:
+        left, right = x >> shift, x & low
+        for round_key in here:
+            left, right = right, left ^ (mixed(right ^ round_key) & low)
+        return (left << shift) | right
+
+    out = once(index.astype(np.uint64), keys)
+    outside = out >= n
+    while outside.any():
+        out[outside] = once(out[outside], [key[outside] for key in keys])
+        outside = out >= n
+    return out.astype(np.int64)

@@ -1,0 +1,184 @@
+"""Comparison of several runs on the same targets: losses and paired differences from the first run."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from evaluation.errors import EvaluationError
+from evaluation.reports.base import Report, Table, estimate, finite
+from evaluation.reports.figures import LengthCurve, length_figure, save
+from evaluation.scoring.evaluate import EvaluationResult
+from evaluation.scoring.methods import TRAINED
+from evaluation.statistics.intervals import FEW_BELOW, Interval, interval, unit_means
+from evaluation.statistics.verdicts import bits_per_byte, perplexity, pooled
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """One run under one method."""
+
+    label: str
+    result: EvaluationResult
+    method: str
+
+    def nll(self, length: int) -> np.ndarray | None:
+        return self.result.nll.get((self.method, length))
+
+
+def entries_of(names: Sequence[str], results: Sequence[EvaluationResult]) -> list[Entry]:
+    """Every run under each of its methods, in order; the first entry is the reference.
+
+    Raises EvaluationError if two runs were not scored on the same targets.
+    """
+    first = results[0]
+    for name, other in zip(names, results, strict=True):
+        if other.plan.hash != first.plan.hash or not np.array_equal(other.document, first.document):
+            raise EvaluationError(
+                f"{name} and {names[0]} were not scored on the same targets; give both the same settings"
+            )
+    return [
+        Entry(name if method.label == TRAINED else f"{name}, {method.label}", result, method.label)
+        for name, result in zip(names, results, strict=True)
+        for method in result.methods
+        if not method.truncates
+    ]
+
+
+def differences(
+    minuend: Sequence[Entry], subtrahend: Sequence[Entry], lengths: Sequence[int]
+) -> dict[tuple[int, int], Interval]:
+    """NLL of `minuend[i]` − `subtrahend[i]` by (i, length), in nats: paired by target, with intervals over
+    units that are simultaneous over all of them."""
+    pairs = {
+        (i, length): (a.nll(length), b.nll(length))
+        for i, (a, b) in enumerate(zip(minuend, subtrahend, strict=True))
+        for length in lengths
+    }
+    found = {where: (a, b) for where, (a, b) in pairs.items() if a is not None and b is not None}
+    result = minuend[0].result if minuend else None
+    return {
+        where: interval(
+            unit_means(a - b, result.unit),
+            alpha=1 - result.settings.confidence,
+            family=len(found),
+            resamples=result.settings.resamples,
+            seed=result.settings.seed,
+        )
+        for where, (a, b) in found.items()
+        if result is not None
+    }
+
+
+class RunComparison(Report):
+    """The first run is the reference. `facts` go to results.json."""
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        results: Sequence[EvaluationResult],
+        name: str = "comparison",
+        facts: dict | None = None,
+    ):
+        self.name, self.facts = name, facts or {}
+        self.entries = entries_of(names, results)
+        self.results, self.first = results, self.entries[0]
+        self.lengths = results[0].plan.lengths
+        others = self.entries[1:]
+        found = differences(others, [self.first] * len(others), self.lengths)
+        self.differences = {(others[i], length): one for (i, length), one in found.items()}
+
+    def rows(self) -> list[dict]:
+        """One record for each entry and length."""
+        rows = []
+        for entry in self.entries:
+            subject = entry.result.subject
+            for length in self.lengths:
+                nll, one = entry.nll(length), self.differences.get((entry, length))
+                where = (entry.method, length)
+                known = nll is not None
+                rows.append(
+                    {
+                        "run": subject.name,
+                        "method": entry.method,
+                        "step": subject.step,
+                        "checkpoint_hash": subject.checkpoint_hash,
+                        "train_length": subject.trained_length,
+                        "length": length,
+                        "nll": pooled(nll) if known else None,
+                        "perplexity": perplexity(nll) if known else None,
+                        "bits_per_byte": bits_per_byte(nll, entry.result.n_bytes) if known else None,
+                        "difference": None if one is None else one.estimate,
+                        "low": None if one is None else finite(one.low),
+                        "high": None if one is None else finite(one.high),
+                        "failure": entry.result.absent.get(where) or entry.result.failed.get(where) or "",
+                    }
+                )
+        return rows
+
+    def document(self) -> dict:
+        result = self.results[0]
+        about = {"targets_hash": result.plan.hash, "targets": len(result.document), "cells": self.rows()}
+        return {**self.facts, **result.facts, **about}
+
+    def summary(self) -> list[str]:
+        result, level = self.results[0], 100 * self.results[0].settings.confidence
+        units, kind = len(np.unique(result.unit)), result.unit_kind
+        lines = [
+            f"{entry.label}: {entry.result.subject.name}, step {entry.result.subject.step}, trained at "
+            f"{entry.result.subject.trained_length}"
+            for entry in self.entries
+        ]
+        lines.append(
+            f"{len(result.document):,} targets of {units} {kind}s, the same for every run and length "
+            f"({result.plan.protocol})."
+        )
+        lines.append(
+            f"Differences from {self.first.label} are at the same length, in nats per token (negative: "
+            f"better), with {level:g}% intervals over {kind}s, simultaneous over all "
+            f"{len(self.differences)}. They describe these checkpoints, not a training method."
+        )
+        if units < FEW_BELOW:
+            lines.append(f"Few {kind}s ({units}): interpret the intervals with caution.")
+        lines += [result.screening.sentence] if result.screening.sentence else []
+        return lines
+
+    def tables(self) -> list[Table]:
+        rows, entries = [], [entry for entry in self.entries for _ in self.lengths]
+        for entry, cell in zip(entries, self.rows(), strict=True):
+            one = self.differences.get((entry, cell["length"]))
+            measured = cell["nll"] is not None
+            rows.append(
+                [
+                    entry.label,
+                    f"{cell['length']:,}",
+                    f"{cell['nll']:.3f}" if measured else "—",
+                    f"{cell['perplexity']:.2f}" if measured else "—",
+                    "" if cell["bits_per_byte"] is None else f"{cell['bits_per_byte']:.3f}",
+                    cell["failure"] if one is None else estimate(one),
+                ]
+            )
+        compared = f"difference from {self.first.label}"
+        return [("", ["run", "length", "NLL", "perplexity", "bits per byte", compared], rows)]
+
+    def draw(self, folder: Path) -> list[Path]:
+        """NLL by length, a line for each entry; error bars are those of the paired differences."""
+        lines = []
+        for entry in self.entries:
+            points = [(n, nll) for n in self.lengths if (nll := entry.nll(n)) is not None]
+            halves = [self.differences[entry, n].half for n, _ in points if (entry, n) in self.differences]
+            x, y = [float(n) for n, _ in points], [pooled(nll) for _, nll in points]
+            lines += [LengthCurve(entry.label, x, y, halves)] if points else []
+        trained = {result.subject.trained_length for result in self.results}
+        result = self.results[0]
+        kinds, level = f"{result.unit_kind}s", 100 * result.settings.confidence
+        figure = length_figure(
+            lines,
+            None,
+            sorted(trained),
+            title="Loss of several runs by context length",
+            subtitle=f"The same {len(result.document):,} targets at every length ({result.plan.protocol})",
+            note=f"Bars: {level:g}% intervals over {kinds} of the paired difference from {self.first.label}.",
+        )
+        return [save(figure, folder, "nll_by_length")]

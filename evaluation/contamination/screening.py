@@ -1,0 +1,248 @@
+"""Exclude contaminated text: passages that also occur in the training text, or earlier in the corpus.
+
+A passage is 13 words (evaluation/contamination/ngrams.py), at every offset, on both sides. The passages of
+the evaluated corpus are held in memory and the training text is streamed, without sampling. The result
+depends only on the two stores and is cached on disk.
+
+Fixed targets are drawn outside such passages. The other protocols score all tokens of a document and drop
+the targets inside, equally at every length and under every method. Passages
+shared by documents of the corpus count once: they are excluded from all but the first of them.
+"""
+
+import zipfile
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from data.files import atomic
+from evaluation.contamination.ngrams import VERSION, PassageReader
+from evaluation.errors import EvaluationError
+from evaluation.scoring.protocols import TargetWindows
+from evaluation.scoring.targets import content_hash
+from evaluation.scoring.text import EvaluationText
+from evaluation.settings import ContaminationSettings
+
+MOST = 1 << 26  # tokens of an evaluated corpus beyond which its passages are sampled by hash
+FILTER_BITS = 4  # log2 of bits per passage in the filter that most of the training text does not pass
+LONG = 1 << 20  # tokens of training text beyond which progress is shown
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Passages of a corpus that also occur elsewhere, as (document, first token, last token), int64 (n, 3),
+    tokens as stored, ascending, with those that overlap or touch in one row."""
+
+    trained: np.ndarray  # occur in the training text
+    repeated: np.ndarray  # occur in an earlier document of the corpus
+    sample: int = 1  # one passage in this many was compared
+    unchecked: str = ""  # why the training text was not compared, as a sentence; '' if all of it was
+
+    @property
+    def rows(self) -> np.ndarray:
+        """All excluded passages."""
+        return _merged(np.concatenate([self.trained, self.repeated]))
+
+
+def find_overlap(
+    store, train, tokenizer, *, cache: Path | None = None, console=None, most: int = MOST
+) -> Overlap:
+    """What `store` shares with the training store `train` (None: with itself alone), both made with
+    `tokenizer`. Cached in the folder `cache`, if it is writable."""
+    known = {"version": VERSION, "corpus": store.hash, "train": None if train is None else train.hash}
+    path = None if cache is None else Path(cache) / f"{content_hash({**known, 'most': most})[:16]}.npz"
+    found = None if path is None else _read(path)
+    if found is None:
+        tokens = 0 if train is None else int(train.lengths.sum())
+        progress = nullcontext()
+        if console is not None and tokens >= LONG:
+            progress = console.bar("comparing with the training text", total=tokens / 1e6, unit="Mtok")
+        with progress as bar:
+
+            def advance(n: int) -> None:
+                if bar:
+                    bar.advance(n / 1e6)
+
+            found = _search(store, train, PassageReader(tokenizer), most, advance)
+        if path is not None:
+            _save(path, found, console)
+    return found
+
+
+def _search(store, train, reader: PassageReader, most: int, advance: Callable[[int], None]) -> Overlap:
+    sample = 1
+    while store.lengths.sum() > most * sample:
+        sample *= 2
+    parts = []
+    for block in reader.passages(store):
+        here = block.hashes % np.uint64(sample) == 0
+        parts.append([column[here] for column in block])
+    hashes, document, first, last = (np.concatenate(column) for column in zip(*parts, strict=True))
+    rows = np.stack([document, first, last], axis=1)
+    keys, key = np.unique(hashes, return_inverse=True)
+
+    seen = np.zeros(len(keys), dtype=bool)
+    if train is not None and len(keys):
+        bits = max(10, len(keys).bit_length() + FILTER_BITS)
+        maybe = np.zeros(1 << bits, dtype=bool)
+        maybe[keys >> np.uint64(64 - bits)] = True
+        for block in reader.passages(train, advance):
+            asked = block.hashes[maybe[block.hashes >> np.uint64(64 - bits)]]
+            where = np.minimum(np.searchsorted(keys, asked), len(keys) - 1)
+            seen[where[keys[where] == asked]] = True
+
+    earliest = np.full(len(keys), store.n_documents)
+    np.minimum.at(earliest, key, document)
+    return Overlap(_merged(rows[seen[key]]), _merged(rows[document > earliest[key]]), sample)
+
+
+def _merged(rows: np.ndarray) -> np.ndarray:
+    """Merge passages that overlap or touch."""
+    if not len(rows):
+        return rows
+    rows = rows[np.lexsort((rows[:, 1], rows[:, 0]))]
+    # Documents are offset on one axis, so that one running maximum serves all of them.
+    gap = int(rows[:, 2].max()) + 2
+    begin, end = rows[:, 0] * gap + rows[:, 1], np.maximum.accumulate(rows[:, 0] * gap + rows[:, 2])
+    new = np.append(True, begin[1:] > end[:-1] + 1)
+    stops = np.append(np.flatnonzero(new)[1:], len(rows)) - 1
+    return np.stack([rows[new, 0], rows[new, 1], end[stops] - rows[new, 0] * gap], axis=1)
+
+
+def _read(path: Path) -> Overlap | None:
+    # A damaged file counts as missing.
+    try:
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as record:
+            return Overlap(record["trained"], record["repeated"], int(record["sample"]))
+    except (OSError, zipfile.BadZipFile, KeyError, ValueError, EOFError):
+        return None
+
+
+def _save(path: Path, found: Overlap, console) -> None:
+    try:
+        with atomic(path) as file:
+            np.savez_compressed(
+                file,
+                trained=found.trained,
+                repeated=found.repeated,
+                sample=np.array(found.sample),
+            )
+    except OSError as error:  # a read-only folder: only time is lost
+        if console:
+            console.warn(f"cannot cache the shared passages: {error}")
+
+
+def shared_text(
+    settings: ContaminationSettings,
+    store,
+    train,
+    tokenizer,
+    *,
+    earlier: Sequence = (),
+    cache: Path | None = None,
+    console=None,
+) -> Overlap:
+    """What of `store` is excluded. `train`: the model's own training store; `earlier`: those of its parent
+    runs; None for one that no longer exists."""
+    trained = [train, *earlier]
+    nothing = np.zeros((0, 3), dtype=np.int64)
+    if not settings.check:
+        why = "Not compared with the training text (contamination.check=false)."
+        return Overlap(nothing, nothing, unchecked=why)
+    if any(one is not None and one.hash == store.hash for one in trained):
+        why = "This is training text, not held-out text."
+        return Overlap(nothing, nothing, unchecked=why)
+    known = [one for one in trained if one is not None] or [None]
+    found = [find_overlap(store, one, tokenizer, cache=cache, console=console) for one in known]
+    gone = "Not compared with all of the training text: some of it no longer exists."
+    together = _merged(np.concatenate([one.trained for one in found]))
+    return Overlap(together, found[0].repeated, found[0].sample, gone if None in trained else "")
+
+
+@dataclass(frozen=True)
+class Screening:
+    """The counted targets. `record` goes to results.json, `sentence` to the summary."""
+
+    kept: np.ndarray  # (n_targets,) bool
+    record: dict
+    sentence: str
+
+
+def screen(
+    shared: Overlap, text: EvaluationText, windows: TargetWindows, candidates: TargetWindows | None = None
+) -> Screening:
+    """Drop the targets of `windows` inside excluded text. `candidates`: the possible targets, if the draw
+    already avoided excluded text.
+
+    Raises EvaluationError if no target remains.
+    """
+    dropped = _targets_in(shared.rows, text, windows)
+    if dropped.all():
+        raise EvaluationError("every target also occurs in the training text: evaluate on another store")
+    of = candidates or windows
+    seen = _targets_in(shared.trained, text, of)
+    again = _targets_in(shared.repeated, text, of) & ~seen
+    record = {
+        "checked": not shared.unchecked,
+        "sample": shared.sample,
+        "share": float((seen | again).mean()),
+        "in_training": int(seen.sum()),
+        "repeated": int(again.sum()),
+        "tokens": of.n_targets,
+        "documents": _by_document(text, of, seen, again),
+        "dropped": _ranges(dropped),
+    }
+    return Screening(~dropped, record, f"{shared.unchecked} {_sentence(record)}".strip())
+
+
+def _targets_in(rows: np.ndarray, text: EvaluationText, windows: TargetWindows) -> np.ndarray:
+    """(n_targets,) which targets are inside one of the passages `rows` (tokens as stored)."""
+    documents, index = windows.target_documents(), windows.target_indices() + text.shift
+    inside = np.zeros(len(index), dtype=bool)
+    for document in np.intersect1d(documents, rows[:, 0]):
+        here, own = documents == document, rows[rows[:, 0] == document]
+        row = np.searchsorted(own[:, 1], index[here], side="right") - 1
+        inside[here] = (row >= 0) & (index[here] <= own[row, 2])
+    return inside
+
+
+def _by_document(
+    text: EvaluationText, windows: TargetWindows, seen: np.ndarray, again: np.ndarray
+) -> list[dict]:
+    """Documents with excluded text, the worst first."""
+    documents = windows.target_documents()
+    rows = []
+    for document in np.unique(documents[seen | again]):
+        here = documents == document
+        rows.append(
+            {
+                "name": str(text.store.names[document]),
+                "tokens": int(here.sum()),
+                "in_training": int(seen[here].sum()),
+                "repeated": int(again[here].sum()),
+            }
+        )
+    return sorted(rows, key=lambda row: -(row["in_training"] + row["repeated"]) / row["tokens"])
+
+
+def _ranges(mask: np.ndarray) -> list[list[int]]:
+    """[first, one past the last] of each run of targets where `mask` is set."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], mask.astype(np.int8), [0]])))
+    return edges.reshape(-1, 2).tolist()
+
+
+def _sentence(record: dict) -> str:
+    if not record["share"]:
+        return ""
+    share, tokens = f"{record['share']:.2%}", record["tokens"]
+    if record["dropped"]:
+        text = f"{share} of the {tokens:,} targets are dropped"
+    else:
+        text = f"{share} of the {tokens:,} tokens that could be targets are excluded before targets are drawn"
+    return (
+        f"{text}: passages of 13 words (30 Chinese characters) that also occur in the training text "
+        f"({record['in_training']:,} tokens) or in an earlier document of the corpus "
+        f"({record['repeated']:,})."
+    )

@@ -1,0 +1,252 @@
+"""The kinds of evaluation behind one interface: loss of text, tasks, attention, generated text."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from hashlib import sha256
+from typing import Any, ClassVar, Protocol
+
+from data.tasks.settings import HaystackTask
+from evaluation.comparison import RunComparison
+from evaluation.diagnostics import (
+    AttentionDiagnosticSettings,
+    AttentionSession,
+    GenerationDiagnosticSettings,
+    GenerationSession,
+)
+from evaluation.diagnostics.attention_report import AttentionReport
+from evaluation.diagnostics.generation_report import GenerationReport
+from evaluation.errors import EvaluationError
+from evaluation.ranks import EvaluationRanks
+from evaluation.reports.base import Report
+from evaluation.reports.exposure_strip import add_strip
+from evaluation.reports.loss import LossReport
+from evaluation.run import EvaluatedRun
+from evaluation.scoring.evaluate import EvaluationResult, prepare_session
+from evaluation.scoring.methods import Method, builtin_methods, compatible_methods, resolve_methods
+from evaluation.settings import EvaluationSettings, MeasurementSettings
+from evaluation.statistics.analysis import analyse
+from evaluation.stores import haystacks
+from evaluation.tasks.analysis import analyse_tasks
+from evaluation.tasks.items import draw_items
+from evaluation.tasks.measure import TaskSession
+from evaluation.tasks.report import TaskReport
+from evaluation.tasks.settings import TaskEvaluationSettings
+
+
+class Session(Protocol):
+    """Targets and cells of one run. `forecast` prints their cost; `run` scores each method at each length."""
+
+    def forecast(self) -> None: ...
+    def run(self) -> Any: ...
+
+
+class Evaluation(ABC):
+    """One kind of evaluation of `runs`: makes a session for each run, and a report of their results."""
+
+    distributed: ClassVar[bool] = False  # several processes may share the work
+    comparable: ClassVar[bool] = False  # several runs may be compared
+
+    def __init__(self, settings, runs: Sequence[EvaluatedRun], ranks: EvaluationRanks, console):
+        self.settings, self.runs, self.ranks, self.console = settings, runs, ranks, console
+
+    @abstractmethod
+    def session(self, run: EvaluatedRun, dry_run: bool = False) -> Session:
+        """Choose the methods and draw the targets."""
+
+    @abstractmethod
+    def report(self, results: list[Any], facts: dict) -> Report:
+        """Analyse the result of every run; `facts` (command, date) go to results.json."""
+
+    def methods(self, run: EvaluatedRun) -> list[Method]:
+        return resolve_methods(self.settings.methods, builtin_methods(), run.model.trained_length)
+
+
+class LossEvaluation(Evaluation):
+    """Loss of text by length or by position; several runs are compared on the same targets."""
+
+    distributed = comparable = True
+    settings: EvaluationSettings
+
+    def __init__(self, settings: EvaluationSettings, runs: Sequence[EvaluatedRun], ranks, console):
+        if len(runs) > 1:
+            settings = self._for_all(settings, runs)
+        super().__init__(settings, runs, ranks, console)
+        self.stores = runs[0].open_stores(settings, [run.folder for run in runs[1:]])
+        self.left_out: dict[str, str] = {}
+
+    @staticmethod
+    def _for_all(settings: EvaluationSettings, runs: Sequence[EvaluatedRun]) -> EvaluationSettings:
+        """Settings that score all runs at the same lengths."""
+        if settings.matrix or settings.protocol == "by-position":
+            setting = "--matrix" if settings.matrix else "protocol=by-position"
+            raise EvaluationError(f"{setting} does not support several runs: evaluate each by itself")
+        first, *others = runs
+        for other in others:
+            if other.tokenizer.hash != first.tokenizer.hash:
+                raise EvaluationError(
+                    f"{first.name} and {other.name} have different tokenizers, so their losses per token "
+                    "cannot be compared"
+                )
+        trained = [run.model.trained_length for run in runs]
+        lengths = sorted({*settings.grid(trained[0]), *trained})
+        return settings.model_copy(update={"lengths": lengths, "unreachable": "dash"})
+
+    def methods(self, run: EvaluatedRun) -> list[Method]:
+        methods = super().methods(run)
+        if len(self.runs) > 1:
+            return [method for method in methods if not method.truncates]
+        if self.settings.matrix:
+            resolve = partial(run.position_settings, bos=self.settings.bos)
+            found, self.left_out = compatible_methods(builtin_methods(), run.model.trained_length, resolve)
+            methods += [method for method in found if method.label not in {one.label for one in methods}]
+        return methods
+
+    def session(self, run: EvaluatedRun, dry_run: bool = False) -> Session:
+        return prepare_session(
+            self.settings,
+            run.model,
+            store=self.stores.read,
+            train=self.stores.train,
+            earlier=self.stores.earlier,
+            tokenizer=run.tokenizer,
+            methods=self.methods(run),
+            cells=run.folder / "evaluation" / "cells",
+            overlaps=self.stores.overlaps,
+            console=self.console if self.ranks.main else None,
+            ranks=self.ranks,
+            dry_run=dry_run,
+        )
+
+    def report(self, results: list[EvaluationResult], facts: dict) -> Report:
+        run, settings = self.runs[0], self.settings
+        facts = {"corpus": self.stores.name, "changed": run.changed} | facts
+        if len(self.runs) > 1:
+            which = "".join([settings.identity(), *(run.model.checkpoint_hash for run in self.runs)])
+            name = f"comparison-{sha256(which.encode()).hexdigest()[:8]}"
+            return RunComparison([run.name for run in self.runs], results, name, facts)
+        (result,) = results
+        result.left_out = self.left_out
+        result.facts |= facts
+        exposure = run.exposure()
+        below = None if exposure is None else partial(add_strip, exposure=exposure)
+        return LossReport(result, analyse(result), f"{settings.protocol}-{settings.identity()}", below)
+
+
+class TaskEvaluation(Evaluation):
+    """Items of one task, by length, depth and distance."""
+
+    settings: TaskEvaluationSettings
+
+    def session(self, run: EvaluatedRun, dry_run: bool = False) -> TaskSession:
+        settings, task = self.settings, self.settings.task or run.task
+        if task is None:
+            raise EvaluationError(
+                f"{run.folder} was not trained on a task: set one, such as task.name=passkey"
+            )
+        documents, origin = None, "none"
+        if isinstance(task, HaystackTask):
+            task = task.model_copy(update={"queries": 1})
+            folder = settings.haystack_store or (run.data if run.task is None else None)
+            documents, origin = haystacks(task, folder)
+        drawn = draw_items(
+            settings,
+            task,
+            run.tokenizer,
+            bos=run.bos,
+            trained_length=run.model.trained_length,
+            documents=documents,
+            origin=origin,
+        )
+        facts = {"task": task.name, "haystack": origin, "tokenizer_hash": run.tokenizer.hash}
+        cells, methods = run.folder / "evaluation" / "cells", self.methods(run)
+        return TaskSession(
+            settings, run.model, drawn, methods, cells=cells, facts=facts, console=self.console
+        )
+
+    def report(self, results: list[Any], facts: dict) -> Report:
+        (result,) = results
+        result.facts |= {"changed": self.runs[0].changed} | facts
+        name = f"{result.facts['task']}-{self.settings.identity()}"
+        return TaskReport(result, analyse_tasks(result), name)
+
+
+class _DiagnosticEvaluation(Evaluation):
+    """Measurements inside the model, or of the text it generates."""
+
+    sessions: ClassVar[type]
+    reports: ClassVar[type]
+
+    def __init__(self, settings, runs: Sequence[EvaluatedRun], ranks, console):
+        super().__init__(settings, runs, ranks, console)
+        self.stores = runs[0].open_stores(settings, ())
+
+    def session(self, run: EvaluatedRun, dry_run: bool = False) -> Session:
+        return self.sessions(
+            self.settings,
+            run.model,
+            store=self.stores.read,
+            tokenizer=run.tokenizer,
+            methods=self.methods(run),
+            console=self.console,
+        )
+
+    def report(self, results: list[Any], facts: dict) -> Report:
+        (result,) = results
+        result.facts |= {"corpus": self.stores.name, "changed": self.runs[0].changed} | facts
+        return self.reports(result, f"{self.settings.protocol}-{self.settings.identity()}")
+
+
+class AttentionEvaluation(_DiagnosticEvaluation):
+    """Attention weights, by length, layer and head."""
+
+    sessions, reports = AttentionSession, AttentionReport
+
+
+class GenerationEvaluation(_DiagnosticEvaluation):
+    """Text that the model generates past its trained length."""
+
+    sessions, reports = GenerationSession, GenerationReport
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of evaluation: its protocols, their settings, and the class that evaluates."""
+
+    title: str
+    protocols: tuple[str, ...]
+    settings: type[MeasurementSettings]
+    evaluation: type[Evaluation]
+
+    def check(self, protocol: object, runs: int, processes: int) -> None:
+        """Raise EvaluationError for several runs or processes that this kind does not support."""
+        for count, supported, what in (
+            (processes, self.evaluation.distributed, "processes"),
+            (runs, self.evaluation.comparable, "runs"),
+        ):
+            if count > 1 and not supported:
+                raise EvaluationError(f"protocol={protocol} does not support several {what}")
+
+
+KINDS = (
+    Kind(
+        "Loss of text",
+        ("fixed-targets", "sliding", "non-overlapping", "by-position"),
+        EvaluationSettings,
+        LossEvaluation,
+    ),
+    Kind("Tasks", ("tasks",), TaskEvaluationSettings, TaskEvaluation),
+    Kind("Attention", ("attention",), AttentionDiagnosticSettings, AttentionEvaluation),
+    Kind("Generated text", ("generation",), GenerationDiagnosticSettings, GenerationEvaluation),
+)
+
+
+def kind_of_protocol(protocol: object) -> Kind:
+    """The kind of evaluation of a protocol; None stands for the default protocol."""
+    protocol = protocol or KINDS[0].protocols[0]
+    for kind in KINDS:
+        if protocol in kind.protocols:
+            return kind
+    known = ", ".join(name for kind in KINDS for name in kind.protocols)
+    raise EvaluationError(f"protocol={protocol} is unknown; choose one of {known}")

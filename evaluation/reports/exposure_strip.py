@@ -1,0 +1,129 @@
+"""A strip under a figure: how often training used each position and each distance of its x axis."""
+
+import math
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from data.sampling.exposure import Exposure
+from evaluation.reports.figures import COLOURS, INK, SOFT, STYLE, power_of_ten
+
+HEIGHT, GAP = 0.95, 0.16  # inches, of the strip and between it and the axes above
+POSITIONS, DISTANCES = COLOURS[0], COLOURS[1]
+_DECADES = 9  # at most, on the axis of shares
+
+
+def shares(counts: np.ndarray, tokens: int, first: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """The curve of one count: x = 1, 2, ... tokens of context and the share of the training tokens
+    at position x − 1 (or with a key at distance x − 1). Bins below 0 are left out."""
+    kept = counts[-first:] if first < 0 else counts
+    start = max(first, 0)
+    x = np.arange(start + 1, start + 1 + len(kept), dtype=np.float64)
+    return x, kept / max(tokens, 1)
+
+
+def thinned(x: np.ndarray, y: np.ndarray, per_octave: int = 12) -> tuple[np.ndarray, np.ndarray]:
+    """Means of y in geometric bins of x (consecutive whole numbers), at the geometric centres."""
+    bins = np.floor(np.log2(x) * per_octave).astype(np.int64)
+    _, index, counts = np.unique(bins, return_inverse=True, return_counts=True)
+    centres = np.exp2(np.bincount(index, weights=np.log2(x)) / counts)
+    return centres, np.bincount(index, weights=y) / counts
+
+
+def add_strip(figure: Figure, axes: Axes, exposure: Exposure) -> Axes:
+    """Add a strip below `axes`, whose x axis is tokens of context, with the exposure in training.
+
+    The figure keeps its size and moves up; label and ticks of the x axis move to the strip. Shares of zero
+    are not drawn, so a line ends at the last trained position.
+    """
+    width, height = figure.get_size_inches()
+    taller = height + HEIGHT + GAP
+    figure.set_size_inches(width, taller)
+
+    def up(share: float) -> float:
+        return (share * height + HEIGHT + GAP) / taller
+
+    place = axes.get_position()
+    for text in figure.texts:
+        x, y = text.get_position()
+        text.set_position((x, up(y) if y > 0.1 else y * height / taller))
+    axes.set_position((place.x0, up(place.y0), place.width, place.height * height / taller))
+    with rc_context(STYLE):
+        bottom, high = place.y0 * height / taller, HEIGHT / taller
+        strip = figure.add_axes((place.x0, bottom, place.width, high))
+        _draw(strip, exposure, axes.get_xlim())
+        strip.set_xscale(axes.get_xscale(), **({"base": 2} if axes.get_xscale() == "log" else {}))
+        strip.set_xlim(*axes.get_xlim())
+        strip.xaxis.set_major_locator(FixedLocator(list(axes.get_xticks())))
+        strip.xaxis.set_minor_locator(NullLocator())
+        strip.xaxis.set_major_formatter(axes.xaxis.get_major_formatter())
+        strip.set_xlabel(axes.get_xlabel(), color=INK)
+        strip.set_ylabel("training tokens", color=INK, fontsize=8)
+        for side in ("top", "right"):
+            strip.spines[side].set_visible(False)
+    axes.set_xlabel("")
+    axes.tick_params(axis="x", labelbottom=False)
+    return strip
+
+
+def _draw(strip: Axes, exposure: Exposure, limits: tuple[float, float]) -> None:
+    lowest, drawn = 1.0, []
+    counts = [
+        ("at this position", exposure.positions, exposure.first, POSITIONS, "-"),
+        ("with a key at this distance", exposure.distances, 0, DISTANCES, (0, (4, 1.5))),
+    ]
+    for label, values, first, colour, dashes in counts:
+        x, y = shares(values, exposure.tokens, first)
+        if not len(x):
+            continue
+        ends = x[-1]
+        x, y = thinned(x, y)
+        seen = y > 0
+        # Up to the last trained position.
+        x, y = np.append(x[seen], ends), np.append(y[seen], y[seen][-1])
+        strip.plot(x, y, color=colour, lw=1.6, ls=dashes, solid_capstyle="butt", zorder=3)
+        lowest = min(lowest, float(y[x >= limits[0]].min(initial=1.0)))
+        drawn.append((label, colour))
+    decades = min(_DECADES, max(1, math.ceil(-math.log10(lowest) + 0.2)))
+    strip.set_yscale("log")
+    strip.set_ylim(10.0**-decades, 2.5)
+    step = max(1, math.ceil(decades / 3))
+    strip.yaxis.set_major_locator(FixedLocator([10.0**-k for k in range(0, decades + 1, step)]))
+    strip.yaxis.set_minor_locator(NullLocator())
+    strip.yaxis.set_major_formatter(FuncFormatter(_share))
+    strip.tick_params(axis="y", labelsize=7.5)
+    strip.grid(axis="y", color="#E6E6E6", lw=0.7, zorder=0)
+    end = max(len(exposure.positions) + exposure.first, len(exposure.distances))
+    if end < limits[1]:
+        strip.axvspan(end, limits[1], color="#F1F1F1", lw=0, zorder=0)
+        strip.annotate(
+            "never trained",
+            (end, 0.5),
+            xycoords=("data", "axes fraction"),
+            xytext=(5, 0),
+            textcoords="offset points",
+            va="center",
+            color=SOFT,
+            fontsize=8.5,
+        )
+    for row, (label, colour) in enumerate(drawn):
+        strip.annotate(
+            label,
+            (1, 0.78 - 0.3 * row),
+            xycoords="axes fraction",
+            xytext=(6, 0),
+            textcoords="offset points",
+            va="center",
+            color=colour,
+            fontsize=8.5,
+            annotation_clip=False,
+        )
+
+
+def _share(value: float, _: int) -> str:
+    if value >= 0.001:
+        return f"{100 * value:g}%"
+    return power_of_ten(value)

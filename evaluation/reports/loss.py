@@ -1,0 +1,317 @@
+"""Report of the loss of text: one row for each part of the units, method and length; every table is a view of
+these rows."""
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from evaluation.reports.base import (
+    Report,
+    Table,
+    basis,
+    estimate,
+    finite,
+    provenance,
+    write_clean_json,
+)
+from evaluation.reports.figures import draw_figures
+from evaluation.reports.sentences import PARTS, headline, sentences
+from evaluation.scoring.evaluate import EvaluationResult
+from evaluation.scoring.methods import TRAINED, TRUNCATE
+from evaluation.statistics.analysis import Analysis, AnalysisRow
+from evaluation.statistics.intervals import unit_means
+from evaluation.statistics.verdicts import MethodVerdicts
+
+DOUBLING = ("gain_per_doubling", "gain_per_doubling_low", "gain_per_doubling_high")
+
+
+class LossReport(Report):
+    """`below` adds to each figure what belongs under its axes."""
+
+    def __init__(
+        self,
+        result: EvaluationResult,
+        analysis: Analysis,
+        name: str = "loss",
+        below: Callable[[Figure, Axes], object] | None = None,
+    ):
+        self.result, self.analysis, self.name, self.below = result, analysis, name, below
+        self.trained_length, self.lengths = result.subject.trained_length, result.plan.lengths
+        self.matrix = result.settings.matrix and not analysis.buckets
+        kind, units = analysis.unit_kind, analysis.units
+        self.title = f"{result.plan.protocol}: NLL in nats, {analysis.n_targets} targets, {units} {kind}s"
+
+    def rows(self) -> list[dict]:
+        """`part`: `all` units, or only those `seen` (cluster in the training text) or `unseen`."""
+        common = self.basis()
+        rows = [{"part": "all", **self._cell(row), **common} for row in self.analysis.rows]
+        for part in self.analysis.parts:
+            counts = {"targets": part.n_targets, "documents": part.documents, "units": part.units}
+            label = "seen" if part.seen else "unseen"
+            rows += [
+                {"part": label, **_flat(row), **dict.fromkeys(DOUBLING), **common, **counts}
+                for row in part.rows
+            ]
+        return rows
+
+    def basis(self) -> dict:
+        """What every number of this evaluation depends on."""
+        result, analysis = self.result, self.analysis
+        return {
+            **basis(result),
+            "targets": analysis.n_targets,
+            "documents": analysis.documents,
+            "units": analysis.units,
+            "unit": analysis.unit_kind,
+            "family": analysis.family,
+            "tolerance": result.settings.tolerance,
+            "bos": result.settings.bos,
+            "corpus": result.facts.get("corpus", ""),
+            "corpus_hash": result.facts["corpus_hash"],
+            "tokenizer_hash": result.facts["tokenizer_hash"],
+            "targets_hash": result.plan.hash,
+        }
+
+    def document(self) -> dict:
+        result, analysis = self.result, self.analysis
+        return {
+            **self.basis(),
+            **provenance(result),
+            "lengths": self.lengths,
+            "left_out": result.left_out,
+            "contamination": result.screening.record,
+            "units": self._units(),
+            "unigram_nll": analysis.unigram,
+            "unigram_unit_nll": self._by_unit(result.unigram),
+            "truncated_unit_nll": self._by_unit(result.truncated),
+            "cells": [
+                self._cell(row) | {"unit_nll": self._by_unit(result.nll.get((row.method, row.length)))}
+                for row in analysis.rows
+            ],
+            "derived": [
+                {"method": v.method, "held_to": v.held_to, "break_point": v.break_point}
+                for v in analysis.verdicts
+            ],
+            "context_reach": [
+                {
+                    "method": one.method,
+                    "reach": one.reach,
+                    "longest": one.longest,
+                    "gain_per_doubling": [
+                        {
+                            "from": d.shorter,
+                            "to": d.longer,
+                            "gain": d.gain.estimate,
+                            "low": d.gain.low,
+                            "high": d.gain.high,
+                        }
+                        for d in one.doublings
+                    ],
+                }
+                for one in analysis.reaches
+            ],
+            "parts": {
+                "seen" if part.seen else "unseen": {
+                    "targets": part.n_targets,
+                    "documents": part.documents,
+                    "units": part.units,
+                    "cells": [_flat(row) for row in part.rows],
+                }
+                for part in analysis.parts
+            },
+            "by_position": {method: [asdict(b) for b in found] for method, found in analysis.buckets.items()},
+            "per_target_nll": result.files,
+        }
+
+    def write(self, folder: Path) -> list[Path]:
+        """Also writes targets.json."""
+        write_clean_json(folder / "targets.json", self.result.plan.record)
+        return super().write(folder)
+
+    def draw(self, folder: Path) -> list[Path]:
+        return draw_figures(self.result, self.analysis, folder, self.below)
+
+    def summary(self) -> list[str]:
+        return sentences(self.result, self.analysis)
+
+    def headlines(self) -> list[str]:
+        return sentences(self.result, self.analysis, brief=self.matrix)
+
+    def tables(self) -> list[Table]:
+        if self.matrix:
+            return [self.grid()]
+        tables = [self.by_position() if self.analysis.buckets else self.by_length()]
+        return [*tables, self.by_part()] if self.analysis.parts else tables
+
+    def by_length(self) -> Table:
+        """NLL by method and length, with the verdict and the net gain at every length past L0."""
+        l0 = self.trained_length
+        difference = f"difference from {l0}, as trained"
+        columns = ["method", "length", "NLL", "perplexity", difference, "verdict", "net gain"]
+        rows = [
+            _table_row(row, l0) for row in self.analysis.rows if row.method != TRUNCATE or row.length == l0
+        ]
+        return self.title, columns, rows
+
+    def by_position(self) -> Table:
+        columns = ["method", "positions", "targets", "NLL", "gain over truncation"]
+        rows = [
+            [
+                method,
+                f"{b.low}-{b.high - 1}" if b.high - b.low > 1 else str(b.low),
+                str(b.count),
+                f"{b.nll:.3f}",
+                estimate(b.gain),
+            ]
+            for method, buckets in self.analysis.buckets.items()
+            for b in buckets
+        ]
+        return f"NLL by position, factor for {self.lengths[-1]}", columns, rows
+
+    def by_part(self) -> Table:
+        """The cells once over the units in the training text, and once over the others."""
+        l0, parts = self.trained_length, self.analysis.parts
+        columns, rows = ["method", "length"], {}
+        for part in parts:
+            columns += [f"NLL: {part.units} {PARTS[part.seen]}", f"difference from {l0}"]
+            for row in part.rows:
+                if row.method != TRUNCATE or row.length == l0:
+                    delta = estimate(row.delta) if row.delta else ""
+                    rows.setdefault((row.method, row.length), []).extend([f"{row.nll:.4f}", delta])
+        lines = [
+            [method, "all" if method == TRUNCATE else str(length), *cells]
+            for (method, length), cells in rows.items()
+        ]
+        return f"{self.analysis.unit_kind}s, by whether the training text contains them", columns, lines
+
+    def grid(self) -> Table:
+        """A row for each method, a column for each length; the verdict, and the gain over truncation.
+
+        As trained and truncated come first, then the methods by their NLL at the longest length.
+        """
+        verdicts = {v.method: v for v in self.analysis.verdicts}
+        cells = {(row.method, row.length): row for row in self.analysis.rows}
+        longest = self.lengths[-1]
+        columns = ["method", *(f"{n:,}" for n in self.lengths), "verdict", f"gain at {longest:,}"]
+        rows = []
+        for label in self._order(cells):
+            found = [cells.get((label, length)) for length in self.lengths]
+            last = found[-1]
+            gain = estimate(last.gain) if last and last.gain and len(self.lengths) > 1 else ""
+            tail = (
+                ["flat by construction", ""] if label == TRUNCATE else [_verdict(verdicts.get(label)), gain]
+            )
+            rows.append([label, *map(_nll, found), *tail])
+        return self.title, columns, rows
+
+    def footnotes(self, verbose: bool = False) -> list[str]:
+        """The meaning of the grid's signs, the cells that cannot exist, and the methods that do not apply."""
+        result = self.result
+        if not result.settings.matrix:
+            return []
+        lines = [
+            f"gain: NLL with the context truncated to {self.trained_length} minus NLL of the method, with "
+            f"its {100 * result.settings.confidence:g}% interval; positive: the additional context helps"
+        ]
+        reasons: dict[str, dict[str, list[int]]] = {}
+        for (method, length), reason in result.absent.items():
+            reasons.setdefault(reason, {}).setdefault(method, []).append(length)
+        for reason, where in reasons.items():
+            cells = "; ".join(f"{method} at {', '.join(map(str, n))}" for method, n in where.items())
+            lines.append(f"— does not exist, {reason}: {cells}")
+        if left_out := result.left_out:
+            count = (
+                f"{len(left_out)} built-in method{'s do' if len(left_out) > 1 else ' does'} not apply here"
+            )
+            lines.append(f"{count}: {', '.join(left_out)}" + ("" if verbose else " (--verbose: why)"))
+            lines += [f"  {label}: {reason}" for label, reason in left_out.items()] if verbose else []
+        return lines
+
+    def headline(self) -> str:
+        return headline(self.result, self.analysis)
+
+    def _cell(self, row: AnalysisRow) -> dict:
+        """A row with the gain of the last doubling before its length."""
+        found = [
+            one.gain
+            for reach in self.analysis.reaches
+            for one in reach.doublings
+            if (reach.method, one.longer) == (row.method, row.length)
+        ]
+        values = (found[0].estimate, finite(found[0].low), finite(found[0].high)) if found else (None,) * 3
+        return _flat(row) | dict(zip(DOUBLING, values, strict=True))
+
+    def _units(self) -> dict:
+        """Names of the units, targets of each, and whether their cluster is also in the training text."""
+        result = self.result
+        ids, first, counts = np.unique(result.unit, return_index=True, return_counts=True)
+        names = [result.unit_names[i] for i in ids] if result.unit_names else [str(i) for i in ids]
+        seen = None if result.seen is None else result.seen[first].tolist()
+        return {"kind": result.unit_kind, "names": names, "targets": counts.tolist(), "seen": seen}
+
+    def _by_unit(self, nll: np.ndarray | None) -> list[float] | None:
+        """Mean NLL of each unit in the order of `units`."""
+        return None if nll is None else unit_means(nll, self.result.unit).tolist()
+
+    def _order(self, cells: dict[tuple[str, int], AnalysisRow]) -> list[str]:
+        labels = [method.label for method in self.result.methods]
+        first = [label for label in labels if label in (TRAINED, TRUNCATE)]
+
+        def last_nll(label: str) -> tuple[float, ...]:
+            found = [cells.get((label, length)) for length in reversed(self.lengths)]
+            return tuple(math.inf if row is None or row.nll is None else row.nll for row in found)
+
+        return first + sorted((label for label in labels if label not in first), key=last_nll)
+
+
+def _flat(row: AnalysisRow) -> dict:
+    out = {
+        key: getattr(row, key) for key in ("method", "scheme", "length", "nll", "perplexity", "bits_per_byte")
+    }
+    for name, one in (("nll", row.level), ("delta", row.delta), ("gain", row.gain)):
+        if name != "nll":
+            out[name] = one.estimate if one else None
+        out[f"{name}_low"] = finite(one.low) if one else None
+        out[f"{name}_high"] = finite(one.high) if one else None
+    for end in ("", "_low", "_high"):
+        value = out[f"delta{end}"]
+        out[f"perplexity_ratio{end}"] = None if value is None else math.exp(min(value, 700.0))
+    out["delta_upper_one_sided"] = finite(row.verdict.upper) if row.verdict else None
+    out["verdict"] = row.verdict.word if row.verdict else None
+    out["units_needed"] = row.verdict.units_needed if row.verdict else None
+    out["spans_needed"] = row.verdict.spans_needed if row.verdict else None
+    out["bfloat16_minus_float32"] = row.precision
+    out["failure"], out["exists"] = row.failure or None, row.exists
+    return out
+
+
+def _table_row(row: AnalysisRow, l0: int) -> list[str]:
+    if row.nll is None:
+        return [row.method, str(row.length), "failed" if row.exists else "—", "", "", row.failure, ""]
+    numbers = [f"{row.nll:.4f}", f"{row.perplexity:.2f}"]
+    if row.method == TRUNCATE:
+        return [row.method, "all", *numbers, "", "flat by construction", ""]
+    delta = estimate(row.delta) if row.delta else ""
+    gain = estimate(row.gain) if row.gain and row.length > l0 else ""
+    return [row.method, str(row.length), *numbers, delta, row.verdict.word if row.verdict else "", gain]
+
+
+def _nll(row: AnalysisRow | None) -> str:
+    if row is None or not row.exists:
+        return "—"
+    return "failed" if row.nll is None else f"{row.nll:.3f}"
+
+
+def _verdict(method: MethodVerdicts | None) -> str:
+    if method is None or not method.verdicts:
+        return ""
+    if method.verdicts[-1].word == "points only":
+        return "points only"
+    words = [f"held to {method.held_to:,}"] if method.held_to else []
+    words += [f"broken at {method.break_point:,}"] if method.break_point else []
+    return ", ".join(words) or "inconclusive"

@@ -1,0 +1,269 @@
+"""Numbers of positional schemes without a model: encodings, angles, decays, wavelengths, biases.
+
+Every number is computed through the interface of the registered schemes, so that new schemes are included.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, get_args, get_origin
+
+import torch
+from pydantic import BaseModel, ValidationError
+from torch import Tensor
+
+from evaluation.errors import EvaluationError
+from model import ModelError
+from model.position import (
+    SCHEMES,
+    AttentionContext,
+    AttentionPlan,
+    HeadGeometry,
+    PositionalScheme,
+    PositionSettings,
+    TokenPositions,
+)
+from model.position.rotary import Rope
+from model.position.scaling import AnyScaling, Scaling
+
+SEED = 0  # of random parameters
+
+
+@dataclass(frozen=True)
+class SchemeShape:
+    """The model that schemes are built for: features of a head, heads, trained length."""
+
+    dim: int = 128
+    heads: int = 8
+    train_length: int = 2048
+
+    @property
+    def geometry(self) -> HeadGeometry:
+        return HeadGeometry(self.dim, self.heads, self.dim, self.train_length, self.train_length, self.heads)
+
+
+def build(choice: dict[str, Any], shape: SchemeShape) -> PositionalScheme:
+    """The scheme of these settings, `name` among them, with its parameters initialized as in training.
+
+    Raises:
+        EvaluationError: unknown scheme, or invalid settings.
+        ModelError: settings that do not fit the shape.
+    """
+    name = choice.get("name")
+    if name not in SCHEMES:
+        raise EvaluationError(f"unknown positional scheme {name!r}; choose one of {', '.join(SCHEMES)}")
+    settings_class, position_class = SCHEMES[name]
+    try:
+        settings = settings_class.model_validate(choice)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"]) or "settings"
+        raise EvaluationError(f"scheme '{name}': {key}: {first['msg']}") from None
+    scheme = position_class(settings, shape.geometry)
+    scheme.initialise(torch.Generator().manual_seed(SEED), 1.0)
+    return scheme.double()
+
+
+def forms(settings: type[BaseModel], common: type[BaseModel]) -> Iterator[tuple[str, dict[str, str]]]:
+    """(label, overrides) of the defaults and of each other value of the class's literal fields.
+
+    Fields of `common` are ignored.
+    """
+    choices = {
+        key: get_args(field.annotation)
+        for key, field in settings.model_fields.items()
+        if key not in common.model_fields and get_origin(field.annotation) is Literal
+    }
+    defaults = {key: settings.model_fields[key].default for key in choices}
+    yield " ".join(map(str, defaults.values())), {}
+    for key, words in choices.items():
+        for word in words:
+            if word != defaults[key]:
+                yield str(word), {key: word}
+
+
+def distinct(found: list[tuple[str, str, Tensor]]) -> dict[str, int]:
+    """Labels and indices of those of (name, form, values) that differ.
+
+    The label includes the form if a name has several; names with equal values share a label, `ntk = dynamic`.
+    """
+    kept: list[int] = []
+    names: dict[int, list[str]] = {}
+    for n, (name, _, values) in enumerate(found):
+        twin = next((k for k in kept if _same(found[k][2], values)), None)
+        if twin is None:
+            kept.append(n)
+            names[n] = [name]
+        elif name not in names[twin]:
+            names[twin].append(name)
+    several = {name for name in (found[n][0] for n in kept) if sum(found[n][0] == name for n in kept) > 1}
+    labels = {}
+    for n in kept:
+        first, *others = names[n]
+        told = f"{first} {found[n][1]}" if first in several else first
+        labels[" = ".join([told, *others])] = n
+    return labels
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and torch.allclose(a, b, rtol=1e-12, atol=1e-12)
+
+
+@torch.no_grad()
+def plan_of(
+    scheme: PositionalScheme, tokens: int, asked: int | None = None
+) -> tuple[AttentionContext, AttentionPlan] | None:
+    """One pass over `tokens` tokens at 0, 1, 2, ..., with queries at the last `asked`; None for a scheme
+    that depends on the layer's input."""
+    places, heads = TokenPositions.plain(tokens), scheme.geometry.heads
+    scheme.check_reach(places.reach)
+    span = AttentionContext(
+        new=places,
+        queries=places.last(asked or tokens),
+        keys=places,
+        batch=1,
+        heads=heads,
+        device=torch.device("cpu"),
+        tables=scheme.tables(places, torch.float64),
+        window=scheme.settings.window,
+        sinks=scheme.settings.sinks,
+    )
+    plan = scheme.plan(span)
+    return (span, plan) if isinstance(plan, AttentionPlan) else None
+
+
+@torch.no_grad()
+def encodings(choice: dict[str, Any], tokens: int) -> Tensor:
+    """(tokens, 2) or more features: a token of ones encoded at 0, 1, 2, ..., through the scheme's embedding
+    and its keys, with as few features as the scheme supports."""
+    error: ModelError | None = None
+    for dim in range(2, 2 + tokens.bit_length()):
+        try:
+            scheme = build(choice, SchemeShape(dim=dim, heads=1, train_length=tokens))
+            found = plan_of(scheme, tokens)
+        except ModelError as refused:  # binary requires a feature per bit
+            error = refused
+            continue
+        if found is None:
+            break
+        span, plan = found
+        x = torch.ones(1, tokens, dim, dtype=torch.float64)
+        return plan.write(scheme.embed(x, span.tables, span.new)[:, None])[0, 0]
+    raise error or EvaluationError(
+        f"scheme '{choice['name']}' depends on content and has no positional encoding"
+    )
+
+
+@torch.no_grad()
+def inner_products(theta: float, dim: int, distances: Tensor) -> Tensor:
+    """p_n·p_(n+d) of sinusoidal embeddings of `dim` features, for whole distances d of either sign."""
+    reach = int(distances.abs().max())
+    scheme = build({"name": "sinusoidal", "theta": theta}, SchemeShape(dim=dim, heads=1))
+    places = TokenPositions.plain(2 * reach + 1)
+    zero = torch.zeros(1, 2 * reach + 1, dim, dtype=torch.float64)
+    table = scheme.embed(zero, scheme.tables(places, torch.float64), places)[0]
+    return table[reach + distances] @ table[reach]
+
+
+def frequencies(scheme: PositionalScheme, length: int) -> Tensor:
+    """(R,) float64 radians per token by which the scheme rotates pairs in a sequence of `length` tokens.
+
+    Raises:
+        EvaluationError: the scheme has no fixed frequencies.
+    """
+    if not isinstance(scheme, Rope):
+        able = ", ".join(name for name, (_, position) in SCHEMES.items() if issubclass(position, Rope))
+        raise EvaluationError(
+            f"scheme '{scheme.settings.name}' has no fixed frequencies; choose one of {able}"
+        )
+    return scheme.frequencies(scheme.stretch(length))[0]
+
+
+def decay(frequencies: Tensor, distances: Tensor) -> Tensor:
+    """mean_j |Σ_(k<j) e^(i·d·θ_k)| over j = 1 ... R, for each distance d.
+
+    By Abel summation it bounds the score at that distance, up to a factor that depends on the content: Su
+    et al. 2021 (arXiv:2104.09864), section 3.4.3; Su's blog (kexue.fm/archives/8265).
+    """
+    turned = torch.polar(torch.ones((), dtype=torch.float64), distances.double()[:, None] * frequencies)
+    return turned.cumsum(-1).abs().mean(-1)
+
+
+def wavelengths(scheme: PositionalScheme, length: int) -> tuple[Tensor, Tensor]:
+    """(R,) wavelength of each pair in tokens, infinite without rotation; and whether it is at most
+    `length`."""
+    found = 2 * math.pi / frequencies(scheme, length)
+    return found, found <= length
+
+
+@torch.no_grad()
+def bias(scheme: PositionalScheme, longest: int) -> Tensor | None:
+    """(H, longest + 1) bias of the logit between a query at position `longest` and the key at each distance
+    0, 1, 2, ...; −∞ for masked keys. None if the scheme has no bias, or one that depends on content.
+    """
+    found = plan_of(scheme, longest + 1, asked=1)
+    if found is None:
+        return None
+    geometry, (_, plan) = scheme.geometry, found
+    q = torch.zeros(1, geometry.heads, 1, geometry.head_dim, dtype=torch.float64)
+    k = torch.zeros(1, geometry.kv_heads, longest + 1, geometry.head_dim, dtype=torch.float64)
+    views = plan.read(q, plan.write(k))
+    if all(view.pairs.bias is None for view in views) or any(view.weigh for view in views):
+        return None
+    whole = slice(0, longest + 1)
+    masks = [view.pairs.mask(0, 1, whole, torch.float64)[0, :, 0] for view in views]
+    by_key = torch.stack([mask.expand(geometry.heads, -1) for mask in masks]).amax(0)  # disjoint views
+    return by_key.flip(-1)
+
+
+def spaced(longest: int) -> Tensor:
+    """Distances from 0 to `longest`: all of the first, then 32 to each doubling, the points of a log axis."""
+    octaves = math.log2(max(longest, 1))
+    steps = torch.exp2(torch.arange(0, 32 * octaves + 1, dtype=torch.float64) / 32).round().long()
+    return torch.cat([torch.tensor([0, longest]), steps.clamp(max=longest)]).unique()
+
+
+def biased(shape: SchemeShape, longest: int) -> dict[str, PositionalScheme]:
+    """Every registered scheme with a positional bias, in each of its forms, as initialized."""
+    schemes, found = [], []
+    for name, (settings, _) in SCHEMES.items():
+        for form, keys in forms(settings, PositionSettings):
+            try:
+                scheme = build({"name": name, **keys}, shape)
+                values = None if bias(scheme, 1) is None else bias(scheme, longest)
+            except (EvaluationError, ModelError):  # requires settings, or ends before `longest`
+                continue
+            if values is not None:
+                schemes.append(scheme)
+                found.append((name, form, values))
+    return {label: schemes[n] for label, n in distinct(found).items()}
+
+
+def rotations(theta: float, shape: SchemeShape) -> dict[str, PositionalScheme]:
+    """Every registered scheme that rotates pairs at fixed frequencies, with this base."""
+    return {
+        name: build({"name": name, "theta": theta}, shape)
+        for name, (settings, position) in SCHEMES.items()
+        if issubclass(position, Rope) and "theta" in settings.model_fields
+    }
+
+
+def methods(plain: Tensor, stretch: float, length: int) -> tuple[dict[str, Tensor], list[str]]:
+    """(R,) frequencies under each scaling method, in each of its forms, for sequences of stretch·length
+    tokens;
+    and the names of the methods that require settings."""
+    found: list[tuple[str, str, Tensor]] = []
+    left_out = []
+    for method_class in get_args(get_args(AnyScaling)[0]):
+        name = method_class.model_fields["name"].default
+        for form, keys in forms(method_class, Scaling):
+            try:
+                method = method_class.model_validate({"name": name, **keys})
+            except ValidationError:
+                left_out.append(name)
+                continue
+            s = method.stretch(math.ceil(stretch * length), length)
+            found.append((name, form, method.frequencies(plain, s, length)[0]))
+    return {label: found[n][2] for label, n in distinct(found).items()}, left_out

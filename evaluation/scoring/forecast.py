@@ -1,0 +1,215 @@
+"""Estimates of memory and time before an evaluation starts, and the batch size that fits."""
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from evaluation.errors import EvaluationError
+from evaluation.scoring.scoring import ModelScorer
+from model import LinearMixer, TokenPositions, Transformer
+from model.block import Attention
+from model.kernels import choose, query_block
+
+# Blocks of scores alive at once, measured as resident memory: the largest value for each kind of kernel.
+BLOCKS = {"masked": 4, "views": 6, "weighed": 14}
+SLACK = 1.25  # for the allocator
+LONG_TRIAL = 1.0  # seconds; a trial that takes longer is not repeated
+HEAD_FLOATS = 1 << 23  # logits alive at once; more are computed in chunks
+TOKENS_AT_ONCE = {"cpu": 1024, "cuda": 65_536}  # per batch: larger batches are faster on a GPU, not on a CPU
+
+
+def memory_needed(model: Transformer, length: int, keep: int, batch: int, chunk: int) -> int:
+    """Upper estimate of the peak bytes of one batch of windows, without the weights.
+
+    Sums the activations of one chunk, the KV cache (with more than one chunk), the blocks of queries × L
+    scores that the model's kernels materialize, and the logits of the kept outputs.
+    """
+    s = model.settings
+    element = model.embed.weight.element_size()
+    tokens = min(length, chunk)
+    width = 6 * s.dim + 3 * s.ffn_dim + 3 * (s.heads + 2 * s.kv_heads) * s.head_dim
+    activations = batch * tokens * width * max(4, element)
+    cache = model.cached_per_token * length * batch * element if length > chunk else 0
+    if isinstance(s.mixer, LinearMixer):  # pairs and sums of all chunks; only the sums are cached
+        pairs = min(s.mixer.chunk, tokens)
+        sums = batch * s.kv_heads * (s.head_dim + 1) ** 2 * max(4, element)
+        cache = s.layers * sums if length > chunk else 0
+        scores = 2 * batch * s.heads * tokens * pairs * max(4, element)
+        scores += 2 * (tokens // pairs + 2) * sums
+    else:
+        queries, blocks = min(tokens, query_block(batch * s.heads, length)), blocks_at_once(model)
+        # Keys and values are repeated for every head too; masks by distance are only vectors.
+        per_key = blocks * queries + (2 * s.head_dim if blocks else 0) + 8
+        scores = batch * s.heads * length * per_key * max(4, element)
+    logits = 3 * min(batch * min(keep, tokens) * model.vocab_size, HEAD_FLOATS) * max(4, element)
+    return int(SLACK * (activations + cache + scores + logits))
+
+
+@torch.no_grad()
+def blocks_at_once(model: Transformer) -> int:
+    """Blocks of scores (B, H, t, S) alive at once in the layers' kernels, found from a pass of two tokens."""
+    device, found = model.embed.weight.device, [0]
+
+    def inspect(attention: Attention, args: tuple[Any, ...]) -> None:
+        x, span, plan = args[:3]
+        bound = plan.bind(x, None)
+        views = bound.read(attention.queries(span.of_queries(x)), bound.write(attention.keys(x)))
+        kernel = choose(views, bound.sink, device.type)
+        if views[0].weigh is not None:
+            found.append(BLOCKS["weighed"])
+        elif kernel == "explicit":
+            found.append(BLOCKS["views"])
+        elif device.type == "cpu" and views[0].q.shape[-1] != model.settings.head_dim:
+            found.append(BLOCKS["masked"])  # the fused kernel requires values as wide as keys
+        elif kernel == "blocks" and not views[0].pairs.is_by_distance:
+            found.append(BLOCKS["masked"])
+
+    layers = [layer for layer in model.modules() if isinstance(layer, Attention)]
+    hooks = [layer.register_forward_pre_hook(inspect) for layer in layers]
+    try:
+        model(torch.zeros(1, 2, dtype=torch.long, device=device), TokenPositions.plain(2, device=device))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return max(found)
+
+
+def memory_free(device: torch.device) -> int:
+    """Free bytes of the GPU, or of the machine and the container that the process runs in."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                free = int(line.split()[1]) * 1024
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+        if limit != "max":
+            free = min(free, max(0, int(limit) - used))
+    except (OSError, ValueError):
+        pass  # not Linux, or no control group: keep the first estimate
+    return free
+
+
+def choose_batch(model: Transformer, length: int, keep: int, *, chunk: int, device, budget: int) -> int:
+    """The batch size in windows. Raises EvaluationError, with the length that would fit, if a single window
+    does not fit."""
+    tokens = TOKENS_AT_ONCE.get(torch.device(device).type, TOKENS_AT_ONCE["cpu"])
+    batch = max(1, tokens // length)
+    while batch > 1 and memory_needed(model, length, keep, batch, chunk) > budget:
+        batch //= 2
+    if memory_needed(model, length, keep, batch, chunk) > budget:
+        low, high = 0, length
+        while high - low > 1:
+            middle = (low + high) // 2
+            fits = memory_needed(model, middle, min(keep, middle), 1, chunk) <= budget
+            low, high = (middle, high) if fits else (low, middle)
+        need = memory_needed(model, length, keep, 1, chunk) / 2**30
+        raise EvaluationError(
+            f"length {length} needs about {need:.2f} GiB and {budget / 2**30:.2f} GiB may be used; "
+            f"length {low} would fit, or set a smaller chunk (now {chunk})"
+        )
+    return batch
+
+
+@dataclass(frozen=True)
+class Throughput:
+    """Seconds of one window of L inputs: linear·L + square·L²."""
+
+    linear: float
+    square: float
+
+    def seconds(self, lengths: np.ndarray) -> float:
+        """Seconds of windows with these numbers of input tokens, one after the other."""
+        inputs = lengths.astype(float)
+        return float((self.linear * inputs + self.square * inputs**2).sum())
+
+
+def measure_pace(scorer: ModelScorer, model: Transformer, short: int, long: int, keep: int) -> Throughput:
+    """Time one short and one longer window of this model: at most two chunks, or 8192 tokens, so that
+    prefilling in chunks is timed as well where it will happen."""
+
+    def score(length: int) -> None:
+        scorer(np.zeros((1, length + 1), dtype=np.int64), min(keep, length))
+
+    return fit_pace(score, short, min(long, 2 * scorer.chunk, 8192, model.limit or long))
+
+
+def fit_pace(process: Callable[[int], object], short: int, long: int) -> Throughput:
+    """Fit the time of `process(length)` at two lengths: the best of three trials each, one if it is slow."""
+
+    def timed(length: int) -> float:
+        best, left = float("inf"), 3
+        while left:
+            start = time.perf_counter()
+            process(length)
+            took = time.perf_counter() - start
+            best, left = min(best, took), 0 if took > LONG_TRIAL else left - 1
+        return best
+
+    at_short = timed(short)
+    if long <= short:
+        return Throughput(at_short / short, 0.0)
+    at_long = timed(long)
+    square = max(0.0, (at_long / long - at_short / short) / (long - short))
+    return Throughput(max(0.0, at_long / long - square * long), square)
+
+
+@dataclass(frozen=True)
+class ForecastRow:
+    """One cell of a forecast: its windows (items, prompts), their input tokens, and the peak bytes of a
+    batch; `peak` is None for a cell that is already on disk."""
+
+    method: str
+    length: int
+    windows: int
+    inputs: int
+    peak: int | None
+
+
+def forecast_table(
+    rows: Sequence[ForecastRow], absent: Mapping[tuple[str, int], str], counted: str = "windows"
+) -> tuple[list[str], list[list[str]]]:
+    """Columns and rows of the table that --dry-run prints."""
+    cells = [
+        [
+            row.method,
+            f"{row.length:,}",
+            f"{row.windows:,}",
+            f"{row.inputs:,}",
+            "measured" if row.peak is None else f"{row.peak / 2**30:.2f}",
+        ]
+        for row in rows
+    ]
+    cells += [[method, f"{length:,}", "—", "—", reason] for (method, length), reason in absent.items()]
+    return ["method", "length", counted, "input tokens", "memory, GiB"], cells
+
+
+def forecast_line(
+    model: Transformer, cells: int, tokens: float, seconds: float, peak: int, budget: int
+) -> str:
+    """The cost of the cells that are not on disk yet, in one line."""
+    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    return (
+        f"forecast: {cells} cells, {tokens / 1e6:.2f}M input tokens, about {_duration(seconds)}, peak memory "
+        f"about {(peak + weights) / 2**30:.2f} GiB in addition to the program (budget "
+        f"{budget / 2**30:.1f} GiB)"
+    )
+
+
+def memory_budget(limit: float | None, device: torch.device) -> int:
+    """Bytes the evaluation may use: `limit` GiB, by default 80% of the free memory."""
+    return int(limit * 2**30) if limit else int(0.8 * memory_free(device))
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,112 @@
+"""Context-extension methods: a label and the overrides that apply it to a trained model."""
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from evaluation.errors import EvaluationError
+
+TRAINED = "trained"  # no override: the reference
+TRUNCATE = "truncate"  # as trained, context truncated to the last L0 tokens; not an override
+BUILTIN = Path(__file__).resolve().parents[2] / "configs" / "evaluation" / "methods.yaml"
+_LENGTH = re.compile(r"\{train_length(?:([-*])(\d+))?\}")
+
+
+@dataclass(frozen=True)
+class Method:
+    label: str
+    words: tuple[str, ...]
+
+    @property
+    def truncates(self) -> bool:
+        return self.label == TRUNCATE
+
+
+def builtin_methods() -> dict[str, list[str]]:
+    """The methods of configs/evaluation/methods.yaml."""
+    return read_methods(BUILTIN)
+
+
+def read_methods(path: Path) -> dict[str, list[str]]:
+    """Methods from a YAML mapping label -> list of overrides. Raises EvaluationError for anything else."""
+    table = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    if not isinstance(table, dict) or not all(
+        isinstance(k, str) and isinstance(v, list) and all(isinstance(word, str) for word in v)
+        for k, v in table.items()
+    ):
+        raise EvaluationError(f"{path}: must map each label to a list of overrides")
+    return table
+
+
+def resolve_methods(
+    asked: list[str] | dict[str, list[str]], builtin: dict[str, list[str]], trained_length: int
+) -> list[Method]:
+    """The methods of an evaluation in order; `trained`, the reference, is added if it is missing.
+
+    `{train_length}` in an override is replaced by the run's trained length, `{train_length-4}` by four tokens
+    less, `{train_length*4}` by four times as many.
+    Raises EvaluationError for an unknown label, or for overrides under a label with a fixed meaning.
+    """
+    table = {label: builtin.get(label) for label in asked} if isinstance(asked, list) else dict(asked)
+    unknown = [label for label, words in table.items() if words is None]
+    if unknown:
+        raise EvaluationError(f"unknown method {unknown[0]!r}; choose from {', '.join(sorted(builtin))}")
+    for label in (TRAINED, TRUNCATE):
+        if table.get(label):
+            raise EvaluationError(
+                f"method {label!r} accepts no overrides: it is the checkpoint as trained; use another label"
+            )
+    labels = list(table) if TRAINED in table else [TRAINED, *table]
+    return [
+        Method(label, tuple(_filled_in(word, trained_length) for word in table.get(label) or []))
+        for label in labels
+    ]
+
+
+def compatible_methods(
+    builtin: dict[str, list[str]], trained_length: int, resolve: Callable[[Sequence[str]], dict]
+) -> tuple[list[Method], dict[str, str]]:
+    """The built-in methods that apply to this checkpoint, and the reason why each of the others does not.
+
+    `resolve(overrides)` returns the position settings and raises ValueError if they are illegal. A method
+    that changes nothing, or gives the same settings as an earlier one, is left out too.
+    """
+    methods, left_out, seen = [], {}, {}
+    for method in resolve_methods(list(builtin), builtin, trained_length):
+        try:
+            scheme = json.dumps(resolve(method.words), sort_keys=True)
+        except ValueError as error:
+            left_out[method.label] = str(error)
+            continue
+        if method.words and scheme in seen:
+            same = seen[scheme]
+            left_out[method.label] = (
+                "it was trained this way" if same == TRAINED else f"the same as {same} here"
+            )
+            continue
+        seen.setdefault(scheme, method.label)
+        methods.append(method)
+    return methods, left_out
+
+
+def new_sinks(scheme: dict, trained: dict) -> bool:
+    """Whether the position settings `scheme` keep more sink tokens visible than in training."""
+
+    def sinks(settings: dict) -> dict[str, int]:
+        kinds = settings.get("kinds") or {"": settings}
+        return {name: one.get("sinks", 0) for name, one in kinds.items()}
+
+    before = sinks(trained)
+    return any(count > before.get(name, 0) for name, count in sinks(scheme).items())
+
+
+def _filled_in(word: str, trained_length: int) -> str:
+    def value(found: re.Match) -> str:
+        number = int(found[2] or 0)
+        return str(trained_length * number if found[1] == "*" else trained_length - number)
+
+    return _LENGTH.sub(value, word)

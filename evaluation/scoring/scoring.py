@@ -1,0 +1,165 @@
+"""Score windows: one NLL per counted target, in batches, in chunks through the cache, over ranks.
+
+`measure` scores the windows of every protocol with any scorer. `ModelScorer` is the scorer of a Transformer;
+tests replace it by exact oracles.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from evaluation.errors import EvaluationError
+from evaluation.scoring.protocols import Scorer, TargetWindows
+from evaluation.scoring.text import EvaluationText
+from model import Cache, TokenPositions, Transformer
+
+
+class CellFailed(EvaluationError):
+    """One cell (method × length) cannot be measured; the others continue."""
+
+
+class ModelScorer:
+    """NLL in nats of the last `keep` tokens of each window under `model`, float64 (n, keep).
+
+    `length` is the declared sequence length (it sets `factor: auto`); None: that of the
+    inputs. Windows longer than `chunk` are prefilled in chunks through the cache. The head and the last
+    layer's queries run only at targets.
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        *,
+        device: str | torch.device = "cpu",
+        chunk: int = 4096,
+        length: int | None = None,
+    ):
+        self.model = model
+        self.device = torch.device(device)
+        self.chunk = chunk
+        self.length = length
+
+    # no_grad and not inference_mode: a table that grows here is used again by a training step of the same
+    # model.
+    @torch.no_grad()
+    def __call__(self, windows: np.ndarray, keep: int) -> np.ndarray:
+        tokens = torch.from_numpy(windows).to(self.device)
+        rows, inputs = tokens.shape[0], tokens.shape[1] - 1
+        length = self.length or inputs
+        training = self.model.training
+        self.model.eval()
+        try:
+            if inputs <= self.chunk:
+                places = TokenPositions.plain(inputs, length=length, device=self.device)
+                nll = self.model(tokens[:, :-1], places, targets=tokens[:, -keep:], keep=keep)
+                return nll.double().cpu().numpy()
+            return self._in_chunks(tokens, rows, inputs, length, keep)
+        finally:
+            self.model.train(training)
+
+    def _in_chunks(self, tokens: torch.Tensor, rows: int, inputs: int, length: int, keep: int) -> np.ndarray:
+        device = self.device.type
+        half = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+        cache = Cache(self.model, rows, inputs, dtype=half)
+        parts = []
+        for start in range(0, inputs, self.chunk):
+            stop = min(inputs, start + self.chunk)
+            here = max(0, stop - max(start, inputs - keep))
+            places = TokenPositions.plain(stop - start, offset=start, length=length, device=self.device)
+            targets = tokens[:, stop - here + 1 : stop + 1]
+            nll = self.model(tokens[:, start:stop], places, targets=targets, cache=cache, keep=here)
+            if here:
+                parts.append(nll.double())
+        return torch.cat(parts, dim=1).cpu().numpy()
+
+
+def batches(windows: TargetWindows, size: int) -> list[np.ndarray]:
+    """Window indices in batches of one shape each, shapes in ascending order, windows in target order."""
+    shapes = np.stack([windows.inputs, windows.keep], axis=1)
+    out = []
+    for shape in np.unique(shapes, axis=0):
+        members = np.flatnonzero((shapes == shape).all(axis=1))
+        out += [members[i : i + size] for i in range(0, len(members), size)]
+    return out
+
+
+def measure(
+    scorer: Scorer,
+    text: EvaluationText,
+    windows: TargetWindows,
+    *,
+    batch: int | Callable[[int], int] = 1,
+    rank: int = 0,
+    world: int = 1,
+    out: np.ndarray | None = None,
+    after_batch: Callable[[int, np.ndarray], None] | None = None,
+) -> np.ndarray:
+    """NLL in nats of every counted target, (n_targets,) float64 in target order; NaN where another rank
+    owns it.
+
+    Batch b belongs to rank b mod world, so the result is bitwise equal for any number of ranks. `out` with
+    losses of an interrupted call is completed. `after_batch(inputs
+    done, out)` runs after every batch. Raises CellFailed at the first non-finite target.
+    """
+    if out is None:
+        out = np.full(windows.n_targets, np.nan)
+    first = np.cumsum(windows.keep) - windows.keep
+    size = batch if isinstance(batch, int) else batch(int(windows.inputs.max(initial=1)))
+    for number, members in enumerate(batches(windows, size)):
+        if number % world != rank:
+            continue
+        inputs, keep = int(windows.inputs[members[0]]), int(windows.keep[members[0]])
+        where = (first[members, None] + np.arange(keep)).reshape(-1)
+        if not np.isnan(out[where]).any():
+            if after_batch:
+                after_batch(inputs * len(members), out)
+            continue
+        tokens = text.windows(windows.document[members], windows.end[members], inputs)
+        nll = np.asarray(scorer(tokens, keep), dtype=np.float64)
+        if nll.shape != (len(members), keep):
+            raise AssertionError(f"scorer returned {nll.shape}, not {(len(members), keep)}")
+        if not np.isfinite(nll).all():
+            row = int(np.flatnonzero(~np.isfinite(nll).all(axis=1))[0])
+            raise CellFailed(
+                f"the model gives a loss that is not finite at length {inputs}, document "
+                f"{text.store.names[int(windows.document[members[row]])]}"
+            )
+        out[where] = nll.reshape(-1)
+        if after_batch:
+            after_batch(inputs * len(members), out)
+    return out
+
+
+def gather(parts: list[np.ndarray]) -> np.ndarray:
+    """Merge the vectors of the ranks: every target is owned by exactly one of them."""
+    stacked = np.stack(parts)
+    owned = ~np.isnan(stacked)
+    if not (owned.sum(axis=0) == 1).all():
+        raise EvaluationError(
+            "the ranks' targets overlap or are incomplete; run again with the same settings"
+        )
+    return np.where(owned, stacked, 0.0).sum(axis=0)
+
+
+UNIGRAM_TOKENS = 50_000_000  # enough for every frequent token's share to four digits
+
+
+def unigram_nll(train, targets: np.ndarray, vocab_size: int, *, at_most: int = UNIGRAM_TOKENS) -> np.ndarray:
+    """NLL in nats of every target id (n,) under add-one smoothed token counts of the store `train`, (n,)
+    float64.
+
+    BOS and EOS of a document are not counted, as they are never targets. Counting stops after `at_most`
+    tokens (whole documents, in stored order).
+    """
+    counts = np.ones(vocab_size, dtype=np.float64)
+    seen = 0
+    first, last = int(bool(train.has_bos)), int(bool(train.has_eos))
+    for document in range(train.n_documents):
+        tokens = train.document(document)
+        tokens = tokens[first : len(tokens) - last]
+        counts += np.bincount(tokens, minlength=vocab_size)
+        seen += len(tokens)
+        if seen >= at_most:
+            break
+    return -np.log(counts / counts.sum())[targets]

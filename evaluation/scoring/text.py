@@ -1,0 +1,121 @@
+"""Documents of an evaluation: tokens of a store under a BOS rule, cut into windows.
+
+Coordinates. Every index below is an index into the *text* of a document: the stored tokens without EOS and
+
+- `as-trained`: exactly as stored, a leading BOS included where the store wrote one;
+- `none`: without any BOS;
+- `every-window`: with a leading BOS, and the first token of every window overwritten by BOS, so that BOS is
+one of the L inputs and displaces the oldest token, at every L alike.
+
+Index 0 is never a target (nothing precedes it), hence BOS never is; EOS is cut off, hence never is either.
+"""
+
+import numpy as np
+
+from evaluation.errors import EvaluationError
+
+
+class EvaluationText:
+    """The documents of `store` (`.n_documents .lengths .has_bos .has_eos .document(i)`) under `bos_rule`.
+
+    `excluded`: ranges in which no token is a target, rows (document, first token, last token) as stored,
+    ascending and not overlapping. Raises EvaluationError for `every-window` without a BOS id.
+    """
+
+    def __init__(
+        self,
+        store,
+        bos_rule: str = "as-trained",
+        bos_id: int | None = None,
+        excluded: np.ndarray | None = None,
+    ):
+        self.store = store
+        self.bos_rule = bos_rule
+        if bos_rule == "every-window" and (bos_id is None or bos_id < 0):
+            raise EvaluationError(
+                "bos=every-window needs a tokenizer with a BOS token; use bos=as-trained or none"
+            )
+        self.bos_id = -1 if bos_id is None else bos_id  # read under every-window only
+        # Text index = stored index - shift.
+        self.shift = 0
+        if bos_rule == "none" and store.has_bos:
+            self.shift = 1
+        elif bos_rule == "every-window" and not store.has_bos:
+            self.shift = -1
+        lengths = np.asarray(store.lengths, dtype=np.int64) - self.shift - int(bool(store.has_eos))
+        self.lengths = np.maximum(lengths, 0)
+        # (n, 3) document, start, end (exclusive), in text coordinates.
+        stored = np.zeros((0, 3), dtype=np.int64) if excluded is None else excluded
+        self.excluded = stored + np.array([0, -self.shift, 1 - self.shift])
+
+    def clean(self, document: int, first: int = 0) -> list[tuple[int, int]]:
+        """The stretches (start, end) of one document's text from `first` on that are not excluded."""
+        low, high = np.searchsorted(self.excluded[:, 0], [document, document + 1])
+        length = int(self.lengths[document])
+        edges = [first, *np.clip(self.excluded[low:high, 1:].ravel(), first, length).tolist(), length]
+        return [(start, end) for start, end in zip(edges[::2], edges[1::2], strict=True) if start < end]
+
+    def excluded_in(self, documents: np.ndarray | list[int]) -> list[list[int]]:
+        """The excluded stretches of these documents: [document, start, end]."""
+        return self.excluded[np.isin(self.excluded[:, 0], documents)].tolist()
+
+    def slice(self, document: int, start: int, end: int) -> np.ndarray:
+        """Tokens [start, end) of one document's text, (end - start,) int64, without the overwritten BOS."""
+        if not 0 <= start <= end <= self.lengths[document]:
+            raise IndexError(
+                f"tokens {start}..{end} of document {document} ({self.lengths[document]} tokens)"
+            )
+        out = np.empty(end - start, dtype=np.int64)
+        low = start + self.shift
+        stored = self.store.document(document)
+        if low < 0:
+            out[0] = self.bos_id
+            out[1:] = stored[0 : end + self.shift]
+        else:
+            out[:] = stored[low : end + self.shift]
+        return out
+
+    def windows(self, documents: np.ndarray, ends: np.ndarray, inputs: int) -> np.ndarray:
+        """Windows of `inputs` + 1 tokens that end (exclusively) at `ends`: (n, inputs + 1) int64."""
+        out = np.empty((len(documents), inputs + 1), dtype=np.int64)
+        for row, (document, end) in enumerate(zip(documents.tolist(), ends.tolist(), strict=True)):
+            out[row] = self.slice(document, end - inputs - 1, end)
+        if self.bos_rule == "every-window":
+            out[:, 0] = self.bos_id
+        return out
+
+    def units(self) -> tuple[np.ndarray, list[str], str]:
+        """The independent unit of every document: ids (n_documents,), their names, and 'document' or
+        'cluster'.
+
+        A corpus with clusters (an author, a series) declares that its documents are not independent.
+        """
+        n = int(self.store.n_documents)
+        clusters = list(getattr(self.store, "clusters", None) or [None] * n)
+        if not any(clusters):
+            return np.arange(n), [str(name) for name in self.store.names], "document"
+        # A document without a cluster is its own unit, with a key that no cluster name can have.
+        keys = [(0, str(c)) if c else (1, str(i)) for i, c in enumerate(clusters)]
+        index = {key: i for i, key in enumerate(sorted(set(keys)))}
+        names = [c if kind == 0 else str(self.store.names[int(c)]) for kind, c in sorted(set(keys))]
+        return np.array([index[key] for key in keys], dtype=np.int64), names, "cluster"
+
+    def seen(self, *trained) -> np.ndarray | None:
+        """Whether each document's cluster also occurs in one of the training stores: (n_documents,) bool.
+
+        Documents without a cluster count as seen in the training store itself only. None where it cannot be
+        known: a training store is gone (None), or this corpus names clusters and that one does not.
+        """
+        n = int(self.store.n_documents)
+        clusters = list(getattr(self.store, "clusters", None) or [None] * n)
+        found = np.zeros(n, dtype=bool)
+        for train in trained:
+            if train is None:
+                return None
+            if train.hash == self.store.hash:
+                return np.ones(n, dtype=bool)
+            names = {one for one in getattr(train, "clusters", None) or [] if one}
+            if any(clusters) and not names:
+                return None
+            found |= np.array([bool(one) and one in names for one in clusters], dtype=bool)
+        return found

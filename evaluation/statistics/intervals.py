@@ -1,0 +1,189 @@
+"""Confidence intervals over independent units: Student t, with a studentised bootstrap as a check.
+
+A unit is a document, or a cluster where the corpus defines clusters. The intervals describe these checkpoints
+on such documents; they do not include the variance between training seeds.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from scipy import special
+
+from data.preparation.summary import FEW_BELOW, POINTS_ONLY_BELOW
+
+DISAGREEMENT = 0.2  # of the half-width, between the t interval and the bootstrap
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A two-sided interval for a mean over units, in nats. Ends are NaN with fewer than 6 units."""
+
+    estimate: float
+    low: float
+    high: float
+    sd: float  # of the unit means
+    units: int
+    level: float  # 0.95 for a 95% interval, after the split over `family`
+    family: int
+    bootstrap_low: float
+    bootstrap_high: float
+
+    @property
+    def half(self) -> float:
+        return (self.high - self.low) / 2
+
+    @property
+    def few(self) -> bool:
+        return self.units < FEW_BELOW
+
+    @property
+    def disagrees(self) -> bool:
+        """Whether an end of the bootstrap interval differs by more than 20% of the half-width."""
+        off = max(abs(self.bootstrap_low - self.low), abs(self.bootstrap_high - self.high))
+        return bool(off > DISAGREEMENT * self.half)  # False where either is NaN
+
+
+def unit_means(values: np.ndarray, unit: np.ndarray) -> np.ndarray:
+    """Mean of `values` (n,) over each unit that occurs in `unit` (n,), in ascending order of unit: (D,)."""
+    _, inverse, counts = np.unique(unit, return_inverse=True, return_counts=True)
+    return np.bincount(inverse, weights=values) / counts
+
+
+def interval(
+    means: np.ndarray, *, alpha: float = 0.05, family: int = 1, resamples: int = 10_000, seed: int = 0
+) -> Interval:
+    """mean ± t(D−1)·sd/√D at level 1 − alpha/family (simultaneous over `family` intervals by Bonferroni)."""
+    n = len(means)
+    estimate = float(means.mean())
+    level = 1 - alpha / family
+    if n < POINTS_ONLY_BELOW:
+        sd = float(means.std(ddof=1)) if n > 1 else math.nan
+        return Interval(estimate, math.nan, math.nan, sd, n, level, family, math.nan, math.nan)
+    sd = float(means.std(ddof=1))
+    half = t_quantile(1 - alpha / family / 2, n - 1) * sd / math.sqrt(n)
+    low, high = bootstrap_t(means, alpha=alpha / family, resamples=resamples, seed=seed)
+    return Interval(estimate, estimate - half, estimate + half, sd, n, level, family, low, high)
+
+
+def bootstrap_t(
+    means: np.ndarray, *, alpha: float = 0.05, resamples: int = 10_000, seed: int = 0
+) -> tuple[float, float]:
+    """Studentised bootstrap interval for the mean; NaN for no resamples."""
+    n, estimate, sd = len(means), means.mean(), means.std(ddof=1)
+    if resamples == 0:
+        return math.nan, math.nan
+    if sd == 0:
+        return float(estimate), float(estimate)
+    # In units of sd around the mean, so that the sum of squares below does not cancel.
+    z = (means - estimate) / sd
+    counts = _resample_counts(n, resamples, seed)
+    mean = counts @ z / n
+    variance = np.maximum(counts @ (z * z) / n - mean**2, 0) * n / (n - 1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        t = mean / np.sqrt(variance / n)
+    t = t[np.isfinite(t)]  # a resample of one unit n times has no spread, and is negligible for n >= 6
+    scale = sd / math.sqrt(n)
+    low, high = np.quantile(t, [alpha / 2, 1 - alpha / 2])
+    return float(estimate - high * scale), float(estimate - low * scale)
+
+
+@lru_cache(maxsize=4)
+def _resample_counts(n: int, resamples: int, seed: int) -> np.ndarray:
+    """How often each of n units is drawn in each resample: (resamples, n), shared by all cells."""
+    rng = np.random.default_rng([seed, n])
+    counts = np.zeros((resamples, n), dtype=np.float64)
+    draws = rng.integers(0, n, size=(resamples, n))
+    np.add.at(counts, (np.arange(resamples)[:, None], draws), 1)
+    return counts
+
+
+def upper_bound(means: np.ndarray, confidence: float = 0.975) -> float:
+    """One-sided upper bound for the mean over units; NaN with fewer than 6 of them."""
+    n = len(means)
+    if n < POINTS_ONLY_BELOW:
+        return math.nan
+    return float(means.mean() + t_quantile(confidence, n - 1) * means.std(ddof=1) / math.sqrt(n))
+
+
+def units_needed(sd: float, half: float, *, alpha: float = 0.05, family: int = 1, limit: int = 10**7) -> int:
+    """The smallest number of units whose interval has a half-width of at most `half`, given `sd`."""
+
+    def enough(n: int) -> bool:
+        return t_quantile(1 - alpha / family / 2, n - 1) * sd / math.sqrt(n) <= half
+
+    found = smallest(enough, POINTS_ONLY_BELOW, limit)
+    return limit if found is None else found
+
+
+def smallest(enough: Callable[[int], bool], start: int, limit: int) -> int | None:
+    """The smallest n >= `start` that is enough, by doubling and bisection; None above `limit`."""
+    low, high = start, start
+    while not enough(high):
+        low, high = high + 1, high * 2
+        if high > limit:
+            return None
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle + 1, high)
+    return low
+
+
+def spans_needed(
+    span_means: np.ndarray,
+    unit: np.ndarray,
+    half: float,
+    *,
+    alpha: float = 0.05,
+    family: int = 1,
+    limit: int = 10_000,
+) -> int | None:
+    """Spans per document that would give the half-width with the same documents; None if no number would.
+
+    `span_means` (documents, N), `unit` (documents,) of each. More spans reduce only the variance within
+    documents.
+    """
+    spans, (_, counts) = span_means.shape[1], np.unique(unit, return_counts=True)
+    units = len(counts)
+    if units < POINTS_ONLY_BELOW or spans < 2:
+        return None
+    within = float(span_means.var(axis=1, ddof=1).mean()) * float((1 / counts).mean())  # with one span each
+    means = unit_means(span_means.mean(axis=1), unit)
+    rest = max(0.0, float(means.var(ddof=1)) - within / spans)
+    allowed = units * (half / t_quantile(1 - alpha / family / 2, units - 1)) ** 2 - rest
+    if allowed <= 0:
+        return None
+    wanted = max(1, math.ceil(within / allowed))
+    return wanted if wanted <= limit else None
+
+
+def max_t_alpha(means: np.ndarray, *, alpha: float = 0.05, resamples: int = 10_000, seed: int = 0) -> float:
+    """The two-sided alpha of each of m t intervals that makes all of them simultaneous at `alpha`.
+
+    `means` (D, m): m differences on the same D units. Studentised max-t: the 1 − alpha quantile of the
+    largest |t| over resamples of the units replaces Bonferroni's t quantile. It is smaller for correlated
+    differences (0.87 of it for 8 with a correlation of 0.9) and larger for skewed units: for 8 independent
+    gamma(2) differences over 20 units the coverage is 96%, and 87% by Bonferroni.
+    """
+    n, m = means.shape
+    sd = means.std(axis=0, ddof=1) if n > 1 else np.zeros(m)
+    if n < POINTS_ONLY_BELOW or not (sd > 0).any():
+        return alpha / m
+    z = ((means - means.mean(axis=0)) / np.where(sd > 0, sd, 1.0))[:, sd > 0]
+    counts = _resample_counts(n, resamples, seed)
+    mean = counts @ z / n
+    variance = np.maximum(counts @ (z * z) / n - mean**2, 0) * n / (n - 1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        largest = np.abs(mean / np.sqrt(variance / n)).max(axis=1)
+    critical = float(np.quantile(largest[np.isfinite(largest)], 1 - alpha))
+    return min(alpha, 2 * float(special.stdtr(n - 1, -critical)))
+
+
+@lru_cache(maxsize=1024)
+def t_quantile(p: float, df: float) -> float:
+    """Quantile of Student's t: the t with P(T <= t) = p. Raises ValueError unless 0 < p < 1 and df > 0."""
+    if not (0 < p < 1 and df > 0):
+        raise ValueError(f"t quantile of p={p}, df={df}")
+    return float(special.stdtrit(df, p))

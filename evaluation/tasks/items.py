@@ -1,0 +1,99 @@
+"""Draw the items of an evaluation: the same questions at every length, method and scheme."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from data import DataError, Tokenizer
+from data.tasks.haystack import Haystacks
+from data.tasks.items import TaskContext, TaskItem
+from data.tasks.make import NO_TEXT, make_item
+from data.tasks.settings import Task
+from evaluation.errors import EvaluationError
+from evaluation.scoring.targets import content_hash
+from evaluation.tasks.settings import TaskEvaluationSettings
+
+
+@dataclass(frozen=True)
+class DrawnItems:
+    """All items of an evaluation. `items[L][i]` is item i with L inputs, a leading BOS (`bos`) among them.
+
+    unit (n,): the haystack of each item, or the item itself without haystacks, as `unit_kind` states.
+    depth (n,): index of the item's depth in `depths`; 0 for a task that hides nothing.
+    """
+
+    task: Task
+    lengths: list[int]
+    items: dict[int, list[TaskItem]]
+    bos: int | None
+    unit: np.ndarray
+    unit_kind: str
+    unit_names: list[str]
+    depth: np.ndarray
+    depths: list[float]
+
+    @property
+    def count(self) -> int:
+        return len(self.unit)
+
+    @property
+    def candidates(self) -> int:
+        return 1 + len(self.items[self.lengths[0]][0].others)
+
+    @property
+    def chance(self) -> float:
+        """Accuracy of a uniform guess."""
+        return 1 / self.candidates
+
+    def hash_at(self, length: int) -> str:
+        """Hash of every token and candidate at one length; only results with equal hashes are comparable."""
+        rows = [[item.prompt, item.answer, item.others] for item in self.items[length]]
+        return content_hash([self.bos, length, rows])
+
+    @property
+    def hash(self) -> str:
+        return content_hash([self.hash_at(length) for length in self.lengths])
+
+
+def draw_items(
+    settings: TaskEvaluationSettings,
+    task: Task,
+    tokenizer: Tokenizer,
+    *,
+    bos: bool,
+    trained_length: int,
+    documents: Callable[[], Iterable[tuple[str, str]]] | None,
+    origin: str = "",
+) -> DrawnItems:
+    """Make every item of the evaluation.
+
+    `documents()` yields (name, text) of the haystacks, for tasks that use them; `origin` labels their
+    source. Item i is placed in haystack i mod H at depth (i + i div H) mod D, at every length, so that D
+    rounds cover every depth in every haystack. Raises EvaluationError if a length is too short for an item,
+    or no document is long enough.
+    """
+    lengths, first = settings.grid(trained_length), int(bos)
+    bench = TaskContext(task, tokenizer, "evaluation", settings.seed)
+    index = np.arange(settings.items)
+    unit, names, kind = index, [f"item {i}" for i in index], "item"
+    depths = list(np.linspace(0, 1, settings.depths)) if settings.depths > 1 else [0.5]
+    depth = index % len(depths) if task.hides else np.zeros(len(index), dtype=np.int64)
+    try:
+        texts = [NO_TEXT] * len(index)
+        if task.reads and documents is not None:
+            most = min(settings.haystacks, settings.items)
+            found = Haystacks(documents(), tokenizer, lengths[-1] + 1, most, origin)
+            unit, names, kind = index % len(found), found.names, "haystack"
+            depth = (index + index // len(found)) % len(depths)
+            cut = [found.text(i, "evaluation", settings.seed, i) for i in range(len(found))]
+            texts = [cut[i] for i in unit]
+        items = {
+            length: [make_item(bench, int(i), length + 1 - first, depths[depth[i]], texts[i]) for i in index]
+            for length in lengths
+        }
+    except DataError as error:
+        raise EvaluationError(str(error)) from error
+    return DrawnItems(
+        task, lengths, items, tokenizer.bos_id if bos else None, unit, kind, names, depth, depths
+    )

@@ -1,0 +1,130 @@
+"""Score items: the likelihood of every candidate, and exact match of the correct one."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from data.tasks.items import TaskItem
+from evaluation.scoring.scoring import CellFailed
+from model import Cache, TokenPositions, Transformer
+
+
+@dataclass(frozen=True)
+class TaskAnswers:
+    """Scores of n items with C candidates each, the correct one first.
+
+    nll (n, C) float64: sum over the candidate's tokens, nats. exact (n,): whether greedy decoding generates
+    the correct answer.
+    """
+
+    nll: np.ndarray
+    exact: np.ndarray
+
+    @property
+    def right(self) -> np.ndarray:
+        """(n,) whether the correct answer is more likely than every other; a tie counts as wrong."""
+        return self.nll[:, 0] < self.nll[:, 1:].min(axis=1)
+
+    @property
+    def chosen(self) -> np.ndarray:
+        """(n,) the most likely candidate; 0 is the correct one."""
+        return self.nll.argmin(axis=1)
+
+
+Reader = Callable[[np.ndarray, np.ndarray, int], tuple[np.ndarray, np.ndarray]]
+# (prompts (b, P), candidates (b, C, A), declared length) -> NLL (b, C), exact (b,)
+
+
+class TaskScorer:
+    """Prefills a prompt into a cache once, then scores every candidate after it.
+
+    Exact match is teacher-forced: every token of the correct answer is the argmax after the previous ones,
+    which is what greedy decoding generates.
+    """
+
+    def __init__(self, model: Transformer, device: str | torch.device = "cpu", chunk: int = 4096):
+        self.model, self.device, self.chunk = model, torch.device(device), chunk
+
+    @torch.no_grad()
+    def __call__(
+        self, prompts: np.ndarray, candidates: np.ndarray, length: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        tokens = torch.from_numpy(prompts).to(self.device)
+        rows, width = tokens.shape
+        answers = torch.from_numpy(candidates).to(self.device)
+        cache = Cache(self.model, rows, width + answers.shape[2] - 1)
+        first = tokens
+        for start in range(0, width, self.chunk):
+            stop = min(start + self.chunk, width)
+            places = TokenPositions.plain(stop - start, offset=start, length=length, device=self.device)
+            first = self.model(tokens[:, start:stop], places, cache=cache, keep=int(stop == width))
+        nll = np.empty(candidates.shape[:2])
+        exact = np.zeros(rows, dtype=bool)
+        for c in range(answers.shape[1]):
+            answer = answers[:, c]
+            logits = self._logits(first, answer, copy.deepcopy(cache), width, length)  # (b, A, V)
+            losses = F.cross_entropy(logits.flatten(0, 1).double(), answer.flatten(), reduction="none")
+            nll[:, c] = losses.view(answer.shape).sum(1).cpu().numpy()
+            if c == 0:
+                exact = (logits.argmax(-1) == answer).all(1).cpu().numpy()
+        return nll, exact
+
+    def _logits(self, first: Tensor, answer: Tensor, cache: Cache, width: int, length: int) -> Tensor:
+        more = answer.shape[1] - 1
+        if not more:
+            return first
+        places = TokenPositions.plain(more, offset=width, length=length, device=self.device)
+        return torch.cat([first, self.model(answer[:, :-1], places, cache=cache, keep=more)], dim=1)
+
+
+def read_items(
+    reader: Reader,
+    items: list[TaskItem],
+    length: int,
+    *,
+    bos: int | None,
+    batch: int,
+    cut: int | None = None,
+    after_batch: Callable[[int], None] | None = None,
+) -> TaskAnswers:
+    """Answers to all items, in their order.
+
+    length: declared length, the inputs of the longest item. cut: number of last inputs that are read
+    (context truncated to the trained length). `after_batch(items done)` runs after every batch. Raises
+    CellFailed for a loss that is not finite.
+    """
+    nll = np.empty((len(items), 1 + len(items[0].others)))
+    exact = np.zeros(len(items), dtype=bool)
+    for members in _batches(items, batch):
+        prompts = np.array([_prompt(items[i], bos, cut) for i in members], dtype=np.int64)
+        candidates = np.array([[items[i].answer, *items[i].others] for i in members], dtype=np.int64)
+        some, written = reader(prompts, candidates, min(length, cut or length))
+        if not np.isfinite(some).all():
+            raise CellFailed(f"the model gives a loss that is not finite at length {length}")
+        nll[members], exact[members] = some, written
+        if after_batch:
+            after_batch(len(members))
+    return TaskAnswers(nll, exact)
+
+
+def _prompt(item: TaskItem, bos: int | None, cut: int | None) -> list[int]:
+    prompt = [*([] if bos is None else [bos]), *item.prompt]
+    room = len(prompt) if cut is None else max(1, cut - len(item.answer) + 1)
+    return prompt[-room:]
+
+
+def _batches(items: list[TaskItem], size: int) -> list[list[int]]:
+    """Indices of items in batches of one shape each."""
+    shapes: dict[tuple[int, int], list[int]] = {}
+    for i, item in enumerate(items):
+        shapes.setdefault((len(item.prompt), len(item.answer)), []).append(i)
+    return [
+        members[start : start + size]
+        for _, members in sorted(shapes.items())
+        for start in range(0, len(members), size)
+    ]

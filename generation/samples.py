@@ -1,0 +1,85 @@
+"""Continuations of prompts, generated in batches with streamed text."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from data.tokenizer import Tokenizer
+from generation.text_stream import TextStream
+from model import ModelError
+from model.sampling import Generation, SamplingParams
+from training.run.directory import LoadedRun
+
+
+@dataclass
+class Sample:
+    """One continuation of a prompt: the request, and the tokens and text generated so far.
+
+    Attributes:
+        ids: token ids of the prompt.
+        index: index of the prompt, from 0.
+        finish: None until the sample is complete, then "eos", "length", "stop" or "interrupted".
+    """
+
+    prompt: str
+    ids: list[int]
+    index: int
+    seed: int
+    stream: TextStream
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    finish: str | None = None
+
+    def interrupt(self) -> None:
+        """End an incomplete sample that has tokens."""
+        if self.tokens and not self.finish:
+            self.text += self.stream.end()
+            self.finish = "interrupted"
+
+
+def make_samples(
+    prompts: Sequence[str], tokenizer: Tokenizer, *, bos: bool, count: int, seed: int, stops: Sequence[str]
+) -> list[Sample]:
+    """`count` samples of each prompt, with the seeds `seed`, `seed` + 1, ...
+
+    Args:
+        bos: start each prompt with the begin-of-document token, if the tokenizer has one.
+    """
+    prefix = [tokenizer.bos_id] if bos and tokenizer.bos_id is not None else []
+    samples = []
+    for index, prompt in enumerate(prompts):
+        ids = prefix + tokenizer.encode(prompt)
+        if not ids:
+            raise ModelError("an empty prompt requires a model trained with a begin-of-document token")
+        for i in range(count):
+            stream = TextStream(tokenizer, stops, begins=not prompt)
+            samples.append(Sample(prompt, ids, index, seed + i, stream))
+    return samples
+
+
+def generate_samples(
+    loaded: LoadedRun, samples: Sequence[Sample], tokens: int, sampling: SamplingParams, cache: bool = True
+) -> Iterator[Sample]:
+    """Generate one batch of samples; yields a sample whenever its text grows or it is complete."""
+    generation = Generation(
+        loaded.model,
+        [sample.ids for sample in samples],
+        tokens,
+        sampling,
+        seeds=[sample.seed for sample in samples],
+        eos_id=loaded.tokenizer.eos_id,
+        cache=cache,
+    )
+    for new in generation:
+        for row, (sample, token) in enumerate(zip(samples, new, strict=True)):
+            if token is None:
+                continue
+            sample.tokens.append(token)
+            text = sample.stream.push(token)
+            if sample.stream.stopped:
+                generation.stop(row)
+            if generation.finish[row]:
+                text += sample.stream.end()
+                sample.finish = generation.finish[row]
+            sample.text += text
+            if text or sample.finish:
+                yield sample

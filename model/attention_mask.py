@@ -1,0 +1,237 @@
+"""Attention masks: which queries attend to which keys in a pass, and the bias of each pair.
+
+Mask and bias functions are elementwise over indices. This module evaluates them for blocks of queries and
+keys; `model/kernels.py` computes attention with them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
+
+# Arguments are INDICES (batch row, head, query, key), as in FlexAttention; indexed tensors are captured.
+MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # True: the query attends to the key
+BiasFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # added to the logit
+DistanceFunction = Callable[[Tensor, Tensor], Tensor]  # (head, distance) -> added to the logit
+
+QUERY_BLOCK = 256
+
+
+def mask_dtype(x: Tensor) -> torch.dtype:
+    """dtype of masks and biases: at least float32, because bfloat16 rounds distances above 256."""
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def precise(x: Tensor) -> Tensor:
+    """x in float32, or in float64 if it already is, independent of autocast."""
+    return x.to(mask_dtype(x))
+
+
+def repeated(x: Tensor, heads: int) -> Tensor:
+    """(B, G, S, D) → (B, H, S, D): each key/value head is shared by H / G consecutive query heads."""
+    return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)
+
+
+def softmax(logits: Tensor, sink: Tensor | None) -> Tensor:
+    """Softmax of logits (B, H, t, s); `sink` (H,) is the logit of an extra column, which is then dropped."""
+    if sink is None:
+        return logits.softmax(-1)
+    column = sink.to(logits.dtype)[None, :, None, None].expand(*logits.shape[:3], 1)
+    return torch.cat([logits, column], -1).softmax(-1)[..., :-1]
+
+
+@dataclass(frozen=True)
+class CausalBand:
+    """A causal band known on the host: query i attends to keys j with i + offset − window < j ≤ i + offset,
+    and to the first `sinks` keys."""
+
+    offset: int
+    window: int | None = None
+    sinks: int = 0
+
+    def keys(self, start: int, stop: int) -> tuple[int, int]:
+        """The range of keys visible to any query in [start, stop), without sinks."""
+        low = 0 if self.window is None else max(0, start + self.offset - self.window + 1)
+        return low, stop + self.offset
+
+
+@dataclass(frozen=True)
+class AttentionMask:
+    """The mask and bias of the query-key pairs of one pass.
+
+    Attributes:
+        mask_mod, bias: elementwise over indices.
+        separation: elementwise over (row, query, key): query position − key position.
+        band: in plain layout, a bound on the visible keys, known on the host.
+        is_band: the mask equals the band.
+        distance: the bias as a function of distance, if it depends on unit-step distance alone.
+        rows: number of distinct rows of the mask: 1 or the batch size.
+    """
+
+    batch: int
+    heads: int
+    queries: int
+    keys: int
+    device: torch.device
+    mask_mod: MaskFunction
+    separation: Callable[[Tensor, Tensor, Tensor], Tensor]
+    bias: BiasFunction | None = None
+    band: CausalBand | None = None
+    is_band: bool = False
+    distance: DistanceFunction | None = None
+    rows: int = 1
+    # Lowered forms, computed once per pass. torch.compile does not support functools.cached_property's lock.
+    _lowered: dict = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def is_causal_only(self) -> bool:
+        """Plain causal attention, for which the fused causal kernel applies."""
+        if self.band is None or not self.is_band or self.bias is not None:
+            return False
+        return self.band.window is None or self.band.window >= self.keys
+
+    @property
+    def is_by_distance(self) -> bool:
+        """The mask is a function of unit-step distance (and head)."""
+        return self.is_band and self.sinks == 0 and (self.bias is None or self.distance is not None)
+
+    @property
+    def sinks(self) -> int:
+        """Number of leading keys that stay visible outside the window."""
+        return 0 if self.band is None or self.band.window is None else self.band.sinks
+
+    def keys_of(self, start: int, stop: int) -> slice | Tensor:
+        """Index of the keys visible to any query in [start, stop)."""
+        if self.band is None:
+            return slice(0, self.keys)
+        low, high = self.band.keys(start, stop)
+        if low <= self.sinks:
+            return slice(0 if self.sinks else low, high)
+        if not self.sinks:
+            return slice(low, high)
+        sinks, near = torch.arange(self.sinks), torch.arange(low, high)
+        return torch.cat([sinks, near]).to(self.device)
+
+    def by_distance(self) -> Tensor:
+        """(H or 1, N) additive mask by decreasing distance: entry m is for d = S − 1 − m, −inf if masked.
+
+        The last QUERY_BLOCK − 1 entries are for future keys, which blocks of queries contain.
+        """
+        if "by_distance" not in self._lowered:
+            self._lowered["by_distance"] = self._by_distance()
+        return self._lowered["by_distance"]
+
+    def _by_distance(self) -> Tensor:
+        assert self.band is not None
+        d = self.keys - 1 - torch.arange(self.keys + QUERY_BLOCK - 1, device=self.device)
+        hidden = d < 0 if self.band.window is None else (d < 0) | (d >= self.band.window)
+        if self.distance is None:
+            values = torch.zeros(1, len(d), device=self.device)
+        else:
+            heads = torch.arange(self.heads, device=self.device)
+            values = self.distance(heads[:, None], d.clamp(min=0)[None, :])
+        return values.masked_fill(hidden, -math.inf)
+
+    def block_mask(self, make: Callable[..., BlockMask]) -> BlockMask:
+        """The mask as FlexAttention's BlockMask, created once per pass."""
+        if "block_mask" not in self._lowered:
+            rows = None if self.rows == 1 else self.batch
+            mask = make(self.mask_mod, rows, None, self.queries, self.keys, device=self.device)
+            self._lowered["block_mask"] = mask
+        return self._lowered["block_mask"]
+
+    def indices(self, start: int, stop: int, keys: slice | Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Row (R, 1, 1, 1), head (1, H, 1, 1), query (1, 1, t, 1) and key (1, 1, 1, s) of a block."""
+        b = torch.arange(self.rows, device=self.device)[:, None, None, None]
+        h = torch.arange(self.heads, device=self.device)[None, :, None, None]
+        i = torch.arange(start, stop, device=self.device)[None, None, :, None]
+        if isinstance(keys, slice):
+            keys = torch.arange(keys.start, keys.stop, device=self.device)
+        return b, h, i, keys[None, None, None, :]
+
+    def seen(self, start: int, stop: int, keys: slice | Tensor) -> Tensor:
+        """(R, 1, t, s) visible pairs of a block."""
+        b, h, i, j = self.indices(start, stop, keys)
+        return self.mask_mod(b, h[:, :1], i, j)
+
+    def mask(self, start: int, stop: int, keys: slice | Tensor, dtype: torch.dtype) -> Tensor:
+        """(R, H or 1, t, s) additive mask of one block, evaluated elementwise."""
+        seen = self.seen(start, stop, keys)
+        if self.bias is None:
+            return torch.zeros((), dtype=dtype, device=self.device).masked_fill(~seen, -math.inf)
+        return self.bias(*self.indices(start, stop, keys)).to(dtype).masked_fill(~seen, -math.inf)
+
+
+@dataclass(frozen=True)
+class AttentionView:
+    """Transformed queries and keys, and the pairs to which they apply.
+
+    `weigh` and `extra` implement attention other than softmax(q·k + bias) v: `weigh` returns the weights of
+    a block, `extra` is added to the weighted values. A view with `weigh` must be the only view.
+    """
+
+    q: Tensor  # (B, H, T, D)
+    k: Tensor  # (B, G, S, D)
+    pairs: AttentionMask
+    weigh: Callable[[QueryBlock], Tensor] | None = None  # → (B, H, t, s)
+    extra: Callable[[QueryBlock, Tensor], Tensor] | None = None  # → (B, H, t, D of the values)
+
+
+class QueryBlock:
+    """A block of queries of a view and the keys visible to them, in float32 or float64.
+
+    Attributes:
+        start, stop: range of the queries in the pass.
+        keys: index of the keys in the pass, a slice or a tensor.
+        q: (B, H, t, D); k: (B, H, s, D).
+        scale: the factor on q·k.
+        logits: (B, H, t, s) softmax input, −inf if masked; only with `keep_logits`.
+    """
+
+    def __init__(
+        self,
+        view: AttentionView,
+        start: int,
+        stop: int,
+        keys: slice | Tensor,
+        scale: float,
+        sink: Tensor | None = None,
+        keep_logits: bool = False,
+    ):
+        self.start, self.stop, self.keys, self.scale, self.pairs = start, stop, keys, scale, view.pairs
+        self._sink, self._keep_logits = sink, keep_logits
+        self.logits: Tensor | None = None
+        dtype = mask_dtype(view.q)
+        self.q = view.q[:, :, start:stop].to(dtype)
+        self.k = repeated(view.k[:, :, keys].to(dtype), view.pairs.heads)
+        self._scores: Tensor | None = None
+
+    @property
+    def scores(self) -> Tensor:
+        """(B, H, t, s) q·k·scale of all pairs, including masked ones."""
+        if self._scores is None:
+            self._scores = self.q @ self.k.transpose(-1, -2) * self.scale
+        return self._scores
+
+    @property
+    def seen(self) -> Tensor:
+        """(R, 1, t, s) visible pairs."""
+        return self.pairs.seen(self.start, self.stop, self.keys)
+
+    @property
+    def distance(self) -> Tensor:
+        """(R, 1, t, s) query position − key position; negative for keys in the future."""
+        b, _, i, j = self.pairs.indices(self.start, self.stop, self.keys)
+        return self.pairs.separation(b, i, j)
+
+    def softmax(self, logits: Tensor) -> Tensor:
+        """Softmax over the visible keys and the layer's sink, if any."""
+        hidden = logits.masked_fill(~self.seen, -math.inf)
+        if self._keep_logits:
+            self.logits = hidden
+        return softmax(hidden, self._sink)

@@ -1,0 +1,92 @@
+"""Order, position and document of each token. The data loader or the sampler creates them, once per pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from model.errors import ModelError
+
+LAYOUTS = ("plain", "ragged", "packed")
+
+
+@dataclass(frozen=True)
+class TokenPositions:
+    """Order, position and document of each token of a pass.
+
+    Attributes:
+        order: (B, T) int; index of the token in its document. Determines the causal mask.
+        position: (B, T) int or float; input of the positional scheme. May skip values or be fractional.
+        document: (B, T) int; −1 is padding. Attention stays within a document.
+        layout: set on the host. ``plain``: one document per row, order increases by one and is the same in
+            all rows; ``ragged``: one document per row, left-padded; ``packed``: several documents per row.
+        reach: 1 + the largest position, on the host; used to size tables and check bounds.
+        lengths: declared total length of each row, or one value for all rows. Used by schemes that depend
+            on the sequence length.
+        unit_steps: positions increase by one from token to token in all rows (plain layout only).
+
+    Tensors of shape (1, T) apply to all rows.
+    """
+
+    order: Tensor
+    position: Tensor
+    document: Tensor
+    layout: str
+    reach: int
+    lengths: tuple[int, ...]
+    unit_steps: bool = True
+
+    @classmethod
+    def plain(
+        cls, tokens: int, *, offset: int = 0, length: int | None = None, device: torch.device | str = "cpu"
+    ) -> TokenPositions:
+        """Rows of `tokens` tokens at positions offset, offset + 1, ...; `length` defaults to their end."""
+        order = torch.arange(offset, offset + tokens, device=device)[None]
+        end = offset + tokens
+        return cls(order, order, torch.zeros_like(order), "plain", end, (max(length or 0, end),))
+
+    @classmethod
+    def left_padded(
+        cls,
+        counts: list[int],
+        tokens: int,
+        *,
+        offset: int = 0,
+        lengths: list[int] | None = None,
+        device: torch.device | str = "cpu",
+    ) -> TokenPositions:
+        """Left-padded rows of `tokens` slots; row r has counts[r] tokens.
+
+        For the next tokens of the same rows, pass tokens=1 and offset=slots filled so far: slot s of row r
+        has order s − padding(r). `counts` stay those of the first pass, whose width is max(counts).
+        """
+        width = max(counts)
+        if tokens + offset < width:
+            raise ModelError(f"left padding requires at least {width} slots for {width} tokens, got {tokens}")
+        padding = torch.tensor([width - c for c in counts], device=device)[:, None]  # (B, 1)
+        order = torch.arange(offset, offset + tokens, device=device)[None] - padding  # (B, T)
+        document = torch.where(order < 0, -1, 0)
+        ends = [offset + tokens - (width - c) for c in counts]
+        declared = tuple(max(a, b) for a, b in zip(ends, lengths or ends, strict=True))
+        return cls(order, order.clamp(min=0), document, "ragged", offset + tokens, declared)
+
+    def first(self, count: int) -> TokenPositions:
+        """The first `count` tokens."""
+        return replace(
+            self,
+            order=self.order[:, :count],
+            position=self.position[:, :count],
+            document=self.document[:, :count],
+        )
+
+    def last(self, count: int) -> TokenPositions:
+        """The last `count` tokens."""
+        start = self.order.shape[1] - count
+        return replace(
+            self,
+            order=self.order[:, start:],
+            position=self.position[:, start:],
+            document=self.document[:, start:],
+        )

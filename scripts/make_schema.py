@@ -1,0 +1,38 @@
+"""Write the JSON schemas of settings files to configs/schema.
+
+  python scripts/make_schema.py
+
+Editors complete keys and report errors by the `yaml-language-server` line of each settings file; `--help` and
+the check for misspelled settings read them without importing torch. A test compares them with the classes.
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from evaluation import EvaluationSettings
+from evaluation.diagnostics import AttentionDiagnosticSettings, GenerationDiagnosticSettings
+from evaluation.tasks.settings import TaskEvaluationSettings
+from studies.settings import StudySettings
+from training.config.schema import FOLDER, schema_text
+from training.config.settings import RunSettings
+
+CLASSES = {
+    "run": RunSettings,
+    "study": StudySettings,
+    "evaluation": EvaluationSettings,
+    "tasks": TaskEvaluationSettings,
+    "attention": AttentionDiagnosticSettings,
+    "generation": GenerationDiagnosticSettings,
+}
+
+
+def main() -> None:
+    FOLDER.mkdir(exist_ok=True)
+    for name, cls in CLASSES.items():
+        (FOLDER / f"{name}.json").write_text(schema_text(cls), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

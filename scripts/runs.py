@@ -1,0 +1,77 @@
+"""List runs: scheme, trained length, tokens, steps, last training and validation loss, status.
+
+    python scripts/runs.py                     everything under runs/
+    python scripts/runs.py runs/studies/novels
+
+Validation loss is that of the last validation at the trained length, in nats per token. A run is `done`,
+`training`, `stopped` (the same command resumes it) or `imported`.
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from data.files import locked
+from model.position.describe import describe_choice
+from training.errors import TrainingError
+from training.files import read_json
+from training.logging.console import Console, Parser, run_main
+from training.logging.metrics_file import last_lines
+from training.run.directory import LOCK, MANIFEST, SETTINGS, is_run, read_settings
+
+COLUMNS = ["run", "scheme", "length", "tokens", "steps", "loss", "validation", "status"]
+
+
+def main() -> int:
+    parser = Parser(__doc__)
+    parser.add_argument("folder", nargs="?", type=Path, default=Path("runs"), metavar="FOLDER")
+    folder = parser.parse_args().folder
+    runs = [file.parent for file in sorted(folder.rglob(SETTINGS)) if is_run(file.parent)]
+    if not runs:
+        raise TrainingError(f"{folder} holds no runs; give the folder that does")
+    Console().table("", COLUMNS, [row_of(run) for run in runs])
+    return 0
+
+
+def row_of(run: Path) -> list[str]:
+    """The cells of one run; a run that cannot be read says why in the place of its status."""
+    try:
+        settings, lines, about = (
+            read_settings(run),
+            last_lines(run / "metrics.jsonl"),
+            read_json(run / MANIFEST),
+        )
+    except (ValueError, OSError) as error:
+        return [str(run), *[""] * (len(COLUMNS) - 2), str(error).splitlines()[0]]
+    train, validation = lines.get("train", {}), lines.get("validation", {})
+    length, imported = settings.train_length, about.get("data") is None
+    step = max((line["step"] for line in lines.values()), default=0)
+    original = settings.original_length or length
+    schemes = [describe_choice(choice, length, original) for choice in settings.model.kinds.values()]
+    return [
+        str(run),
+        " | ".join(schemes),
+        f"{length:,}",
+        "—" if imported else f"{settings.tokens_after(step):,}",
+        "—" if imported else f"{step:,}/{settings.steps:,}",
+        shown(train.get("loss")),
+        shown(validation.get("nll", {}).get(str(length))),
+        "imported" if imported else status(run, step, settings.steps),
+    ]
+
+
+def shown(loss: object) -> str:
+    return f"{float(loss):.4f}" if isinstance(loss, (int, float, str)) else "—"
+
+
+def status(run: Path, step: int, steps: int) -> str:
+    if (run / LOCK).exists():
+        with open(run / LOCK) as lock:
+            if locked(lock, shared=True) is False:
+                return "training"
+    return "done" if step >= steps else "stopped"
+
+
+if __name__ == "__main__":
+    run_main(main)

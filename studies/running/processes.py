@@ -1,0 +1,113 @@
+"""Subprocesses of a study: each in its own process group with a log file, all stopped together.
+
+Separate processes confine a crash, an out-of-memory error or a signal to one cell.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+KEPT_BYTES = 1 << 20  # maximum size of a log; the beginning and the end of a longer one are kept
+
+# On Linux a subprocess is killed when the study dies, even by kill -9; otherwise two processes could train
+# the same run. Elsewhere it continues and keeps its run directory locked, and the next call waits for it.
+_DIE_WITH_PARENT = (
+    "import ctypes, os, signal, sys\n"
+    "ctypes.CDLL(None).prctl(1, signal.SIGKILL)\n"
+    "os.getppid() == int(sys.argv[1]) or sys.exit(1)\n"
+    "os.execv(sys.executable, [sys.executable, *sys.argv[2:]])\n"
+)
+
+
+class CommandRunner:
+    """Runs Python commands. Starts none after `stop`."""
+
+    def __init__(self):
+        self._lock = threading.Lock()
+        self._running: set[subprocess.Popen] = set()
+        self.stopping = threading.Event()
+
+    def run(self, arguments: Sequence[str], log: Path, environment: dict[str, str]) -> int | None:
+        """Run `python ARGUMENTS` and append its output to `log`; its exit status, None if the study is
+        stopping.
+
+        Call it in a thread that outlives the command: the kernel binds the process to that thread.
+        """
+        bound = ["-SE", "-c", _DIE_WITH_PARENT, str(os.getpid())] if sys.platform == "linux" else []
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with open(log, "ab") as out:
+            with self._lock:
+                if self.stopping.is_set():
+                    return None
+                process = subprocess.Popen(
+                    [sys.executable, *bound, *arguments],
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=subprocess.STDOUT,
+                    env=environment,
+                    start_new_session=True,  # Ctrl-C reaches only the study, which forwards it
+                )
+                self._running.add(process)
+            try:
+                status = process.wait()
+            finally:
+                with self._lock:
+                    self._running.discard(process)
+        truncate_log(log)
+        return status
+
+    def stop(self) -> None:
+        """Interrupt all processes, which save a checkpoint and exit."""
+        self._signal(lambda process: process.send_signal(signal.SIGINT))
+
+    def kill(self) -> None:
+        self._signal(lambda process: os.killpg(process.pid, signal.SIGKILL))
+
+    def _signal(self, send) -> None:
+        with self._lock:
+            self.stopping.set()
+            running = list(self._running)
+        for process in running:
+            with contextlib.suppress(ProcessLookupError):  # it has just exited
+                send(process)
+
+
+def truncate_log(log: Path) -> None:
+    """Remove the middle of a log that is longer than KEPT_BYTES."""
+    size = log.stat().st_size
+    if size <= KEPT_BYTES:
+        return
+    head = KEPT_BYTES // 16
+    with open(log, "r+b") as file:
+        first = file.read(head)
+        file.seek(size - (KEPT_BYTES - head))
+        last = file.read()
+        note = f"\n... {size - len(first) - len(last):,} bytes removed ...\n".encode()
+        file.seek(0)
+        file.write(first + note + last)
+        file.truncate()
+
+
+def last_error(log: Path, status: int | None = None) -> str:
+    """Why a command failed: its signal, else its last `error: ...` line, else its last line of output."""
+    if status is not None and status < 0:
+        name = signal.Signals(-status).name
+        return f"ended by {name}" + (" (possibly out of memory)" if -status == signal.SIGKILL else "")
+    lines = [line.strip() for line in tail(log).splitlines() if line.strip()]
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    return [*lines, *errors][-1] if lines else "no output"
+
+
+def tail(file: Path, size: int = 16 << 10) -> str:
+    """The end of a text file; '' if it does not exist."""
+    try:
+        with open(file, "rb") as stream:
+            stream.seek(max(0, os.fstat(stream.fileno()).st_size - size))
+            return stream.read().decode("utf-8", "replace")
+    except FileNotFoundError:
+        return ""

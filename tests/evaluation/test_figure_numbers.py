@@ -1,0 +1,269 @@
+"""What the figures of an evaluation show is compared with the numbers they are drawn from."""
+
+import math
+from itertools import pairwise
+from types import MethodType, SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from matplotlib import colormaps
+from matplotlib.colors import to_hex
+from scipy import stats
+
+from evaluation import analyse, draw_figures
+from evaluation.diagnostics import AttentionResult, attention_figures, generation_report
+from evaluation.diagnostics.generation import REAL
+from evaluation.diagnostics.panels import PanelSeries, _drawn
+from evaluation.diagnostics.weights import bucket_edges
+from evaluation.reports.figures import INK, LengthCurve, decimals, length_figure, save
+from evaluation.scoring.methods import Method
+from evaluation.tasks.analysis import analyse_tasks
+from evaluation.tasks.figures import draw_task_figures
+from tests.artists import close, dashed, ends, labelled, levels, lines, named, points, shown
+from tests.evaluation.test_tasks import answered, retriever
+
+
+def drawn(result, tmp_path):
+    """The axes of an evaluation's figure, and its note."""
+    kept = []
+    folder = tmp_path / "results" / "figures"
+    draw_figures(result, analyse(result), folder, below=lambda figure, axes: kept.append(figure))
+    (figure,) = kept
+    return figure.axes[0], figure.texts[-1].get_text()
+
+
+def half_width(differences):
+    """Of the 95% t interval of the mean over units."""
+    return (
+        stats.t.ppf(0.975, len(differences) - 1) * np.std(differences, ddof=1) / math.sqrt(len(differences))
+    )
+
+
+def by_unit(result, values, inside=slice(None)):
+    unit = result.unit[inside]
+    return [values[inside][unit == one].mean() for one in np.unique(unit)]
+
+
+def test_nll_by_length_shows_means_and_bars_of_the_paired_difference(do, tmp_path):
+    result = do()
+    axes, note = drawn(result, tmp_path)
+    by_name = named(axes)
+    assert set(by_name) == {"as trained", "yarn", "window", "context truncated to 16"}
+    means = {"context truncated to 16": result.truncated.mean()}
+    for method, name in (("trained", "as trained"), ("yarn", "yarn"), ("window", "window")):
+        wanted = [(n, result.nll[method, n].mean()) for n in (16, 32, 64)]
+        close(by_name[name].points, *zip(*wanted, strict=True))
+        assert set(by_name[name].bars) == {32, 64}
+        for n, mean in wanted[1:]:
+            half = half_width(by_unit(result, result.truncated - result.nll[method, n]))
+            assert by_name[name].bars[n] == pytest.approx((mean - half, mean + half))
+        means[name] = mean
+    assert levels(axes) == [pytest.approx(result.truncated.mean())]
+    digits = decimals(*axes.get_ylim())
+    told = sorted(means, key=means.__getitem__, reverse=True)
+    assert [(end.name, end.value) for end in ends(axes)] == [
+        (name, f"{means[name]:.{digits}f}") for name in told
+    ]
+    assert "95%" in note and "paired difference" in note
+    assert axes.get_axisbelow() is True  # no grid over the lines
+    assert "the same 70 targets of 7 documents at every length" in axes.figure.texts[1].get_text()
+
+
+def test_no_bars_are_promised_where_none_is_drawn(do, make_store, tmp_path):
+    few = make_store([90, 120, 75], seed=1)
+    axes, note = drawn(do(store=few), tmp_path)
+    assert not any(one.bars for one in named(axes).values()) and note == ""
+    axes, note = drawn(do(lengths=[16]), tmp_path)
+    assert not any(one.bars for one in named(axes).values()) and note == ""
+
+
+def test_nll_by_position_shows_each_bucket_and_what_cutting_makes_of_it(do, tmp_path):
+    result = do(protocol="by-position")
+    axes, note = drawn(result, tmp_path)
+    at, by_name = result.plan.windows[64].target_positions(), named(axes)
+    edges = [(0, 1), (1, 2), (2, 4), (4, 8), (8, 16), (16, 32), (32, 64)]
+    x = [math.sqrt((low + 1) * high) for low, high in edges]
+    cut = []
+    for method, name in (("yarn", "yarn"), ("window", "window"), ("trained", "as trained")):
+        nll, points, bars, cut = result.nll[method, 64], [], [], []
+        for low, high in edges:
+            inside = (at >= low) & (at < high)
+            gains = by_unit(result, result.truncated - nll, inside)
+            mean, half = nll[inside].mean(), half_width(gains)
+            points.append(mean)
+            bars.append((mean - half, mean + half))
+            cut.append(mean + np.mean(gains))
+        close(by_name[name].points, x, points)
+        wide = {one: bar for one, bar in zip(x, bars, strict=True) if bar[1] - bar[0] > 1e-9}
+        assert len(wide) >= 2 and wide.keys() <= by_name[name].bars.keys()
+        for one, bar in wide.items():
+            assert by_name[name].bars[one] == pytest.approx(bar)
+    # The last is as trained, whose own gain is what the dashed line lies above it by.
+    (line,) = dashed(axes)
+    close(line, x, cut)
+    assert abs(cut[-1] - points[-1]) > 1e-3
+    assert by_name["context truncated to 16"].points and {end.name for end in ends(axes)} == set(by_name)
+    assert "paired difference" in note
+    assert "the same" not in axes.figure.texts[1].get_text()
+
+
+def test_ends_that_lie_close_are_told_apart_and_stay_within_the_figure():
+    """The curves of the quick start that end within a hundredth of a nat."""
+    curves = [
+        LengthCurve(name, [256, 512], [4.0012, y]) for name, y in (("as trained", 4.0021), ("yarn", 4.0034))
+    ]
+    figure = length_figure(curves, 4.0005, 256, title="t", subtitle="s")
+    (axes,) = figure.axes
+    assert len({end.value for end in ends(axes)}) == 3
+    figure.canvas.draw()
+    box = axes.yaxis.label.get_window_extent()
+    assert box.x0 >= 0 and min(t.get_window_extent().x0 for t in axes.get_yticklabels()) > box.x1
+
+
+@pytest.mark.parametrize("name", ["$a$ method", "x_$1^{$", "5$"])
+def test_dollars_in_names_are_dollars(name, tmp_path):
+    line = LengthCurve(name, [16, 32], [1.0, 1.5])
+    figure = length_figure([line], 1.0, 16, title=f"of {name}", subtitle=name, note=name)
+    save(figure, tmp_path, "figure")
+    assert (tmp_path / "figure.svg").read_text().count(f">{name}") >= 3
+
+
+def test_tasks_show_shares_intervals_and_what_is_written(tmp_path, monkeypatch):
+    result = answered(retriever, tmp_path, items=42, haystacks=7)
+    analysis, figures = analyse_tasks(result), {}
+    monkeypatch.setattr(
+        "evaluation.tasks.figures.save", lambda figure, folder, name: figures.setdefault(name, figure)
+    )
+    draw_task_figures(result, analysis, tmp_path)
+    axes = figures["accuracy_by_length"].axes[0]
+    by_name = named(axes)
+    for method, name in (("trained", "as trained"), ("truncate", "truncate")):
+        rows = [row for row in analysis.rows if row.method == method]
+        right = [100 * result.answers[method, row.length].right.mean() for row in rows]
+        close(by_name[name].points, (100, 200), right)
+        exact = [100 * result.answers[method, row.length].exact.mean() for row in rows]
+        close(*by_name[name].thin, (100, 200), exact)
+        for row in rows:
+            assert by_name[name].bars[row.length] == pytest.approx((100 * row.low, 100 * row.high))
+    assert right[1] < 100 and levels(axes) == [pytest.approx(100 / 3)]
+    assert [end.value for end in ends(axes)] == ["100%", f"{right[1]:.0f}%", "33%"]
+    for method in ("trained", "truncate"):
+        for axes, spots in zip(
+            figures[f"accuracy_by_depth_{method}"].axes,
+            (analysis.by_depth, analysis.by_distance),
+            strict=True,
+        ):
+            spots = [spot for spot in spots if spot.method == method]
+            rows = sorted({spot.where for spot in spots})
+            cells = [(x, rows.index(s.where), s) for s in spots for x in [(100, 200).index(s.length)]]
+            assert len(axes.patches) == len(cells) and len(axes.texts) == 2 * len(cells)
+            for patch, (x, y, spot) in zip(axes.patches, cells, strict=True):
+                box = patch.get_extents().transformed(axes.transData.inverted())
+                assert (box.x0, box.x1) == pytest.approx((x, x + 1))
+                assert sorted((box.y0, box.y1)) == pytest.approx([y, y + 1])
+                assert to_hex(patch.get_facecolor()) == to_hex(colormaps["cividis"](spot.share.share))
+                told = [text.get_text() for text in axes.texts if text.xy == (x + 0.5, y + 0.5)]
+                share = spot.share
+                assert told == [f"{100 * share.share:.0f}", f"({100 * share.low:.0f}–{100 * share.high:.0f})"]
+            names = {
+                s.where: f"{s.where:.2f}" if s.until is None else f"{s.where}–{s.until - 1}" for s in spots
+            }
+            assert [text.get_text() for text in axes.get_yticklabels()] == [names[row] for row in rows]
+
+
+def seen(rng, length):
+    """Random measures of 3 windows, 2 layers, 2 heads."""
+    edges = bucket_edges(length, 8)
+    names = [*attention_figures.DRAWN, "reach_90"]
+    return SimpleNamespace(
+        values={name: torch.tensor(rng.uniform(0.1, 0.9, (3, 2, 2))) for name in names},
+        by_distance=torch.tensor(rng.uniform(size=(3, 2, 2, len(edges) - 1))),
+        visible=torch.tensor(rng.uniform(size=(2, len(edges) - 1))),
+    )
+
+
+def test_a_point_alone_is_marked_and_a_line_is_not():
+    lone, line = (_drawn(PanelSeries(range(n), range(n), INK, "")) for n in (1, 3))
+    assert (lone.get_marker(), line.get_marker()) == ("o", "None")
+
+
+def test_attention_shows_means_over_windows_layers_and_heads():
+    rng, lengths, methods = np.random.default_rng(0), [8, 16, 32], ("trained", "yarn")
+    found = SimpleNamespace(
+        methods=[Method(method, ()) for method in methods],
+        plan=SimpleNamespace(lengths=lengths),
+        subject=SimpleNamespace(name="$run$", trained_length=8),
+        settings=SimpleNamespace(targets=4),
+        windows=3,
+        unit=np.arange(3),
+        layer_kinds=["full", "full"],
+        edges=lambda length: bucket_edges(length, 8),
+        seen={(method, length): seen(rng, length) for method in methods for length in lengths},
+        pairs={("yarn", 32): [SimpleNamespace(kind="full", wavelength=w) for w in (6.0, 60.0, None)]},
+    )
+    figure = attention_figures.by_length(found, "trained", lengths)
+    for axes, measure in zip(figure.axes, attention_figures.DRAWN, strict=True):
+        values = [found.seen["trained", n].values[measure].numpy() for n in lengths]
+        wanted = {f"layer {k + 1}": [v[:, k].mean() for v in values] for k in (0, 1)}
+        wanted["mean"] = [v.mean() for v in values]
+        compare(axes, wanted, lengths)
+    found.overall = MethodType(AttentionResult.overall, found)
+    figure = attention_figures.by_method(found, methods)
+    for axes, measure in zip(figure.axes, attention_figures.DRAWN, strict=True):
+        means = {
+            method: [found.seen[method, n].values[measure].mean() for n in lengths] for method in methods
+        }
+        compare(axes, {"as trained": means["trained"], "yarn": means["yarn"]}, lengths)
+    figure = attention_figures.by_distance(found, "yarn", lengths)
+    assert figure.axes[0].get_ylabel() and all(axes.get_xlabel() for axes in figure.axes)
+    for layer, axes in enumerate(figure.axes):
+        drawn_here = labelled(axes)
+        for length in lengths:
+            edges = bucket_edges(length, 8)
+            x = [math.sqrt((low + 1) * high) for low, high in pairwise(edges)]
+            mass = found.seen["yarn", length].by_distance[:, layer].numpy().mean((0, 1))
+            close(drawn_here[f"{length} tokens"], x, mass)
+        even = found.seen["yarn", 32].visible[layer].numpy()
+        close(drawn_here["uniform at 32"], x, even)
+    figure = attention_figures.reach(found, "yarn", lengths)
+    for layer, axes in enumerate(figure.axes):
+        reaches = [found.seen["yarn", n].values["reach_90"][:, layer].numpy().mean(0) for n in lengths]
+        one = shown(axes, attention_figures.COLOURS[0])
+        for line, reach in zip(
+            sorted([one.points, *one.thin]), sorted(np.array(reaches).T.tolist()), strict=True
+        ):
+            close(line, lengths, reach)
+        close(labelled(axes)["uniform attention"], lengths, [0.9 * n for n in lengths])
+        assert axes.get_ylabel() or layer
+    axes = attention_figures.wavelengths(found).axes[0]
+    assert [points(line) for line in lines(axes)] == [[(0, 6.0)], [(1, 60.0)]] and levels(axes) == [8]
+
+
+def compare(axes, wanted: dict[str, list], x: list) -> None:
+    by_name = labelled(axes)
+    assert set(by_name) == set(wanted)
+    for name, values in wanted.items():
+        close(by_name[name], x, values)
+
+
+def test_generation_shows_means_over_prompts_by_bucket():
+    rng, edges = np.random.default_rng(1), [8, 16, 24]
+    sources = ["greedy", "temperature 1", REAL]
+    found = SimpleNamespace(
+        methods=[Method("trained", ())],
+        sources=sources,
+        edges=edges,
+        unit=np.arange(6),
+        subject=SimpleNamespace(name="run", trained_length=8),
+        settings=SimpleNamespace(confidence=0.95),
+        values={
+            ("trained", source): {name: rng.uniform(size=(6, 2)) for name in generation_report.DRAWN}
+            for source in sources
+        },
+    )
+    figure = generation_report.GenerationReport(found).figure("trained")
+    for axes, measure in zip(figure.axes, generation_report.DRAWN, strict=True):
+        means = {source: found.values["trained", source][measure].mean(0) for source in sources}
+        compare(axes, means, [12, 20])
+        assert to_hex(axes.lines[2].get_color()) == INK  # what people wrote

@@ -1,0 +1,91 @@
+"""Bad command lines."""
+
+import contextlib
+import importlib
+import io
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+from tests.faults.fault import Fault, Result, call
+from tests.train.conftest import ROOT
+from training.logging.console import run_main
+
+POSITIONS = ROOT / "configs" / "position"
+
+
+def inside(script: str, *words: object, cwd: Path) -> Result:
+    """A script called in this process, which saves seconds for each command line that is refused at once."""
+    main = importlib.import_module(script).main
+    argv, here, out, err = sys.argv, os.getcwd(), io.StringIO(), io.StringIO()
+    sys.argv = [f"{script.rpartition('.')[2]}.py", *map(str, words)]
+    os.chdir(cwd)
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            run_main(main)
+    except SystemExit as end:
+        return Result(int(end.code or 0), out.getvalue(), err.getvalue())
+    finally:
+        sys.argv = argv
+        os.chdir(here)
+        torch.set_flush_denormal(False)  # a choice of the script for its own process
+    raise AssertionError("run_main returned")
+
+
+def refused(name: str, script: str, *words: str, names: tuple[str, ...], tiny: bool = False) -> Fault:
+    """A command line that must be refused; `tiny`: with the overrides of a tiny run before its words."""
+
+    def run(folder: Path, settings: list[str]) -> Result:
+        (folder / "file").write_text("")
+        return inside(script, *(settings if tiny else ()), *words, cwd=folder)
+
+    return Fault(name, run, names=names)
+
+
+def prepare_words_around_an_option(folder: Path, words: list[str]) -> Result:
+    done = inside("scripts.prepare", *words[:-1], "--workers", "1", words[-1], cwd=folder)
+    assert Path(done.out.splitlines()[-1]).is_dir()
+    return done
+
+
+FAULTS = [
+    Fault(
+        "unknown setting",
+        lambda folder, words: call("train.py", *words, "training.token=5", cwd=folder),
+        names=("training.token", "training.tokens"),
+    ),
+    refused(
+        "dashes before a setting",
+        "train",
+        "--training.tokens=10",
+        names=("without dashes: training.tokens=10",),
+    ),
+    refused("unknown option", "train", "--resume", names=("--resume", "train.py --help")),
+    refused("steps in place of tokens", "train", "training.steps=5", names=("training.tokens",)),
+    refused("a scheme's other name", "train", "model.position.name=rotary", names=("did you mean rope?",)),
+    refused("a scheme's other file", "train", str(POSITIONS / "nope.yaml"), names=("none.yaml?",)),
+    refused("run folder is a file", "train", "--run-dir", "file", names=("file", "--run-dir"), tiny=True),
+    refused("run folder in a file", "train", "--run-dir", "file/x", names=("file/x", "--run-dir"), tiny=True),
+    refused("generate without a run", "generate", names=("RUN",)),
+    *(
+        refused(f"generate on {device}", "generate", "run", "--device", device, names=(device, "auto, cpu"))
+        for device in ("gpu", "cuda:99", "meta")
+    ),
+    *(
+        refused(f"{words[0]} without a device", "evaluate", "run", *words, names=("cuda:99", "auto, cpu"))
+        for words in (
+            ("seed=1", "device=cuda:99"),
+            ("protocol=tasks", "device=cuda:99"),
+            ("protocol=attention", "device=cuda:99"),
+            ("protocol=generation", "device=cuda:99"),
+        )
+    ),
+    refused("evaluate without a run", "evaluate", "lengths=[256]", names=("RUN", "lengths=[256]")),
+    refused("evaluate no such run", "evaluate", "runs/none", "seed=1", names=("runs/none",)),
+    refused("half a token", "evaluate", "run", "lengths=[256.5]", names=("256.5", "whole number")),
+    refused("threads of an evaluation", "evaluate", "run", "threads=2", names=("OMP_NUM_THREADS",)),
+    refused("a word for an option", "scripts.prepare", "--workers", "x", names=("--workers",)),
+    Fault("settings after an option", prepare_words_around_an_option, status=0),
+]

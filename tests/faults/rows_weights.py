@@ -1,0 +1,46 @@
+"""Runs that do not fit, checkpoints that are of no use, files cut short."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from data import prepare
+from tests.faults.fault import Fault, Result, call
+from training.checkpoint.storage import save_weights_only
+from training.config.load import load_settings
+from training.config.settings import RunSettings
+from training.logging.console import Console
+from training.run.checks import make_model
+from training.run.directory import create_run
+
+
+def evaluated_with(value: float) -> Callable[[Path, list[str]], Result]:
+    """Evaluation of a run whose weights are all of this value."""
+
+    def fault(folder: Path, words: list[str]) -> Result:
+        settings = load_settings(RunSettings, words)
+        prepared = prepare(settings.data, Console(quiet=True))
+        about = {"data": str(prepared.folder), "data_hash": prepared.hash}
+        create_run(folder / "run", settings, prepared.tokenizer, ["train.py"], about)
+        model = make_model(settings, prepared.tokenizer.vocab_size)
+        for weight in model.parameters():
+            weight.data.fill_(value)
+        save_weights_only(folder / "run", model, 3)
+        return call("evaluate.py", "run", "targets=8", "lengths=[24,48]", cwd=folder)
+
+    return fault
+
+
+FAULTS = [
+    Fault(
+        "weights under which no loss is finite",
+        evaluated_with(1e18),
+        names=("step 3", "at any length", "another checkpoint"),
+    ),
+    Fault(
+        "a step that memory cannot hold",
+        lambda folder, words: call(
+            "train.py", *words, "training.batch_size=1000000000", "training.tokens=100B", cwd=folder
+        ),
+        names=("training.batch_size=", "training.micro_batch_size=", "GiB", "--force"),
+    ),
+]

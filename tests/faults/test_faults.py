@@ -1,0 +1,21 @@
+"""Every injected fault: the right exit status, one clear message, no traceback, nothing lost."""
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+FAULTS = [
+    fault
+    for file in sorted(Path(__file__).parent.glob("rows_*.py"))
+    for fault in importlib.import_module(f"tests.faults.{file.stem}").FAULTS
+]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_fault(fault, tmp_path, words):
+    result = fault.run(tmp_path, words)
+    assert "Traceback" not in result.err, result.err
+    assert result.status == fault.status, result.err
+    for name in fault.names:
+        assert name in result.err

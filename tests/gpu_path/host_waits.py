@@ -1,0 +1,202 @@
+"""Host waits of a training step, an evaluated batch and a decoded token, on the fake GPU.
+
+    python -m tests.gpu_path.host_waits CASE ...    prints {case: {activity: {module: waits}}} as JSON
+
+A process of its own: what the fake GPU patches in torch stays patched.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from collections import Counter
+from contextlib import nullcontext
+from dataclasses import replace
+from types import SimpleNamespace
+
+import torch
+import torch.nn.functional as F
+
+import model.kernels as kernels
+from evaluation.scoring.scoring import ModelScorer
+from model import TokenPositions
+from model.sampling import Generation, SamplingParams
+from tests.gpu_path.common import gpu_model
+from tests.gpu_path.fake_gpu import CUDA, FakeGpu, to_gpu
+from tests.model.zoo import ids, packed, reach_of
+from train import forward_backward
+from training.config.optimizer_settings import AdamWSettings
+from training.config.trainer_settings import SkipNonFinite, SpikeSettings
+from training.logging.step_metrics import StepResult, reduce_step
+from training.micro_batches import micro_batches
+from training.optim.optimizer import guarded_step, make_optimizer
+from training.optim.step_guard import StepGuard
+
+ROWS = 4
+
+
+def repeated(q, *others):
+    return [x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in others]
+
+
+def flex_attention(q, k, v, score_mod=None, block_mask=None, scale=None, enable_gqa=False, return_aux=None):
+    """FlexAttention as plain tensor operations on the device of `q`."""
+    k, v = repeated(q, k, v)
+    device, (batch, heads, queries, _), keys = q.device, q.shape, k.shape[2]
+    b = torch.arange(batch, device=device)[:, None, None, None]
+    h = torch.arange(heads, device=device)[None, :, None, None]
+    i = torch.arange(queries, device=device)[None, None, :, None]
+    j = torch.arange(keys, device=device)[None, None, None, :]
+    scores = q @ k.mT * scale
+    if score_mod is not None:
+        scores = score_mod(scores, b, h, i, j)
+    scores = scores.masked_fill(~block_mask.mask_mod(b, h * 0, i, j), -torch.inf)
+    lse = scores.logsumexp(-1)
+    out = torch.where(lse[..., None].isfinite(), scores - lse[..., None], -torch.inf).exp() @ v
+    return out if return_aux is None else (out, SimpleNamespace(lse=lse))
+
+
+def create_block_mask(mask_mod, batch, heads, queries, keys, device):
+    b = torch.arange(batch or 1, device=device)[:, None, None, None]
+    i = torch.arange(queries, device=device)[None, None, :, None]
+    mask_mod(b, b * 0, i, torch.arange(keys, device=device)[None, None, None, :])
+    return SimpleNamespace(mask_mod=mask_mod)
+
+
+def scaled_dot_product_attention(q, k, v, attn_mask=None, is_causal=False, scale=None, enable_gqa=False):
+    k, v = repeated(q, k, v)
+    scores = q @ k.mT * scale
+    if is_causal:
+        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+        scores = scores.masked_fill(hidden, -torch.inf)
+    return (scores if attn_mask is None else scores + attn_mask.to(scores.dtype)).softmax(-1) @ v
+
+
+class OneDevice:
+    """`training.distributed.parallel.Parallel` of one process on the fake GPU."""
+
+    device, world = CUDA, 1
+
+    def sum(self, x):
+        return x
+
+    def no_sync(self, model, enabled=True):
+        return nullcontext()
+
+    def clip_grad_norm(self, optimizer, limit):
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        torch.nn.utils.clip_grads_with_norm_(parameters, limit, norm)
+        return norm
+
+
+def batch_of(layout: str, length: int, seed: int) -> SimpleNamespace:
+    """A loader's batch: `skipped` leaves positions out, `real` gives fractional ones."""
+    tokens = ids(ROWS, length + 1, seed)
+    p = TokenPositions.plain(length)
+    generator = torch.Generator().manual_seed(seed)
+    if layout == "packed":
+        p = packed([[4, length - 4], [length - 3, 3], [length], [5, length - 5]])
+    elif layout == "skipped":
+        drawn = [torch.randperm(length + 7, generator=generator)[:length] for _ in range(ROWS)]
+        position = torch.stack(drawn).sort(1).values
+        p = replace(p, position=position, reach=length + 7, unit_steps=False)
+    elif layout == "real":
+        position = p.position.double() + torch.rand(ROWS, length, generator=generator).double()
+        p = replace(p, position=position, reach=length + 1, unit_steps=False)
+    return SimpleNamespace(tokens=tokens[:, :-1].contiguous(), targets=tokens[:, 1:].contiguous(), **vars(p))
+
+
+def train(case: str, layout: str, gpu: FakeGpu) -> Counter | None:
+    """Waits of the third step: the first ones make tables and optimizer states."""
+    net = gpu_model(case)
+    length = reach_of(net)
+    if layout == "skipped" and net.limit is not None:
+        return None
+    if layout == "real" and not all(scheme.supports_fractions for scheme in net.position.values()):
+        return None
+    to_gpu(net).train()
+    optimizer = make_optimizer(net, AdamWSettings())
+    guard = StepGuard(SkipNonFinite(name="skip"), SpikeSettings(window=8), CUDA)
+    parallel = OneDevice()
+    for n in range(3):
+        gpu.waits.clear()
+        parts = micro_batches(batch_of(layout, length, n), ROWS, length, CUDA)
+        # As in train.py.
+        nll = forward_backward(net, parallel, parts, ROWS * length)
+        nll, requests = reduce_step(parallel, nll, 0)
+        loss = nll / (ROWS * length)
+        grad_norm = parallel.clip_grad_norm(optimizer, 1.0)
+        decision = guard(loss, grad_norm)
+        guarded_step(optimizer, decision.skip)
+        optimizer.zero_grad(set_to_none=True)
+        result = StepResult.of(loss, grad_norm, requests, decision)
+    waits = gpu.waits.copy()
+    result.read()
+    return waits
+
+
+def evaluate(case: str, chunk: int, gpu: FakeGpu) -> Counter:
+    """Waits of the second batch."""
+    net = to_gpu(gpu_model(case))
+    score = ModelScorer(net, device=CUDA, chunk=chunk)
+    for _ in range(2):
+        gpu.waits.clear()
+        score(ids(2, reach_of(net) + 1).numpy(), 6)
+    return gpu.waits.copy()
+
+
+def decode(case: str, prompts: list[list[int]], sampling: SamplingParams, gpu: FakeGpu) -> Counter:
+    """Waits of one token, the fifth."""
+    net = to_gpu(gpu_model(case))
+    tokens = Generation(net, prompts, 6, sampling)
+    with torch.no_grad():  # inference mode does not take tensor subclasses
+        for n, _ in enumerate(Generation.__iter__.__wrapped__(tokens)):
+            if n == 4:
+                return gpu.waits.copy()
+            gpu.waits.clear()
+    raise AssertionError("generation ended early")
+
+
+GREEDY, NUCLEUS = SamplingParams(temperature=0), SamplingParams(top_p=0.9, top_k=20, repetition_penalty=1.1)
+ACTIVITIES = {
+    "train plain": lambda case, gpu: train(case, "plain", gpu),
+    "train packed": lambda case, gpu: train(case, "packed", gpu),
+    "train skipped": lambda case, gpu: train(case, "skipped", gpu),
+    "train real": lambda case, gpu: train(case, "real", gpu),
+    "evaluate whole": lambda case, gpu: evaluate(case, 4096, gpu),
+    "evaluate chunks": lambda case, gpu: evaluate(case, 5, gpu),
+    "decode": lambda case, gpu: decode(case, [[1, 2, 3], [4, 5, 6]], GREEDY, gpu),
+    "decode ragged": lambda case, gpu: decode(case, [[1, 2, 3], [4]], GREEDY, gpu),
+    "decode nucleus": lambda case, gpu: decode(case, [[1, 2, 3], [4, 5, 6]], NUCLEUS, gpu),
+}
+
+
+def measure(case: str) -> dict[str, dict[str, int]]:
+    found = {}
+    for activity, run in ACTIVITIES.items():
+        with FakeGpu.active as gpu:
+            waits = run(case, gpu)
+        if waits is not None:
+            by_module = Counter()
+            for (module, _), count in waits.items():
+                by_module[module] += count
+            found[activity] = dict(sorted(by_module.items()))
+    return found
+
+
+def main(cases: list[str]) -> None:
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    FakeGpu()
+    kernels.flex_attention, kernels.create_block_mask = flex_attention, create_block_mask
+    kernels._fused = lambda function, *options: function
+    F.scaled_dot_product_attention = scaled_dot_product_attention
+    torch.cuda.Event = lambda: SimpleNamespace(record=lambda: None, synchronize=lambda: None)
+    for case in cases:
+        print(json.dumps({case: measure(case)}), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

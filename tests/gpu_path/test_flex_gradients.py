@@ -1,0 +1,104 @@
+"""FlexAttention as a GPU would run it, with gradients, against the dense kernel in float64 on a CPU.
+
+Eager FlexAttention computes gradients on a CPU once `_validate_device`, which forbids them, does nothing.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch._dynamo
+import torch.nn.attention.flex_attention as flex_module
+
+import model.block
+from model import TokenPositions
+from model.kernels import attend
+from tests.gpu_path.common import needs_patched_torch
+from tests.model.zoo import CASES, build, ids, packed, reach_of
+
+pytestmark = [
+    needs_patched_torch,
+    # Dynamo reads `.grad` of the tensors that a score_mod captures.
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
+]
+
+LAYOUTS = {
+    "plain": TokenPositions.plain,
+    "ragged": lambda length: TokenPositions.left_padded([length, 4], length),
+    "packed": lambda length: packed([[4, length - 4], [length - 3, 3]]),
+}
+# Every kind of mask and bias once, every layout several times: plain causality, window, sinks, several views,
+# a fixed, a learned and a content bias, a sink logit, frequencies per row.
+QUICK = [
+    ("rope-window", "packed"),
+    ("rope-sinks", "plain"),
+    ("rope-dual-chunk", "ragged"),
+    ("rope-yarn-auto", "ragged"),
+    ("alibi-learned", "packed"),
+    ("alibi-auto", "ragged"),
+    ("t5", "plain"),
+    ("fox", "packed"),
+    ("pattern-fire", "ragged"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _gradients_on_a_cpu(monkeypatch):
+    monkeypatch.setattr(flex_module, "_validate_device", lambda q, k, v: None)  # raises if torch renames it
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def step(net, tokens, positions, kernel, monkeypatch) -> tuple[dict[str, torch.Tensor], int]:
+    """(NLL, gradients of block inputs and parameters) by name, and how many attentions ran as `kernel`."""
+    calls, inputs = 0, []
+
+    def attended(views, v, scale, sink=None):
+        nonlocal calls
+        weighs = views[0].weigh is not None
+        calls += not weighs
+        return attend(views, v, scale, "explicit" if weighs else kernel, sink)
+
+    def keep_input(block, args):
+        if args[0].requires_grad:
+            args[0].retain_grad()
+        inputs.append(args[0])
+
+    monkeypatch.setattr(model.block, "attend", attended)
+    hooks = [block.register_forward_pre_hook(keep_input) for block in net.layers]
+    targets = tokens.roll(-1, 1).masked_fill(positions.document.expand_as(tokens) < 0, -100)
+    net.zero_grad()
+    nll = net(tokens, positions, targets=targets)
+    nll.sum().backward()
+    for hook in hooks:
+        hook.remove()
+    numbers = {name: p.grad.clone() for name, p in net.named_parameters() if p.grad is not None}
+    numbers |= {f"input {n}": x.grad.clone() for n, x in enumerate(inputs) if x.grad is not None}
+    return {"nll": nll.detach(), **numbers}, calls
+
+
+def compare(case: str, layout: str, monkeypatch, layers: int = 2) -> None:
+    net = build(case, layers=layers).train()
+    length = reach_of(net)
+    tokens, positions = ids(2, length), LAYOUTS[layout](length)
+    dense, _ = step(net, tokens, positions, "dense", monkeypatch)
+    flex, calls = step(net, tokens, positions, "flex", monkeypatch)
+    if calls == 0:
+        pytest.skip("this scheme weighs its pairs itself: FlexAttention is never asked")
+    assert flex.keys() == dense.keys()
+    for name, expected in dense.items():
+        scale = max(1.0, float(expected.abs().max()))
+        torch.testing.assert_close(flex[name] / scale, expected / scale, rtol=0, atol=1e-10, msg=name)
+
+
+@pytest.mark.parametrize(("case", "layout"), QUICK)
+def test_flex_gives_the_outputs_and_gradients_of_dense(case, layout, monkeypatch):
+    compare(case, layout, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("case", CASES)
+def test_flex_gives_the_outputs_and_gradients_of_dense_in_every_case(case, layout, monkeypatch):
+    compare(case, layout, monkeypatch, layers=3)

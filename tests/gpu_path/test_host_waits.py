@@ -1,0 +1,92 @@
+"""No operation mixes devices, and the host waits for the device no more often than `host_waits.json` allows.
+
+`host_waits.json` lists, for each activity, every module that waits and its most waits per training step,
+evaluated batch or decoded token of any case. A module that is not listed never waits.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.gpu_path.common import needs_patched_torch
+from tests.gpu_path.fake_gpu import ROOT
+from tests.model.zoo import CASES
+
+pytestmark = needs_patched_torch
+
+BUDGET = json.loads(Path(__file__).with_name("host_waits.json").read_text())
+# Without waits; a learned rotation; a sink; a bias and ragged tables; a mask of two views; explicit weights.
+QUICK = ["rope", "learned_rope-layer", "none-sinks", "alibi", "unit_interval-current", "rope-rerope", "cope"]
+CHUNK = 20  # cases of one process
+
+
+def measured(cases: list[str]) -> dict[str, dict[str, dict[str, int]]]:
+    """{case: {activity: {module: waits}}}, measured in a process of its own."""
+    command = [sys.executable, "-m", "tests.gpu_path.host_waits", *cases]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=500)
+    assert run.returncode == 0, run.stderr
+    found: dict[str, dict] = {}
+    for line in run.stdout.splitlines():
+        found |= json.loads(line)
+    assert list(found) == cases
+    return found
+
+
+def over_budget(found: dict[str, dict[str, dict[str, int]]]) -> list[tuple[str, str, str, int]]:
+    return [
+        (case, activity, module, count)
+        for case, activities in found.items()
+        for activity, modules in activities.items()
+        for module, count in modules.items()
+        if count > BUDGET[activity].get(module, 0)
+    ]
+
+
+def test_the_host_waits_no_more_than_the_budget_allows():
+    found = measured(QUICK)
+    assert over_budget(found) == []
+    # The count is alive: the known waits are found, and plain RoPE trains without one.
+    assert found["rope"]["train plain"] == found["rope"]["train packed"] == {}
+    assert found["rope"]["decode"] == {"model/sampling.py": 1}
+    assert found["learned_rope-layer"]["train plain"]["model/position/learned_rope.py"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", range(0, len(CASES), CHUNK))
+def test_the_host_waits_no_more_than_the_budget_allows_in_any_case(start):
+    assert over_budget(measured(list(CASES)[start : start + CHUNK])) == []
+
+
+def test_the_budget_names_files_of_this_repository():
+    assert all((ROOT / module).is_file() for modules in BUDGET.values() for module in modules)
+
+
+MIXED = """
+import torch
+from tests.gpu_path.fake_gpu import CUDA, FakeGpu, MixedDevices
+
+with FakeGpu() as gpu:
+    x = torch.ones(3, device=CUDA)
+    assert (x + 1).device == CUDA and not gpu.waits
+    x.to("cpu", non_blocking=True)
+    torch.ones(3).to(CUDA, non_blocking=True)
+    assert not gpu.waits
+    float(x.sum()), x.cpu(), x.nonzero(), x[x > 0], torch.ones(3).to(CUDA)
+    assert sum(gpu.waits.values()) == 5, gpu.waits
+    for mixes in (lambda: x + torch.ones(3), lambda: torch.ones(3)[x.long()]):
+        try:
+            mixes()
+        except MixedDevices:
+            continue
+        raise SystemExit("mixed devices passed")
+"""
+
+
+def test_the_fake_gpu_counts_waits_and_refuses_mixed_devices():
+    run = subprocess.run([sys.executable, "-c", MIXED], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stderr + run.stdout

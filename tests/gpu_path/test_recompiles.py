@@ -1,0 +1,111 @@
+"""How many graphs FlexAttention is compiled to, counted on a CPU with a backend that only counts.
+
+torch.compile keeps at most `recompile_limit` graphs of a function and then runs it eagerly, where
+FlexAttention takes O(T²) memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch._dynamo
+import torch.nn.attention.flex_attention as flex_module
+from torch._dynamo.exc import FailOnRecompileLimitHit
+from torch._dynamo.testing import CompileCounter
+
+import model.kernels as kernels
+from model import TokenPositions, Transformer
+from model.sampling import Generation, SamplingParams
+from tests.gpu_path.common import gpu_model, needs_patched_torch
+from tests.model.zoo import CASES, ids, packed
+
+pytestmark = [
+    needs_patched_torch,
+    # Dynamo's own, while it traces the block mask and the score_mod.
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
+]
+
+POSITIONS = {
+    "plain": TokenPositions.plain(16),
+    "longer": TokenPositions.plain(24),
+    "ragged": TokenPositions.left_padded([17, 5], 17),
+    "packed": packed([[4, 12], [9, 7]]),
+}
+
+
+@pytest.fixture
+def counters(monkeypatch):
+    """Choose kernels and compile them as on a GPU; how often each compiled function was traced."""
+    made: list[tuple[str, CompileCounter]] = []
+    compile_, fused, choose = torch.compile, kernels._fused, kernels.choose
+
+    def counted(function, **options):
+        counter = CompileCounter()
+        made.append((function.__name__, counter))
+        return compile_(function, backend=counter, **options)
+
+    monkeypatch.setattr(torch, "compile", counted)
+    monkeypatch.setattr(flex_module, "_validate_device", lambda q, k, v: None)
+    on_gpu = torch.device("cuda")
+    monkeypatch.setattr(
+        kernels, "_fused", lambda f, pairs, *more: fused(f, replace(pairs, device=on_gpu), *more)
+    )
+    monkeypatch.setattr(kernels, "choose", lambda views, sink, device: choose(views, sink, "cuda"))
+    kernels._compiled.cache_clear()
+    torch._dynamo.reset()
+    yield made
+    kernels._compiled.cache_clear()
+    torch._dynamo.reset()
+
+
+def evaluate(net: Transformer, layouts: list[str], gradients: bool = False) -> None:
+    for layout in layouts:
+        positions = POSITIONS[layout]
+        length = positions.order.shape[1]
+        if net.limit is None or length <= net.limit:
+            with torch.set_grad_enabled(gradients):
+                logits = net(ids(2, length), positions)
+            if gradients:
+                logits.sum().backward()
+
+
+def generate(net: Transformer, *prompts: list[int]) -> None:
+    for _ in Generation(net, prompts, 4, SamplingParams(temperature=0)):
+        pass
+
+
+def graphs(made: list[tuple[str, CompileCounter]], function: str) -> list[int]:
+    return [counter.frame_count for name, counter in made if name == function]
+
+
+def test_evaluation_and_generation_share_no_recompile_limit(counters):
+    limit = 3  # the default is 8
+    with torch._dynamo.config.patch(recompile_limit=limit):
+        net = gpu_model("alibi", layers=1)
+        evaluate(net, ["plain", "longer", "ragged"])
+        generate(net, [1, 2, 3], [4, 5, 6])
+    for function in ("flex_attention", "create_block_mask"):
+        assert sum(graphs(counters, function)) > limit > max(graphs(counters, function))
+
+
+def test_exceeding_the_recompile_limit_is_an_error(counters):
+    net, other = gpu_model("alibi", layers=1), gpu_model("alibi", torch.bfloat16, layers=1)
+    with torch._dynamo.config.patch(recompile_limit=1):
+        evaluate(net, ["plain"])
+        with pytest.raises(FailOnRecompileLimitHit):
+            evaluate(other, ["plain"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_every_case_stays_below_the_recompile_limit(case, counters):
+    net = gpu_model(case, layers=1)
+    evaluate(net, list(POSITIONS))
+    evaluate(net, list(POSITIONS), gradients=True)
+    generate(net, [1, 2, 3], [4, 5, 6])
+    generate(net, [1, 2, 3], [4])
+    for function in ("flex_attention", "create_block_mask"):
+        assert max(graphs(counters, function), default=0) < torch._dynamo.config.recompile_limit

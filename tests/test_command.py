@@ -1,0 +1,71 @@
+"""The command `sextant` runs the scripts, and is declared for an editable install."""
+
+import resource
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+import sextant
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def call(monkeypatch, *arguments):
+    monkeypatch.setattr(sys, "argv", ["sextant", *arguments])
+    sextant.main()
+
+
+def test_the_commands_are_listed(monkeypatch, capsys):
+    for arguments in ((), ("--help",)):
+        call(monkeypatch, *arguments)
+        listed = capsys.readouterr().out
+        assert all(f"  {name}" in listed for name in ("train", "generate", "evaluate", "study", "runs"))
+    assert all((ROOT / script).is_file() for script, _ in sextant.SCRIPTS.values())
+
+
+def test_an_unknown_command_names_the_nearest(monkeypatch):
+    with pytest.raises(SystemExit, match=r"trian.*train\?"):
+        call(monkeypatch, "trian")
+
+
+def test_a_command_runs_its_script(monkeypatch, capsys, tmp_path):
+    with pytest.raises(SystemExit) as end:
+        call(monkeypatch, "runs", str(tmp_path))
+    assert end.value.code == 2 and str(tmp_path) in capsys.readouterr().err
+
+
+def test_importing_it_imports_no_torch():
+    code = "import sys, sextant; assert not {'torch', 'numpy', 'matplotlib'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
+
+
+def test_it_is_declared_in_pyproject():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert project["project"]["scripts"] == {"sextant": "sextant:main"}
+    assert project["tool"]["setuptools"] == {"packages": [], "py-modules": ["sextant"]}
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert citation["version"] == project["project"]["version"]
+    assert citation["license"] == project["project"]["license"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [
+        ("train.py --help", 0),
+        ("train.py training.token=5", 2),
+        ("evaluate.py --help", 0),
+        ("generate.py --help", 0),
+        ("study.py --help", 0),
+        ("sextant.py train --help rope", 0),
+    ],
+)
+def test_help_and_typos_take_under_two_seconds_of_cpu(arguments, status):
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    ended = subprocess.run([sys.executable, *arguments.split()], cwd=ROOT, capture_output=True, timeout=60)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert ended.returncode == status, ended.stderr
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 2

@@ -1,0 +1,178 @@
+"""Checkpoints of a run: resuming from the newest, saving at once or in a background thread, pruning."""
+
+import math
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from data.sampling.exposure import write_exposure
+from training.checkpoint.restore import restore
+from training.checkpoint.retention import DIVERGED, HELD_OUT, held_out_state, newest_sound, prune
+from training.checkpoint.snapshot import Snapshot, capture
+from training.checkpoint.storage import find_checkpoint, save_image
+from training.config.trainer_settings import CheckpointSettings
+from training.distributed.error_barrier import ALONE, ProcessGroup, error_barrier
+from training.errors import INTERRUPTED
+from training.exposure import make_ledger, with_parents
+from training.logging.metrics_logger import MetricsLogger
+from training.optim.ema import EMA
+from training.optim.step_guard import StepGuard
+from training.run.setup import TrainingRun
+from training.run.start_extension import groups_behind
+from training.stages import stage_after, stages_of
+
+
+class CheckpointWriter:
+    """Writes checkpoints of one run and removes those that the settings do not keep.
+
+    An asynchronous save copies tensors to the host and returns; a thread writes the files, one save at a
+    time. An error there is raised by the next call of `save` or `wait`. All processes of the group must call
+    these after the same step; an error on one of them is raised on all. Leaving the block waits.
+    """
+
+    def __init__(
+        self, folder: Path, settings: CheckpointSettings, train_length: int, group: ProcessGroup = ALONE
+    ):
+        self.folder, self.settings, self.train_length, self.group = folder, settings, train_length, group
+        self._thread = ThreadPoolExecutor(1)
+        self._writing: Future[None] | None = None
+
+    def __enter__(self) -> "CheckpointWriter":
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        with self._thread:
+            if error is None:
+                self.wait()
+            else:  # raise the first error only; finish the current checkpoint if possible
+                with suppress(Exception):
+                    self.wait()
+
+    def save(
+        self,
+        step: int,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        state: dict,
+        average: EMA | None = None,
+        wait: bool = False,
+    ) -> None:
+        """Save the run after `step` updates; with `wait`, return when the files are written."""
+        self.wait()
+        with error_barrier(self.group, "save"):
+            image = capture(model, optimizer, average, copied=self.settings.asynchronous)
+        if self.settings.asynchronous:
+            self._writing = self._thread.submit(self._write, step, image, state)
+            if wait:
+                self.wait()
+        else:
+            self._write(step, image, state)
+
+    @property
+    def status(self) -> int:
+        """The exit status to request from all processes where an asynchronous save has failed, so that all
+        stop after the same step; else 0."""
+        writing = self._writing
+        failed = writing is not None and writing.done() and writing.exception() is not None
+        return INTERRUPTED if failed else 0
+
+    def wait(self) -> None:
+        """Wait until the current save is written."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
+
+    def _write(self, step: int, image: Snapshot, state: dict) -> None:
+        save_image(self.folder, step, image, state, self.group)
+        with error_barrier(self.group, "save"):
+            if self.group.rank == 0:
+                prune(self.folder, step, self.settings, self.train_length)
+
+
+class Checkpointer:
+    """Resumes a run from its newest good checkpoint and saves it: weights, optimizer, EMA, step guard, random
+    generators, and the exposure ledger. Every process calls every method after the same step.
+
+    saved: step of the newest checkpoint.
+    groups: hashes of the text groups that the steps before it read.
+    """
+
+    def __init__(self, run: TrainingRun, optimizer: torch.optim.Optimizer, ema: EMA | None, guard: StepGuard):
+        self.run, self.optimizer, self.ema, self.guard = run, optimizer, ema, guard
+        self.settings = run.settings.training.checkpoint
+        self._writer = CheckpointWriter(
+            run.folder, self.settings, run.settings.train_length, run.parallel.holders
+        )
+        self._ledger = make_ledger(run.settings, run.batches)
+        self.saved, self.groups = 0, []
+
+    def __enter__(self) -> "Checkpointer":
+        self._writer.__enter__()
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._writer.__exit__(kind, error, trace)
+
+    @property
+    def status(self) -> int:
+        """The exit status to request from all processes where an asynchronous save has failed; else 0."""
+        return self._writer.status
+
+    def resume(self) -> int:
+        """Restore the newest good checkpoint, if there is one; returns its step, else 0."""
+        run, settings = self.run, self.run.settings
+        found = find_checkpoint(run.folder, run.console if run.parallel.main else None)
+        state: dict = restore(run.model, self.optimizer, found, self.ema) if found else {}
+        self.saved = found.step if found else 0
+        run.parallel.agree(
+            self.saved, "the newest checkpoint", "the run folder must be on a disk that all processes share"
+        )
+        run.model.reposition(stage_after(stages_of(settings), self.saved).model)
+        self.guard.load(state.get("gate", {}))
+        self.groups = groups_behind(run.folder, settings, state | {"step": self.saved})
+        return self.saved
+
+    def is_due(self, step: int) -> bool:
+        """Whether to save after `step` updates."""
+        every = self.settings.interval
+        return step == self.run.settings.steps or (every is not None and step % every == 0)
+
+    def save(self, step: int, logger: MetricsLogger, held_out: Mapping[int, float], wait: bool) -> None:
+        """Save the run after `step` updates.
+
+        Args:
+            held_out: {input tokens: NLL in nats} at this step, where it was measured.
+            wait: return when the files are written, also of an asynchronous save.
+        """
+        run, parallel = self.run, self.run.parallel
+        logger.read()
+        with error_barrier(parallel, "save"):
+            logger.sync()
+            state = self._state(step, logger.loss, held_out)
+        with error_barrier(parallel.listeners, "save"):
+            if parallel.takes_part:
+                self._writer.save(step, run.model, self.optimizer, state, self.ema, wait)
+        with error_barrier(parallel, "save"):
+            if parallel.main:
+                write_exposure(run.folder, with_parents(run.folder, self._ledger.upto(step)))
+                logger.check()  # after the checkpoint: a lost file must not cost the weights
+        self.saved = step
+        logger.resume_clock()
+
+    def _state(self, step: int, loss: float, held_out: Mapping[int, float]) -> dict:
+        run = self.run
+        state = {"step": step, "tokens": run.settings.tokens_after(step), "gate": self.guard.state()}
+        state |= {"groups": run.batches.groups_used(step), HELD_OUT: held_out_state(held_out)}
+        uniform = math.log(run.data.tokenizer.vocab_size)  # the loss of a uniform prediction
+        if not loss <= 2 * uniform:
+            state[DIVERGED] = True
+            if run.parallel.main and (sound := newest_sound(run.folder)) is not None:
+                run.console.warn(
+                    f"step {step}: training has diverged: the loss is {loss:g}, that of a uniform prediction "
+                    f"{uniform:.3g}; the checkpoint of step {sound} is kept as well"
+                )
+        return state

@@ -1,0 +1,131 @@
+"""Load a checkpoint into a model, an optimizer and the random generators."""
+
+from collections.abc import Mapping
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from training.checkpoint.sharded import any_sharded, own_part, read_into, read_like, shapes_in
+from training.checkpoint.snapshot import weights_of
+from training.checkpoint.storage import AVERAGE, OPTIMIZER, WEIGHTS, Checkpoint
+from training.errors import TrainingError
+from training.optim.ema import EMA
+from training.optim.optimizer import clean_name, named_weights
+
+
+def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
+    """Copy a checkpoint's weights into a model of the same shapes.
+
+    Raises TrainingError naming weights that are missing, unknown or of another shape.
+    """
+    own = {clean_name(name): tensor for name, tensor in model.state_dict().items()}
+    kept = weights_of(model).keys()
+    in_parts = checkpoint.is_sharded or any_sharded(own.values())
+    stored = _promised(checkpoint) if in_parts else load_file(checkpoint.folder / WEIGHTS)
+    wrong = [f"{name} is missing" for name in kept if name not in stored]
+    wrong += [f"{name} is unknown to the model" for name in stored if name not in own]
+    wrong += [
+        f"{name} has shape {tuple(stored[name].shape)}, the model's {tuple(own[name].shape)}"
+        for name in stored
+        if name in own and stored[name].shape != own[name].shape
+    ]
+    wrong += [
+        f"{name} is stored as {stored[name].dtype}"
+        for name in stored
+        if name in own and stored[name].is_floating_point() != own[name].is_floating_point()
+    ]
+    if wrong:
+        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        raise TrainingError(
+            f"the weights of {checkpoint.folder} do not fit the settings: {'; '.join(wrong[:3])}{more}"
+        )
+    with torch.no_grad():
+        if in_parts:
+            read_into(checkpoint.folder, {name: own[name] for name in stored}, (WEIGHTS,))
+            return
+        for name, tensor in stored.items():
+            own[name].copy_(tensor)
+
+
+def _promised(checkpoint: Checkpoint) -> dict[str, Tensor]:
+    """The weights of a checkpoint as meta tensors."""
+    return {
+        name: torch.empty(shape, dtype=dtype, device="meta")
+        for name, (shape, dtype) in shapes_in(checkpoint.folder, (WEIGHTS,)).items()
+    }
+
+
+def load_average(model: nn.Module, checkpoint: Checkpoint) -> None:
+    """Copy a checkpoint's EMA into a model's weights."""
+    stored = stored_average(checkpoint, dict(named_weights(model)))
+    with torch.no_grad():
+        for name, weight in named_weights(model):
+            own_part(weight).copy_(own_part(stored[name]))
+
+
+def stored_average(checkpoint: Checkpoint, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A checkpoint's EMA by parameter name, sharded as the tensors of `like`."""
+    if checkpoint.is_sharded or any_sharded(like.values()):
+        return read_like(checkpoint.folder, like, like, (AVERAGE,))
+    return load_file(checkpoint.folder / AVERAGE)
+
+
+def restore(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    checkpoint: Checkpoint,
+    average: EMA | None = None,
+) -> dict:
+    """Restore weights, optimizer, EMA and random generators; returns the state of the training loop. Without
+    an EMA in the checkpoint, it starts from the weights.
+
+    Options of the parameter groups are those of the settings, which a fork may change; the learning rate is
+    the saved one. Raises TrainingError where the checkpoint has no optimizer, or other groups.
+    """
+    if not checkpoint.has_optimizer:
+        raise TrainingError(f"{checkpoint.folder} holds weights only: it can be evaluated, not resumed")
+    load_weights(model, checkpoint)
+    saved = checkpoint.optimizer
+    names = {id(weight): name for name, weight in named_weights(model)}
+    weights = {name: weight.detach() for name, weight in named_weights(model)}
+    if checkpoint.is_sharded or any_sharded(weights.values()):
+        places = shapes_in(checkpoint.folder, (OPTIMIZER,))
+        like = {place: weights[name] for place in places if (name := place.partition("/")[2]) in weights}
+        stored = read_like(checkpoint.folder, places, like, (OPTIMIZER,))
+    else:
+        stored = load_file(checkpoint.folder / OPTIMIZER)
+    own = [[names[id(weight)] for weight in group["params"]] for group in optimizer.param_groups]
+    if own != [group["weights"] for group in saved["groups"]]:
+        raise TrainingError(f"{checkpoint.folder}: its optimizer groups are not those of the settings")
+    state: dict[str, dict] = {name: dict(numbers) for name, numbers in saved["numbers"].items()}
+    for place, tensor in stored.items():
+        key, _, name = place.partition("/")
+        if key != "generator":
+            state.setdefault(name, {})[key] = tensor
+    flat = [name for group in own for name in group]
+    groups, start = [], 0
+    for group, old in zip(optimizer.param_groups, saved["groups"], strict=True):
+        current = {key: value for key, value in group.items() if key != "params"}
+        options = {
+            key: tuple(value) if isinstance(current.get(key), tuple) else value
+            for key, value in old["options"].items()
+        }
+        current |= {key: value for key, value in options.items() if key not in current or key == "lr"}
+        groups.append(current | {"params": list(range(start, start + len(group["params"])))})
+        start += len(group["params"])
+    optimizer.load_state_dict(
+        {"state": {i: state[name] for i, name in enumerate(flat) if name in state}, "param_groups": groups}
+    )
+    _restore_generators(stored)
+    if average is not None:
+        means = stored_average(checkpoint, average.tensors()) if checkpoint.has_average else None
+        average.load(means, checkpoint.step)
+    return checkpoint.state
+
+
+def _restore_generators(stored: dict[str, Tensor]) -> None:
+    torch.set_rng_state(stored["generator/cpu"])
+    for i in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        if f"generator/cuda{i}" in stored:
+            torch.cuda.set_rng_state(stored[f"generator/cuda{i}"], i)

@@ -1,0 +1,69 @@
+"""Which checkpoints of a run are kept: the newest, every `keep_interval` steps, the best by held-out loss,
+and the newest from before the run diverged."""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from training.checkpoint.storage import STATE, folder_of, remove_checkpoint, steps_of
+from training.config.trainer_settings import CheckpointSettings
+from training.errors import TrainingError
+from training.files import read_json
+
+DIVERGED = "diverged"  # true in a checkpoint's state: the loss is far above that of a uniform prediction
+HELD_OUT = "held_out"  # in a checkpoint's state: {input tokens: held-out NLL in nats}
+
+
+def held_out_state(nll: Mapping[int, float]) -> dict[str, float]:
+    """The held-out loss for a checkpoint's state, without lengths at which it is not finite."""
+    return {str(length): value for length, value in nll.items() if math.isfinite(value)}
+
+
+def held_out(run: Path, length: int) -> dict[int, float]:
+    """{step: NLL in nats} of a run's checkpoints with a validation at `length` input tokens."""
+    found = {}
+    for step in steps_of(run):
+        if (value := _state_of(run, step).get(HELD_OUT, {}).get(str(length))) is not None:
+            found[step] = value
+    return found
+
+
+def _state_of(run: Path, step: int) -> dict:
+    """A checkpoint's state; {} where it is damaged, which `find_checkpoint` reports."""
+    try:
+        return read_json(folder_of(run, step) / STATE, {"state": dict})["state"]
+    except TrainingError:
+        return {}
+
+
+def newest_sound(run: Path, before: int | None = None) -> int | None:
+    """The newest checkpoint, of a step below `before`, from before the run diverged."""
+    steps = [step for step in steps_of(run) if before is None or step < before]
+    return next((step for step in reversed(steps) if not _state_of(run, step).get(DIVERGED)), None)
+
+
+def best_of(run: Path, length: int) -> tuple[int, float] | None:
+    """(step, NLL) of the first checkpoint with the lowest held-out loss at `length` input tokens."""
+    scores = held_out(run, length)
+    return min(scores.items(), key=lambda one: (one[1], one[0])) if scores else None
+
+
+def kept(
+    steps: Sequence[int], settings: CheckpointSettings, best: int | None, sound: int | None = None
+) -> set[int]:
+    """Which of the ascending `steps` are kept: those of the settings, and `best` and `sound`."""
+    stays = set(steps[-settings.keep :])
+    if settings.keep_interval is not None:
+        stays |= {step for step in steps if step % settings.keep_interval == 0}
+    return stays | ({best, sound} & set(steps))
+
+
+def prune(run: Path, step: int, settings: CheckpointSettings, train_length: int) -> None:
+    """Remove the checkpoints of steps after `step`, from before the run was resumed, and those that the
+    settings do not keep. Called by one process after the save of `step`."""
+    for later in [one for one in steps_of(run) if one > step]:
+        remove_checkpoint(folder_of(run, later))
+    best = best_of(run, settings.best * train_length) if settings.best else None
+    steps = steps_of(run)
+    for old in set(steps) - kept(steps, settings, best[0] if best else None, newest_sound(run)):
+        remove_checkpoint(folder_of(run, old))

@@ -1,0 +1,363 @@
+"""Atomic checkpoints, and search for the newest good one of a run.
+
+A checkpoint is a folder `checkpoints/step-N`: model.safetensors, optimizer.safetensors (moments by parameter
+name, and the state of the random generators), state.json, and manifest.json with size and SHA-256 of the
+other files, written last. It is written under a hidden name, flushed to the disk and renamed, so its name
+appears only when it is complete. No pickle is written or read. Every process of a sharded model writes its
+own file (model-00001-of-00002.safetensors); rank 0 writes the manifest and renames the folder.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from training.checkpoint.sharded import (
+    TensorShard,
+    flaw,
+    flaw_of_file,
+    is_sharded,
+    whole_name,
+    wholes,
+    write_part,
+)
+from training.checkpoint.snapshot import Snapshot, capture
+from training.distributed.error_barrier import ALONE, ProcessGroup, error_barrier, on_all
+from training.errors import TrainingError
+from training.files import is_disk_full, read_json, sha256_of, sync, with_keys, write_json
+from training.optim.ema import EMA
+
+WEIGHTS, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
+AVERAGE = "average.safetensors"
+STATE, MANIFEST = "state.json", "manifest.json"
+_NAME = re.compile(r"step-(\d+)")
+_STATE = {"step": int, "state": dict, "optimizer": dict}
+_READINGS = 100  # attempts to read a checkpoint that is replaced meanwhile
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint whose files match their hashes."""
+
+    folder: Path
+    step: int
+    hash: str  # 64 hex digits over the step, and the names and hashes of all files
+
+    @property
+    def state(self) -> dict:
+        """The state of the training loop: step, tokens and the like."""
+        return self.saved["state"]
+
+    @property
+    def saved(self) -> dict:
+        """The content of state.json: the step, the state, and the optimizer's numbers and options."""
+        return read_json(self.folder / STATE, _STATE)
+
+    @property
+    def optimizer(self) -> dict:
+        """The optimizer's numbers, and its options by group, as in `Snapshot.options`."""
+        file, found = self.folder / STATE, self.saved["optimizer"]
+        for group in with_keys(file, found, {"groups": list, "numbers": dict})["groups"]:
+            with_keys(file, group, {"weights": list, "options": dict})
+        for numbers in found["numbers"].values():
+            with_keys(file, numbers, {})
+        return found
+
+    @property
+    def has_optimizer(self) -> bool:
+        return any(whole_name(name) == OPTIMIZER for name in self.names)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of its files."""
+        return sorted(file.name for file in self.folder.iterdir())
+
+    @property
+    def is_sharded(self) -> bool:
+        return is_sharded(self.names)
+
+    @property
+    def has_average(self) -> bool:
+        return any(whole_name(name) == AVERAGE for name in self.names)
+
+
+def folder_of(run: Path, step: int) -> Path:
+    return run / "checkpoints" / f"step-{step:08d}"
+
+
+def steps_of(run: Path) -> list[int]:
+    """The steps of all checkpoints of a run, good or damaged, ascending."""
+    folder = run / "checkpoints"
+    names = [path.name for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
+    return sorted(int(match[1]) for name in names if (match := _NAME.fullmatch(name)))
+
+
+def save_checkpoint(
+    run: Path,
+    step: int,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    state: dict | None = None,
+    average: EMA | None = None,
+    group: ProcessGroup = ALONE,
+) -> Checkpoint:
+    """Save a run after `step` updates. Called by one process, or by every process of the `group` that shares
+    a sharded model.
+
+    Without an optimizer only weights are saved. `state` is any JSON object. Other checkpoints do not change.
+
+    Raises TrainingError where the disk is full, and where a number is not finite, so that an unusable
+    checkpoint never replaces a good one. An error on one process of the group is raised on all.
+    """
+    with error_barrier(group, "save"):
+        image = capture(model, optimizer, average)
+    return save_image(run, step, image, state or {}, group)
+
+
+def save_image(run: Path, step: int, image: Snapshot, state: dict, group: ProcessGroup = ALONE) -> Checkpoint:
+    """Save a snapshot, as `save_checkpoint` does."""
+    folder, main = folder_of(run, step), group.rank == 0
+    building = folder.with_name(f".writing-{folder.name}-{group.gather(os.getpid())[0]}")
+
+    def begin() -> None:
+        if main:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            clean_leftovers(run)
+            building.mkdir()
+
+    def finish() -> str:
+        if not main:
+            return ""
+        digest = _seal(building, step, {name: about for part in parts for name, about in part.items()})
+        _put_in_place(building, folder)
+        return digest
+
+    try:
+        on_all(group, "save", begin)
+        parts = on_all(group, "save", lambda: _write(building, step, image, state, group))
+        digest = on_all(group, "save", finish)[0]
+    except Exception as error:
+        if main:
+            shutil.rmtree(building, ignore_errors=True)
+        if is_disk_full(error):
+            raise TrainingError(_no_room(run, step)) from error
+        raise
+    return Checkpoint(folder, step, digest)
+
+
+def save_weights_only(run: Path, model: nn.Module, step: int = 0, state: dict | None = None) -> Checkpoint:
+    """Save a checkpoint for generation and evaluation, without training state, e.g. of imported weights."""
+    return save_checkpoint(run, step, model, None, state)
+
+
+def copy_checkpoint(checkpoint: Checkpoint, run: Path) -> None:
+    """Copy a checkpoint, byte for byte, to another run; called by one process."""
+    folder = folder_of(run, checkpoint.step)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    clean_leftovers(run)
+    building = folder.with_name(f".writing-{folder.name}-{os.getpid()}")
+    try:
+        shutil.copytree(checkpoint.folder, building)
+        for file in building.iterdir():
+            sync(file)
+        _put_in_place(building, folder)
+    except OSError as error:
+        shutil.rmtree(building, ignore_errors=True)
+        if is_disk_full(error):
+            raise TrainingError(_no_room(run, checkpoint.step)) from error
+        raise
+
+
+def _write(building: Path, step: int, image: Snapshot, state: dict, group: ProcessGroup) -> dict[str, dict]:
+    """Write this process's files of a checkpoint; returns size and hash of each."""
+
+    def put(kind: str, held: dict[str, Tensor | TensorShard]) -> Path:
+        for name, own in held.items():
+            if (wrong := flaw(own if isinstance(own, Tensor) else own.tensor, kind)) is not None:
+                raise TrainingError(_dead(building.parent.parent, step, f"{name} {wrong}"))
+        if group.world > 1:
+            return write_part(building, kind, held, group.rank, group.world)
+        save_file(wholes(held), building / f"{kind}.safetensors")
+        return building / f"{kind}.safetensors"
+
+    written = [put("model", image.weights)]
+    if image.optimizer is not None:
+        written.append(put("optimizer", image.optimizer))
+    if image.average is not None:
+        written.append(put("average", image.average))
+    if group.rank == 0:
+        write_json(building / STATE, {"step": step, "state": state, "optimizer": image.options})
+        written.append(building / STATE)
+    files = {}
+    for file in written:
+        sync(file)
+        files[file.name] = {"sha256": sha256_of(file), "bytes": file.stat().st_size}
+    return files
+
+
+def _seal(building: Path, step: int, files: dict[str, dict]) -> str:
+    """Write the manifest of files already written; returns the hash of the checkpoint."""
+    files = dict(sorted(files.items()))
+    manifest = {"format": 1, "step": step, "files": files}
+    manifest["hash"] = _digest(manifest)
+    write_json(building / MANIFEST, manifest)
+    return manifest["hash"]
+
+
+def _digest(manifest: dict) -> str:
+    """SHA-256 of a manifest without its own hash."""
+    said = {key: value for key, value in manifest.items() if key != "hash"}
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+
+
+def _put_in_place(building: Path, folder: Path) -> None:
+    old = folder.with_name(f".replaced-{folder.name}")
+    if folder.exists():
+        os.rename(folder, old)
+    os.rename(building, folder)
+    sync(folder.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def remove_checkpoint(folder: Path) -> None:
+    """Delete a checkpoint. It is renamed first, so an interruption leaves no damaged checkpoint."""
+    away = folder.with_name(f".deleting-{folder.name}")
+    os.rename(folder, away)
+    shutil.rmtree(away, ignore_errors=True)
+
+
+def clean_leftovers(run: Path) -> None:
+    """Remove the files of interrupted writes; a checkpoint whose replacement was interrupted is restored.
+
+    Only for the process that trains the run: in any other it could remove a checkpoint that is being written.
+    """
+    folder = run / "checkpoints"
+    for path in list(folder.iterdir()) if folder.is_dir() else []:
+        if path.name.startswith(".replaced-") and not (home := path.with_name(path.name[10:])).exists():
+            os.rename(path, home)
+        elif path.name.startswith((".writing-", ".deleting-", ".replaced-")):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _no_room(run: Path, step: int) -> str:
+    free = shutil.disk_usage(run).free / 1e6
+    return (
+        f"{run}: disk full ({free:.0f} MB free) while saving step {step}; {_kept(run)}. "
+        f"Make room, then run the same command again to go on from there"
+    )
+
+
+def _dead(run: Path, step: int, what: str) -> str:
+    return (
+        f"{run}: step {step} is not saved, {what}; {_kept(run)}. The training has diverged: lower "
+        f"training.optimizer.lr or training.grad_clip in a new run"
+    )
+
+
+def _kept(run: Path) -> str:
+    good = next((old for old in reversed(steps_of(run)) if damage(folder_of(run, old)) is None), None)
+    return "there is no earlier one" if good is None else f"step {good} is intact"
+
+
+# Finding checkpoints
+
+
+def damage(folder: Path, only: tuple[str, ...] | None = None) -> str | None:
+    """A description of what is wrong with a checkpoint, or None; `only`: the files to verify, None: all."""
+    try:
+        manifest = read_json(folder / MANIFEST)
+        files = dict(manifest["files"])
+        if (
+            not {WEIGHTS, STATE} <= {whole_name(name) for name in files}
+            or _digest(manifest) != manifest["hash"]
+        ):
+            return f"{MANIFEST} is altered"
+        if folder != folder_of(folder.parent.parent, manifest["step"]):
+            return f"{MANIFEST} is that of step {manifest['step']}"
+        for name, wanted in files.items():
+            file = folder / name
+            if only is not None and whole_name(name) not in only:
+                continue
+            if not file.is_file():
+                return f"{name} is missing"
+            if (size := file.stat().st_size) != wanted["bytes"]:
+                return f"{name} has {size} bytes instead of {wanted['bytes']}"
+            if sha256_of(file) != wanted["sha256"]:
+                return f"{name} is altered: its content does not match its hash"
+            if file.suffix == ".safetensors" and (wrong := flaw_of_file(file)) is not None:
+                return f"{name}: {wrong}"
+        read_json(folder / STATE, _STATE)
+    except (TrainingError, OSError) as error:
+        return str(error)
+    except (KeyError, TypeError, ValueError):
+        return f"{MANIFEST} is altered"
+    return None
+
+
+def find_checkpoint(
+    run: Path, console=None, step: int | None = None, only: tuple[str, ...] | None = None
+) -> Checkpoint | None:
+    """The newest good checkpoint of a run, or the one of `step`; None where there is none yet.
+
+    Damaged checkpoints are skipped with a warning. Raises TrainingError where `step` is missing or damaged,
+    and where every checkpoint is damaged. Writes nothing, as another process may be training the run.
+    """
+    return while_training(run, lambda: _find(run, console, step, only))
+
+
+def while_training(run: Path, read: Callable[[], T]) -> T:
+    """The result of `read`, which reads checkpoints of a run. Repeats it where it failed because the training
+    process replaced one of them."""
+
+    def listed() -> dict[str, int]:
+        try:
+            return {entry.name: entry.inode() for entry in os.scandir(run / "checkpoints")}
+        except FileNotFoundError:
+            return {}
+
+    for _ in range(_READINGS):
+        before = listed()
+        try:
+            return read()
+        except (TrainingError, OSError, SafetensorError):
+            if listed() == before:
+                raise
+    raise TrainingError(
+        f"{run}: its training replaces checkpoints faster than they can be read; read it again later, "
+        "or raise training.checkpoint.keep"
+    )
+
+
+def _find(run: Path, console, step: int | None, only: tuple[str, ...] | None) -> Checkpoint | None:
+    steps = steps_of(run)
+    if step is not None and step not in steps:
+        known = ", ".join(map(str, steps)) or "none"
+        raise TrainingError(f"{run} has no checkpoint of step {step}; it has {known}")
+    wrong = []
+    for candidate in [step] if step is not None else reversed(steps):
+        folder = folder_of(run, candidate)
+        problem = damage(folder, only)
+        if problem is None:
+            found = Checkpoint(folder, candidate, read_json(folder / MANIFEST)["hash"])
+            if wrong and console is not None:
+                console.warn(f"{'; '.join(wrong)}; going back to step {candidate}")
+            return found
+        if not folder.exists():
+            raise FileNotFoundError(f"{folder} was removed while it was read")
+        wrong.append(f"{folder}: {problem}")
+    if wrong:
+        raise TrainingError(
+            f"no good checkpoint is left: {'; '.join(wrong)}; restore one from a backup, or train a new run"
+        )
+    return None

@@ -1,0 +1,344 @@
+"""Loads settings from YAML files and command-line overrides, for any pydantic class.
+
+Later files override earlier ones; command-line overrides come last.  Mappings are merged key by key; a
+mapping with a `name` is a new choice and replaces the previous one.  All problems are reported together,
+those of files with file and line.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from functools import reduce
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from training.config.schema import SchemaNode, defaults, leaves, schema_of
+from training.config.validate import SettingsProblem, check, closest, from_pydantic
+from training.config.yaml_io import parse_yaml, read_yaml, write_yaml
+from training.errors import ConfigError
+
+S = TypeVar("S", bound=BaseModel)
+_DOTTED = re.compile(r"^([A-Za-z_][\w-]*(?:\.[\w-]+)*)=(.*)$", re.DOTALL)
+
+
+def load_settings(cls: type[S], arguments: list[str], below: dict | None = None) -> S:
+    """Settings of class `cls` from YAML files and `a.b=value` overrides, in any order, on top of the class's
+    defaults or of the tree `below`.
+
+    Raises ConfigError listing every problem.
+    """
+    layers = SettingsLayers(defaults(schema_of(cls)) if below is None else below)
+    layers.apply(arguments)
+    return _validated(cls, layers)
+
+
+def apply_overrides(settings: S, overrides: list[str]) -> S:
+    """The same settings with overrides applied; files are rejected."""
+    files, _ = split_arguments(overrides)
+    if files:
+        raise ConfigError(f"{files[0]}: only overrides such as model.position.window=256 can be used here")
+    layers = SettingsLayers(settings.model_dump(mode="json"))
+    layers.apply(overrides)
+    return _validated(type(settings), layers)
+
+
+def _validated(cls: type[S], layers: "SettingsLayers") -> S:
+    schema = schema_of(cls)
+    tree, found = layers.check(schema)
+    settings = None
+    try:
+        settings = cls.model_validate(tree)
+    except ValidationError as error:
+        layers.report(from_pydantic(schema, tree, error, found))
+    layers.raise_problems()
+    assert settings is not None
+    return settings
+
+
+def asked_for(arguments: list[str], key: str) -> object:
+    """The value of a top-level key in files and overrides, before validation; None where it is not set. It
+    selects the settings class to validate against."""
+    layers = SettingsLayers({})
+    files, overrides = split_arguments(arguments)
+    for file in files:
+        layers.apply_file(Path(file))
+    for override in overrides:
+        if override.partition("=")[0].partition(".")[0] == key:
+            layers.apply_override(override)
+    return layers.tree.get(key)
+
+
+def discarded(settings: BaseModel, arguments: list[str]) -> list[str]:
+    """A warning for each line of a file that a later choice replaced, where that choice has the same setting
+    with another value that no file or override set."""
+    layers = SettingsLayers({})
+    layers.apply(arguments)
+    layers.raise_problems()
+    warnings = []
+    for (*place, key), value, origin in layers.dropped:
+        choice = _at(settings, place)
+        names = leaves(schema_of(type(choice))) if isinstance(choice, BaseModel) else ()
+        same = [name for name in names if name.split(".")[-1] == key]
+        name = key if key in same else same[0] if len(same) == 1 else None
+        if name is None or key == "name":
+            continue
+        *inside, last = name.split(".")
+        given = _at(layers.tree, [*place, *inside])
+        now = _plain(_at(choice, [*inside, last]))
+        if now != value and not (isinstance(given, dict) and last in given):
+            where, chosen = ".".join(place), getattr(choice, "name", "another")
+            warnings.append(
+                f"{origin}: {where}.{key} = {value} is dropped, because {chosen} was chosen after it: "
+                f"{where}.{name} is {now}; set it after that choice"
+            )
+    return warnings
+
+
+def _at(settings: object, path: Sequence[str]) -> object:
+    """The value at a path below some settings; None where there is none."""
+    for key in path:
+        settings = settings.get(key) if isinstance(settings, dict) else getattr(settings, key, None)
+    return settings
+
+
+def is_override(argument: str) -> bool:
+    """Whether a command-line argument is written `a.b=value`."""
+    return _DOTTED.match(argument) is not None
+
+
+def split_arguments(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Split command-line arguments into YAML paths and overrides; raises ConfigError for others."""
+    files, overrides = [], []
+    for one in arguments:
+        if is_override(one):
+            overrides.append(one)
+        elif one.startswith("-"):
+            raise ConfigError(f"{one}: unknown option; settings are written without dashes, as key=value")
+        elif one.endswith((".yaml", ".yml")) or "/" in one or Path(one).exists():
+            files.append(one)
+        elif re.fullmatch(r"[\w.-]+", one):
+            raise ConfigError(f"{one}: neither a YAML file nor a setting; settings are written {one}=VALUE")
+        else:
+            raise ConfigError(f"{one}: neither a YAML file nor a setting such as training.tokens=2M")
+    return files, overrides
+
+
+def _listed(keys: list[str], most: int = 8) -> str:
+    return ", ".join(keys[:most]) + (", ..." if len(keys) > most else "")
+
+
+def merge(base: dict, over: dict) -> dict:
+    """`base` with the values of `over`, merged mapping by mapping.
+
+    A mapping with a `name` replaces the one in `base`, except at the root.
+    """
+    keys = [*base, *(key for key in over if key not in base)]
+    return {
+        key: (_merged(base[key], over[key]) if key in base else over[key]) if key in over else base[key]
+        for key in keys
+    }
+
+
+def _merged(base: object, over: object) -> object:
+    if not isinstance(base, dict) or not isinstance(over, dict) or "name" in over:
+        return over
+    return merge(base, over)
+
+
+class SettingsLayers:
+    """Merges files and overrides, and records the line that set each value (empty for an override)."""
+
+    def __init__(self, tree: dict):
+        self.tree = tree
+        self.origins: dict[tuple, str] = {}
+        self.problems: list[str] = []
+        self.dropped: list[tuple[tuple, object, str]] = []  # settings, values and lines of replaced choices
+        self.files: dict[str, list[str]] = {}  # keys at the top of each file
+        self._overrides: list[tuple[tuple, str]] = []
+
+    def apply(self, arguments: list[str]) -> None:
+        """Merge files from left to right, then overrides; errors are added to `problems`."""
+        files, overrides = split_arguments(arguments)
+        for apply, one in [(self.apply_file, Path(file)) for file in files] + [
+            (self.apply_override, override) for override in overrides
+        ]:
+            try:
+                apply(one)
+            except ConfigError as error:
+                self.problems.append(str(error))
+
+    def check(self, schema: SchemaNode) -> tuple[dict, list[SettingsProblem]]:
+        """The merged tree without invalid values, and its problems, which are added to `problems` too."""
+        tree, found = check(schema, self.tree)
+        for file, keys in self.files.items():
+            if len(keys) > 1 and not set(keys) & set(schema.fields):  # one message for the file
+                found = [one for one in found if not self.where(one.path).startswith(f"{file}:")]
+                self.problems.append(
+                    f"{file}: none of its settings ({_listed(keys)}) is known here, where they are "
+                    f"{_listed(list(schema.fields))}: is it a file for another script?"
+                )
+        self.report(found)
+        return tree, found
+
+    def report(self, found: list[SettingsProblem]) -> None:
+        """Add problems with the file and line that set the value."""
+        self.problems += [f"{self.where(problem.path)}{problem.text}" for problem in found]
+
+    def raise_problems(self) -> None:
+        """Raise ConfigError if there are problems."""
+        if self.problems:
+            raise ConfigError("\n       ".join(self.problems))
+
+    def where(self, path: tuple) -> str:
+        """`file:line: ` of the nearest key at or above `path`; empty for an override."""
+        for length in range(len(path), 0, -1):
+            if path[:length] in self.origins:
+                origin = self.origins[path[:length]]
+                return f"{origin}: " if origin else ""
+        return ""
+
+    def apply_file(self, file: Path, above: tuple[Path, ...] = ()) -> None:
+        """Merge a file into the tree, after the files it extends."""
+        if not file.is_file():
+            raise ConfigError(_missing(file, above[-1] if above else None))
+        if file.resolve() in [other.resolve() for other in above]:
+            chain = " -> ".join(str(one) for one in (*above, file))
+            raise ConfigError(f"{file}: extends itself ({chain}); remove one `extends`")
+        tree, lines = read_yaml(file)
+        parents = tree.pop("extends", [])
+        self.files[str(file)] = list(tree)
+        parents = [parents] if isinstance(parents, str) else parents
+        if not isinstance(parents, list) or not all(isinstance(parent, str) for parent in parents):
+            raise ConfigError(
+                f"{file}:{lines[('extends',)]}: extends must name a YAML file, or a list of them"
+            )
+        for parent in parents:
+            self.apply_file(file.parent / parent, (*above, file))
+        self._merge(tree, {path: f"{file}:{line}" for path, line in lines.items()})
+
+    def apply_override(self, override: str) -> None:
+        """Merge one `a.b=value` into the tree."""
+        match = _DOTTED.match(override)
+        assert match is not None
+        path = tuple(match[1].split("."))
+        value, _ = parse_yaml(match[2], override, numbered=False)
+        tree: dict = {path[-1]: value}
+        for key in reversed(path[:-1]):
+            tree = {key: tree}
+        fresh: tuple = ()
+        if path[-1] == "name":
+            fresh = path[:-1]
+        elif isinstance(value, dict) and "name" in value:
+            fresh = path
+        for earlier, text in self._overrides if fresh else ():
+            if earlier[: len(fresh)] == fresh and earlier not in (fresh, (*fresh, "name")):
+                raise ConfigError(
+                    f"{override}: makes a new choice and would discard {text}; put {override} before it"
+                )
+        self._overrides.append((path, override))
+        self._merge(tree, {path[:length]: "" for length in range(1, len(path) + 1)})
+
+    def _merge(self, tree: dict, origins: dict[tuple, str]) -> None:
+        for path in _replaced(self.tree, tree, ()):
+            before = reduce(lambda node, key: node[key], path, self.tree)
+            for key, value in before.items() if isinstance(before, dict) else ():
+                if origin := self.origins.get((*path, key)):
+                    self.dropped.append(((*path, key), value, origin))
+            self.origins = {p: o for p, o in self.origins.items() if p[: len(path)] != path}
+        self.tree = merge(self.tree, tree)
+        self.origins |= origins
+
+
+def _replaced(base: object, over: object, path: tuple) -> list[tuple]:
+    """The paths at which `over` replaces a value of `base`."""
+    if not isinstance(base, dict) or not isinstance(over, dict) or (path and "name" in over):
+        return [path]
+    return [found for key in over if key in base for found in _replaced(base[key], over[key], (*path, key))]
+
+
+def _missing(file: Path, extended_by: Path | None) -> str:
+    by = f" (extended by {extended_by})" if extended_by else ""
+    if file.is_dir():
+        return f"{file}{by}: a folder, not a YAML file"
+    folder = file.parent
+    if not folder.is_dir():
+        return f"{file}{by}: no such file; the folder {folder} does not exist"
+    names = sorted(one.name for one in folder.iterdir() if one.suffix in (".yaml", ".yml"))
+    stems = {Path(name).stem: name for name in reversed(names)}
+    close = closest(file.stem, stems, 0.5)
+    if close:
+        return f"{file}{by}: no such file; did you mean {folder / stems[close]}?"
+    return f"{file}{by}: no such file; {folder} holds {', '.join(names) or 'no YAML files'}"
+
+
+def dump(settings: BaseModel) -> str:
+    """All settings as YAML; loading it gives equal settings."""
+    return write_yaml(settings.model_dump(mode="json"))
+
+
+def identity(settings: BaseModel) -> str:
+    """Ten hex digits over every setting that is not `may_change`: equal settings, equal identity."""
+    kept = _identifying(settings)
+    text = json.dumps(kept, sort_keys=True, ensure_ascii=True, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:10]
+
+
+def _marked(field: FieldInfo, mark: str) -> bool:
+    """Whether a field is marked `may_change`, or `counts_if_given`: null and [] are not in the identity."""
+    extra = field.json_schema_extra
+    return isinstance(extra, dict) and bool(extra.get(mark))
+
+
+def _identifying(value: object) -> object:
+    if isinstance(value, BaseModel):
+        fields = type(value).model_fields
+        return {
+            key: _identifying(getattr(value, key))
+            for key, field in fields.items()
+            if not _marked(field, "may_change")
+            and not (_marked(field, "counts_if_given") and getattr(value, key) in (None, []))
+        }
+    if isinstance(value, dict):
+        return {str(key): _identifying(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_identifying(item) for item in value]
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    return str(value)
+
+
+def differences(a: BaseModel, b: BaseModel) -> list[tuple[str, object, object, bool]]:
+    """(dotted name, value in a, value in b, may it change) of every differing setting, in field order.
+
+    Two different choices of a kind are one difference, named by the choice, with both mappings as values.
+    """
+    found: list[tuple[str, object, object, bool]] = []
+    _differ(a, b, "", False, found)
+    return found
+
+
+def _differ(a: object, b: object, dotted: str, free: bool, found: list) -> None:
+    if isinstance(a, BaseModel) and type(a) is type(b):
+        for key, field in type(a).model_fields.items():
+            name = f"{dotted}.{key}" if dotted else key
+            _differ(getattr(a, key), getattr(b, key), name, free or _marked(field, "may_change"), found)
+    elif isinstance(a, dict) and isinstance(b, dict) and a.keys() == b.keys():
+        for key in a:
+            _differ(a[key], b[key], f"{dotted}.{key}", free, found)
+    elif _plain(a) != _plain(b):
+        found.append((dotted, _plain(a), _plain(b), free))
+
+
+def _plain(value: object) -> object:
+    """A plain value for comparison and display, `may_change` keys included."""
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)

@@ -1,0 +1,232 @@
+"""Every setting of a training run, and the root class that holds all settings of a run.
+
+Fields marked `may_change` do not shape the weights beyond rounding: they may differ when a run is resumed
+and do not count in its identity.
+"""
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from data.sampling.segments import Segment, SegmentPlan
+from data.settings import DataSettings
+from model.settings import ModelSettings
+from training.config.optimizer_settings import (
+    AdamWSettings,
+    CosineSchedule,
+    EmaSettings,
+    OptimizerSettings,
+    ScheduleSettings,
+    WsdSchedule,
+)
+from training.config.stage_settings import ChangeSettings, StageSettings, portions
+from training.config.trainer_settings import (
+    CheckpointSettings,
+    NonFiniteSettings,
+    ParallelSettings,
+    ProfileSettings,
+    SampleSettings,
+    Settings,
+    SpikeSettings,
+    StopOnNonFinite,
+    ValidationSettings,
+    WandbSettings,
+    free,
+)
+
+
+class TrainingSettings(Settings):
+    """Optimization, validation and logging."""
+
+    tokens: int = Field(
+        default=2_000_000, ge=1, description="budget: target tokens of the whole run, e.g. 200M"
+    )
+    batch_size: int = Field(default=32, ge=1, description="sequences per optimizer step, over all devices")
+    micro_batch_size: int | None = free(
+        None,
+        "sequences of train_length per device and forward pass; null: all of a step at once. Shorter stages "
+        "take as many tokens",
+        ge=1,
+    )
+    optimizer: OptimizerSettings = Field(
+        default_factory=AdamWSettings, description="what turns gradients into updates"
+    )
+    schedule: ScheduleSettings = Field(
+        default=CosineSchedule(), description="learning rate as a function of the step"
+    )
+    changes: list[ChangeSettings] = Field(
+        default=[], description="changes of the positional scheme during training, in order"
+    )
+    stages: list[StageSettings] = Field(
+        default=[],
+        description="a curriculum of lengths, in order; empty: train_length throughout",
+        json_schema_extra={"counts_if_given": True},
+    )
+    grad_clip: float | None = Field(
+        default=1.0, gt=0, description="maximum norm of the whole gradient; null: no clipping"
+    )
+    on_nonfinite: NonFiniteSettings = free(
+        StopOnNonFinite(), "what to do if the loss or gradient of a step is not finite"
+    )
+    on_spike: SpikeSettings | None = Field(
+        default=None,
+        description="skip steps with a loss spike; null: apply them",
+        json_schema_extra={"counts_if_given": True},
+    )
+    z_loss: float | None = Field(
+        default=None,
+        gt=0,
+        description="coefficient of (ln Z)² in the gradients, 1e-4 in PaLM (arXiv:2204.02311); reported "
+        "losses exclude it; null: none",
+        json_schema_extra={"counts_if_given": True},
+    )
+    ema: EmaSettings | None = Field(
+        default=None,
+        description="a mean of the weights, for validation, samples, evaluate.py and generate.py; null: none",
+        json_schema_extra={"counts_if_given": True},
+    )
+    precision: Literal["auto", "float32", "bfloat16", "float64"] = Field(
+        default="auto", description="auto: bfloat16 autocast on a GPU that has it, float32 elsewhere"
+    )
+    compile: bool = free(False, "torch.compile: a minute at the start, faster steps after it")
+    parallel: ParallelSettings = Field(
+        default_factory=ParallelSettings,
+        description="how processes share the run",
+        json_schema_extra={"may_change": True},
+    )
+    rank_timeout: float = free(
+        1800.0,
+        "seconds after which a process that others wait for is given up for lost and all leave; longer than "
+        "the slowest step, compiling included",
+        gt=0,
+    )
+    num_threads: int | None = free(None, "CPU threads; null: as torch decides", ge=1)
+    log_interval: int = free(
+        10, "steps between lines on the terminal, and between rates in metrics.jsonl", ge=1
+    )
+    checkpoint: CheckpointSettings = Field(
+        default_factory=CheckpointSettings, description="when to save checkpoints, and which to keep"
+    )
+    validation: ValidationSettings = Field(
+        default_factory=ValidationSettings, description="held-out loss during training"
+    )
+    samples: SampleSettings = Field(default=SampleSettings(), description="text generated during training")
+    wandb: WandbSettings = Field(default=WandbSettings(), description="logging to Weights & Biases")
+    tensorboard: bool = free(False, "write the metrics as TensorBoard files to the run directory")
+    profile: ProfileSettings | None = free(None, "trace some steps with torch.profiler; null: none")
+
+    @model_validator(mode="after")
+    def _best_is_measured(self) -> "TrainingSettings":
+        c, v = self.checkpoint, self.validation
+        if c.best is not None and c.best not in v.multiples:
+            raise ValueError(f"checkpoint.best = {c.best} is not measured: add it to validation.multiples")
+        if c.best is not None and c.interval and (not v.interval or c.interval % v.interval):
+            fix = "set validation.interval"
+            if v.interval:
+                fix = f"make it a multiple of validation.interval ({v.interval})"
+            raise ValueError(
+                f"checkpoint.best needs a loss at each checkpoint, every {c.interval} steps: {fix}, or "
+                "leave best out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _micro_batch_fits(self) -> "TrainingSettings":
+        if self.micro_batch_size is not None and self.micro_batch_size > self.batch_size:
+            raise ValueError(
+                f"micro_batch_size {self.micro_batch_size} is larger than batch_size {self.batch_size}"
+            )
+        return self
+
+
+class ParentSettings(Settings):
+    """The checkpoint that an extension run or fork starts from, and whose settings are the defaults."""
+
+    run: str = Field(
+        description="run directory whose weights are the initial weights",
+        json_schema_extra={"may_change": True},
+    )
+    checkpoint: int | None = free(None, "step of its checkpoint; null: the newest", ge=0)
+    hash: str | None = Field(default=None, description="of that checkpoint; filled in, and checked if given")
+    fork: Literal[True] | None = Field(
+        default=None,
+        description="true: continue its optimizer, step count and data order too, as --fork RUN does",
+        json_schema_extra={"counts_if_given": True},
+    )
+
+
+class RunSettings(Settings):
+    """All settings of one run."""
+
+    train_length: int = Field(default=256, ge=2, description="tokens of a training window, L0")
+    original_length: int | None = Field(
+        default=None, ge=2, description="length that stretches are measured from; null: train_length"
+    )
+    seed: int = Field(
+        default=0, ge=0, lt=1 << 63, description="decides initial weights, order of the data, samples"
+    )
+    parent: ParentSettings | None = Field(
+        default=None,
+        description="the run that an extension run starts from",
+        json_schema_extra={"counts_if_given": True},
+    )
+    model: ModelSettings = Field(
+        default=ModelSettings(),  # pyright: ignore[reportCallIssue]
+        description="the decoder and its positional scheme",
+    )
+    data: DataSettings = Field(
+        default=DataSettings(),  # pyright: ignore[reportCallIssue]
+        description="text, tokenizer and batches",
+    )
+    training: TrainingSettings = Field(
+        default_factory=TrainingSettings, description="optimization, validation and logging"
+    )
+
+    @property
+    def plan(self) -> tuple[Segment, ...]:
+        """The steps of the run, as portions of one length: as many as the budget pays for in full."""
+        t = self.training
+        return portions(t.stages, t.tokens, self.train_length, t.batch_size)
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps of the run."""
+        return sum(portion.steps for portion in self.plan)
+
+    def tokens_after(self, step: int) -> int:
+        """Target tokens of the first `step` updates."""
+        return sum(
+            share.length * (share.stop - share.first) for share in SegmentPlan(self.plan).shares(0, step)
+        )
+
+    @property
+    def trained_tokens(self) -> int:
+        """Target tokens of the whole run."""
+        return self.tokens_after(self.steps)
+
+    @model_validator(mode="after")
+    def _lengths_and_budget_agree(self) -> "RunSettings":
+        if self.steps < 1:
+            each = self.training.batch_size * self.train_length
+            raise ValueError(
+                f"training.tokens = {self.training.tokens} does not pay for one step: training.batch_size "
+                f"× train_length = {each} tokens"
+            )
+        if self.training.validation.targets > self.train_length:
+            raise ValueError(
+                f"training.validation.targets = {self.training.validation.targets} must not exceed "
+                f"train_length = {self.train_length}"
+            )
+        self.data.positions.check(self.train_length)
+        schedule = self.training.schedule
+        warmup = schedule.warmup if schedule.warmup < 1 else schedule.warmup / self.steps
+        decay = schedule.decay if isinstance(schedule, WsdSchedule) else 0.0
+        decay = decay if decay <= 1 else decay / self.steps
+        if warmup + decay > 1:
+            both = isinstance(schedule, WsdSchedule)
+            raise ValueError(
+                f"training.schedule: {'warm-up and decay take' if both else 'warm-up takes'} "
+                f"{warmup + decay:.0%} of the run's {self.steps} steps; "
+                f"lower {'warmup or decay' if both else 'warmup'}, or raise training.tokens"
+            )
+        return self

@@ -1,0 +1,156 @@
+"""Settings of checkpoints, parallelism, validation, logging and step guards; and the base of every class."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
+
+
+def free(default: Any, description: str, **limits: Any) -> Any:
+    """A field that may change on resume."""
+    return Field(default=default, description=description, json_schema_extra={"may_change": True}, **limits)
+
+
+class Settings(BaseModel):
+    """Immutable settings that reject unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+def share_or_steps(value: float) -> float:
+    """Raise ValueError unless `value` is a share below 1 or a whole number of steps."""
+    if value >= 1 and value != int(value):
+        raise ValueError(f"{value:g} is neither a share (below 1) nor a whole number of steps")
+    return value
+
+
+ShareOrSteps = Annotated[float, AfterValidator(share_or_steps)]
+
+
+class CheckpointSettings(Settings):
+    """When to save checkpoints, and which to keep."""
+
+    interval: int | None = free(
+        500, "steps between checkpoints; null: only at the end and when stopped", ge=1
+    )
+    keep: int = free(2, "number of newest checkpoints to keep; 2 leave one if the newest is damaged", ge=1)
+    keep_interval: int | None = free(None, "keep all checkpoints whose step is a multiple of this", ge=1)
+    best: int | None = free(
+        None,
+        "kept too: the one of lowest held-out loss at this multiple of train_length, one of "
+        "validation.multiples",
+        ge=1,
+    )
+    asynchronous: bool = free(
+        False,
+        "write in the background from a copy in host memory, one at a time",
+    )
+
+
+class ParallelSettings(Settings):
+    """How processes share the run. The launcher sets their number (configs/accelerate)."""
+
+    processes: int | None = free(
+        None,
+        "required number of processes; null: any",
+        ge=1,
+    )
+    sharding: Literal["auto", "none", "full"] = free(
+        "auto",
+        "none: every process holds the whole model (DDP); full: weights, gradients and moments are split "
+        "over all of them (FSDP2); auto: full where the accelerate config says FSDP",
+    )
+    activation_checkpointing: bool = free(
+        False,
+        "keep only the input of each block and compute the rest again in the backward pass: memory for time",
+    )
+
+
+class StopOnNonFinite(Settings):
+    """Stop before the update; the last checkpoint is unchanged."""
+
+    name: Literal["stop"] = "stop"
+
+    @property
+    def limit(self) -> int:
+        """Steps that may be skipped."""
+        return 0
+
+
+class SkipNonFinite(Settings):
+    """Skip the update and continue; the data of the step are not used again."""
+
+    name: Literal["skip"] = "skip"
+    limit: int = free(10, "maximum number of skipped steps in a run; one more stops it", ge=1)
+
+
+NonFiniteSettings = Annotated[StopOnNonFinite | SkipNonFinite, Field(discriminator="name")]
+
+
+class SpikeSettings(Settings):
+    """Skip the update of a step whose loss is far above those before it."""
+
+    sigmas: float = Field(
+        default=6.0, gt=0, description="a loss that many standard deviations above the mean is a spike"
+    )
+    window: int = Field(
+        default=100,
+        ge=2,
+        le=100_000,
+        description="applied steps that mean and deviation are taken over; none is a spike before there are "
+        "as many, counted anew from each stage of the run",
+    )
+    limit: int = free(10, "maximum number of skipped steps in a run; one more stops it", ge=1)
+
+
+class ValidationSettings(Settings):
+    """Held-out loss during training, on the same targets at every length."""
+
+    interval: int | None = free(
+        250, "steps between validations; null: only at the end and at the steps of `at`", ge=1
+    )
+    at: list[ShareOrSteps] = free(
+        [], "more validations: below 1 after that share of the run, from 1 on after so many steps"
+    )
+    multiples: list[int] = free([1, 2, 4], "lengths, as multiples of train_length", min_length=1)
+    spans: int = free(32, "spans of targets, each from another place of the validation text", ge=1)
+    targets: int = free(64, "targets in each span, at the end of its context", ge=1)
+
+    @field_validator("multiples")
+    @classmethod
+    def _multiples_are_positive(cls, multiples: list[int]) -> list[int]:
+        if min(multiples) < 1 or len(set(multiples)) < len(multiples):
+            raise ValueError(f"multiples must be different whole numbers from 1 on, not {multiples}")
+        return multiples
+
+    @field_validator("at")
+    @classmethod
+    def _after_some_steps(cls, at: list[float]) -> list[float]:
+        if any(one <= 0 for one in at):
+            raise ValueError(f"each of at must be above 0, not {at}")
+        return at
+
+
+class SampleSettings(Settings):
+    """Text generated greedily during training."""
+
+    interval: int | None = free(None, "steps between samples; null: only at the end", ge=1)
+    prompts: list[str] | None = free(
+        None, "one sample for each; null: the first words of a held-out document"
+    )
+    tokens: int = free(64, "new tokens in each sample", ge=1)
+
+
+class WandbSettings(Settings):
+    """Logging of metrics.jsonl to Weights & Biases."""
+
+    mode: Literal["disabled", "offline", "online"] = free("disabled", "online needs an account and a network")
+    project: str = free("sextant", "project the run appears in")
+    entity: str | None = free(None, "account or team; null: your own")
+
+
+class ProfileSettings(Settings):
+    """A trace of some steps by torch.profiler, for chrome://tracing or Perfetto, in the run's profile folder.
+    It slows these steps down and changes no number."""
+
+    start: int = free(10, "steps of the run before the first that is traced", ge=0)
+    steps: int = free(3, "how many are traced", ge=1, le=100)

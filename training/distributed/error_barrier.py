@@ -1,0 +1,82 @@
+"""Error handling across processes: an error on one process is raised on all."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, Protocol, TypeVar
+
+import torch.distributed as dist
+
+from training.errors import TrainingError
+
+PATIENCE = timedelta(hours=24)  # timeout of a collective; the watchdog detects lost processes long before
+T = TypeVar("T")
+
+
+class ProcessGroup(Protocol):
+    """Processes that exchange Python objects."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def world(self) -> int: ...
+
+    def gather(self, value: Any) -> list[Any]: ...
+
+
+class SingleProcess:
+    """A group of one process."""
+
+    rank, world = 0, 1
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value]
+
+
+ALONE = SingleProcess()
+
+
+class SideChannelGroup:
+    """All processes of a run over a separate gloo group, so that a thread can communicate during training
+    steps. Every process must create it at the same point."""
+
+    def __init__(self, rank: int, world: int):
+        self.rank, self.world = rank, world
+        self._link = dist.new_group(backend="gloo", timeout=PATIENCE)
+
+    def gather(self, value: Any) -> list[Any]:
+        found: list[Any] = [None] * self.world
+        dist.all_gather_object(found, value, group=self._link)
+        return found
+
+
+@contextmanager
+def error_barrier(group: ProcessGroup, what: str) -> Iterator[None]:
+    """Wait for all processes of the group at the end of the block, and raise if the block failed on any.
+
+    A process raises its own error; the others raise TrainingError with its message. Do not nest barriers,
+    unless one of the groups is a single process: a process that fails between the two would wait at the outer
+    barrier while the others wait at the inner one.
+
+    Args:
+        what: the action of the block in the message, e.g. "save".
+    """
+    failed: Exception | None = None
+    try:
+        yield
+    except Exception as error:  # any error: the others wait at the barrier
+        failed = error
+    said = group.gather(None if failed is None else str(failed) or type(failed).__name__)
+    if failed is not None:
+        raise failed
+    for rank, words in enumerate(said):
+        if words is not None:
+            raise TrainingError(f"process {rank} could not {what}: {words}")
+
+
+def on_all(group: ProcessGroup, what: str, work: Callable[[], T]) -> list[T]:
+    """The result of `work` on each process of the group, by rank; errors as in `error_barrier`."""
+    with error_barrier(group, what):
+        found = work()
+    return group.gather(found)

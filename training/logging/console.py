@@ -1,0 +1,347 @@
+"""Console output of the scripts: lines, warnings, progress bars and tables; and exit on errors.
+
+A Console is passed as an argument and used through its methods only, so data and evaluation do not import it.
+Everything goes to standard error, except tables that are the result of a script.
+"""
+
+import argparse
+import difflib
+import io
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console as RichConsole
+from rich.console import ConsoleRenderable, RichCast
+from rich.live import Live
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from training.errors import TrainingError
+from training.files import is_disk_full
+
+FRAMES = 4  # maximum redraws per second of a live view
+_PACKAGES = {"model", "data", "training", "evaluation", "generation", "interop", "studies"}
+# Control characters, surrogates and bidirectional controls, which a terminal would interpret.
+_UNPRINTABLE = {
+    code: ascii(chr(code))[1:-1]
+    for low, high in ((0, 0x1F), (0x7F, 0x9F), (0x202A, 0x202E), (0x2066, 0x2069), (0xD800, 0xDFFF))
+    for code in range(low, high + 1)
+    if chr(code) not in "\t\n"
+}
+
+
+def printable(text: str) -> str:
+    """Escape control characters, as Python does, in external text (file names, settings, prompts)."""
+    return text.translate(_UNPRINTABLE)
+
+
+class Console:
+    """Prints to a terminal, or writes readable lines to a log file.
+
+    `quiet` prints only warnings and tables. `interval` is the minimum time, in seconds, between two progress
+    lines without a terminal. `results`: tables are the result of the script and go to standard output.
+    """
+
+    def __init__(self, quiet: bool = False, interval: float = 10.0, results: bool = True):
+        self.quiet, self.results = quiet, results
+        self.interval = interval
+        self._screens: list[RichConsole] = []  # rich consoles with a live display
+
+    def info(self, text: str) -> None:
+        """Print one line, unless quiet."""
+        if not self.quiet:
+            self._line(text)
+
+    def warn(self, text: str) -> None:
+        """Print a warning, also when quiet."""
+        self._line(f"warning: {text}")
+
+    def _line(self, text: str) -> None:
+        text = printable(text)
+        if self._screens:
+            self._screens[-1].print(text, markup=False, highlight=False, soft_wrap=True)
+        else:
+            print(text, file=sys.stderr, flush=True)
+
+    @contextmanager
+    def bar(self, label: str, total: int | None, unit: str = "it"):
+        """Context manager that shows progress over `total` units (None: unknown); yields `.advance(n=1)`."""
+        if self.quiet:
+            yield _NoBar()
+        elif sys.stderr.isatty() and not self._screens:
+            bar = _RichBar(label, total, unit)
+            with self._owned_by(bar.progress.console), bar.progress:
+                yield bar
+        else:
+            bar = _LineBar(label, total, unit, self._line, self.interval)
+            try:
+                yield bar
+            except BaseException:
+                bar.close("stopped")
+                raise
+            bar.close("done")
+
+    @contextmanager
+    def live(self, view: ConsoleRenderable | RichCast) -> Iterator[Callable[[], None] | None]:
+        """Show `view` at the bottom of the terminal. Yields a function that redraws it, at most `FRAMES`
+        times a second, or None without a terminal; lines are printed above it."""
+        screen = RichConsole(file=sys.stderr)
+        if self.quiet or self._screens or not sys.stderr.isatty() or screen.is_dumb_terminal:
+            yield None
+            return
+        with self._owned_by(screen), Live(view, console=screen, auto_refresh=False) as live:
+            screen.show_cursor(True)  # a process that is killed cannot restore it
+            last = 0.0
+
+            def draw() -> None:
+                nonlocal last
+                if (now := time.monotonic()) - last >= 1 / FRAMES:
+                    last = now
+                    live.refresh()
+
+            yield draw
+
+    @contextmanager
+    def _owned_by(self, screen: RichConsole) -> Iterator[None]:
+        self._screens.append(screen)
+        try:
+            yield
+        finally:
+            self._screens.remove(screen)
+
+    def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+        """Print a table; numeric columns are right-aligned."""
+        stream = sys.stdout if self.results else sys.stderr
+        table = Table(title=printable(title) or None, title_justify="left", show_header=any(columns))
+        for i, column in enumerate(columns):
+            cells = [str(row[i]) for row in rows]
+            table.add_column(
+                printable(column), justify="right" if cells and all(map(_numeric, cells)) else "left"
+            )
+        for row in rows:
+            table.add_row(*(printable(str(cell)).replace("[", r"\[") for cell in row))
+        out = _Piped(file=stream, highlight=False)
+        if not stream.isatty():  # a log file has no width, so nothing is wrapped or truncated
+            out.width = max(out.width, RichConsole(width=1 << 16).measure(table).maximum)
+        out.print(table)
+        stream.flush()
+
+
+class _Droppable(io.FileIO):
+    """Standard error whose writes never fail. Text that cannot be written is dropped, so a closed pipe or
+    terminal or a full disk does not stop the script."""
+
+    def write(self, data, /) -> int:
+        try:
+            return super().write(data) or len(data)
+        except OSError:
+            return len(data)
+
+
+class _Piped(RichConsole):
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError  # rich would exit with status 1; `run_main` handles it
+
+
+def _numeric(cell: str) -> bool:
+    first = cell.strip().replace(",", "").replace("%", "").split(" ")[0]
+    try:
+        float(first.lstrip("±<>=~≥≤"))
+    except ValueError:
+        return cell.strip() in ("", "-", "–", "—")
+    return True
+
+
+class _NoBar:
+    def advance(self, n: float = 1) -> None:
+        pass
+
+
+class _RichBar:
+    """A progress bar with percent, rate and time left, for a terminal."""
+
+    def __init__(self, label: str, total: int | None, unit: str):
+        self.unit, self.done, self.start = unit, 0.0, time.monotonic()
+        self.progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=28),
+            TextColumn("{task.percentage:>3.0f}%" if total else "{task.completed:.0f}"),
+            TextColumn("{task.fields[rate]}"),
+            TimeRemainingColumn(compact=True),
+            console=RichConsole(file=sys.stderr),
+        )
+        self.task = self.progress.add_task(printable(label).replace("[", r"\["), total=total, rate="")
+
+    def advance(self, n: float = 1) -> None:
+        self.done += n
+        seconds = max(time.monotonic() - self.start, 1e-9)
+        self.progress.update(self.task, advance=n, rate=f"{_count(self.done / seconds)} {self.unit}/s")
+
+
+class _LineBar:
+    """Progress as plain lines: at most one every `interval` seconds, and one at the end."""
+
+    def __init__(self, label, total, unit, line: Callable[[str], None], interval: float):
+        self.label, self.total, self.unit, self.line, self.interval = label, total, unit, line, interval
+        self.done = 0.0
+        self.start = self.last = time.monotonic()
+
+    def advance(self, n: float = 1) -> None:
+        self.done += n
+        now = time.monotonic()
+        if now - self.last < self.interval or (self.total and self.done >= self.total):
+            return
+        self.last = now
+        rate = self.done / max(now - self.start, 1e-9)
+        text = f"{self.label}: {_count(self.done)} {self.unit}"
+        if self.total:
+            left = (self.total - self.done) / rate if rate else 0.0
+            text = (
+                f"{self.label}: {100 * self.done / self.total:.0f}% "
+                f"({_count(self.done)} of {_count(self.total)} {self.unit})"
+            )
+            self.line(f"{text}, {_count(rate)} {self.unit}/s, {duration(left)} left")
+        else:
+            self.line(f"{text}, {_count(rate)} {self.unit}/s")
+
+    def close(self, word: str) -> None:
+        seconds = time.monotonic() - self.start
+        rate = self.done / max(seconds, 1e-9)
+        self.line(
+            f"{self.label}: {word}, {_count(self.done)} {self.unit} in {duration(seconds)}"
+            + (f" ({_count(rate)} {self.unit}/s)" if self.done else "")
+        )
+
+
+def _count(number: float) -> str:
+    """Format 1234567 as 1.23M; small numbers have one decimal only if they are not whole."""
+    for power, suffix in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if abs(number) >= power:
+            return f"{number / (1e3 if suffix == 'k' else power):.3g}{suffix}"
+    return f"{number:.0f}" if number == int(number) or number >= 100 else f"{number:.1f}"
+
+
+def duration(seconds: float) -> str:
+    """Format 12.3 as `12 s`, 100 as `1 min 40 s`, 7300 as `2 h 1 min`, 1e6 as `12 days`."""
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    if whole < 100 * 3600:
+        return f"{whole // 3600} h {whole % 3600 // 60} min"
+    days = whole / 86_400
+    return f"{days:.0f} days" if days < 730 else f"{days / 365.25:,.0f} years"
+
+
+def is_user_error(error: BaseException) -> bool:
+    """Whether an error is the user's: a project error class, or an operating system error on a file.
+
+    The project's errors are ValueError subclasses named ...Error in one of the packages. They are identified
+    by module, as this package must not import all of theirs.
+    """
+    if isinstance(error, OSError):
+        return True
+    return isinstance(error, ValueError) and any(
+        cls.__module__.split(".")[0] in _PACKAGES and cls.__name__.endswith("Error")
+        for cls in type(error).__mro__
+    )
+
+
+def _words(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        names = [str(name) for name in (error.filename, error.filename2) if name is not None]
+        mend = "; make room, then run the same command again" if is_disk_full(error) else ""
+        return f"{' -> '.join(names)}: {error.strerror}{mend}" if names else error.strerror + mend
+    return str(error) or type(error).__name__
+
+
+class Parser(argparse.ArgumentParser):
+    """Argument parser of every script: overrides may come before and after an option, options cannot be
+    abbreviated, and `run_main` reports its errors like all others."""
+
+    def __init__(self, description: str | None, add_help: bool = True):
+        super().__init__(
+            description=description,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            add_help=add_help,
+            allow_abbrev=False,
+        )
+
+    def parse_args(self, args: Sequence[str] | None = None) -> argparse.Namespace:  # pyright: ignore
+        return self.parse_intermixed_args(args)
+
+    def error(self, message: str):
+        setting = re.match(r"unrecognized arguments: -+([\w.]*[.=]\S*)", message)
+        advice = f"{self.prog} --help lists all options"
+        if setting:
+            advice = f"write settings as key=value, without dashes: {setting[1]}"
+        elif unknown := re.match(r"unrecognized arguments: (--[\w-]+)", message):
+            options = [one for action in self._actions for one in action.option_strings]
+            if close := difflib.get_close_matches(unknown[1], options, n=1):
+                advice = f"did you mean {close[0]}? {advice}"
+        raise TrainingError(f"{message}; {advice}")
+
+
+def _secure_streams() -> None:
+    """Replace closed standard streams with the null device, and make writes to standard error never fail."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            # `open` uses the lowest free number: without this, the next file would receive library output.
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+    if sys.stdout is None:
+        sys.stdout = _text(io.FileIO(os.devnull, "w"))
+    if sys.stderr is None:
+        sys.stderr = _text(io.FileIO(os.devnull, "w"))
+    elif sys.stderr is sys.__stderr__:
+        sys.stderr = _text(_Droppable(sys.stderr.fileno(), "w", closefd=False), sys.stderr.encoding)
+
+
+def _text(raw: io.FileIO, encoding: str = "utf-8") -> io.TextIOWrapper:
+    return io.TextIOWrapper(io.BufferedWriter(raw), encoding, "backslashreplace", line_buffering=True)
+
+
+def _discard_output() -> None:
+    """Drop standard output that could not be written; otherwise the flush at exit fails again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def run_main(main: Callable[[], int | None]) -> None:
+    """Call a script's main and exit with its status: 2 after `error: ...` for a user error, 130 for Ctrl-C.
+
+    Any other exception is a bug and keeps its traceback. Messages that cannot be printed are dropped.
+    """
+    _secure_streams()
+    try:
+        status = main()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _discard_output()  # the reader of a pipe (`| head`) has closed it
+        sys.exit(128 + signal.SIGPIPE)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+    except Exception as error:
+        if not is_user_error(error):
+            raise
+        rank = os.environ.get("RANK", "0")
+        print(
+            f"error: {'' if rank == '0' else f'(process {rank}) '}{printable(_words(error))}",
+            file=sys.stderr,
+            flush=True,
+        )
+        try:
+            sys.stdout.flush()
+        except OSError:
+            _discard_output()
+        sys.exit(2)
+    sys.exit(status or 0)

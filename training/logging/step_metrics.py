@@ -1,0 +1,97 @@
+"""Loss, gradient norm and speed of training steps."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from training.distributed.parallel import Parallel
+from training.errors import INTERRUPTED, REQUEUE
+from training.optim.step_guard import StepDecision
+
+
+class StepMetrics(NamedTuple):
+    """The metrics of one step, on the host."""
+
+    loss: float
+    grad_norm: float  # before clipping
+    status: int  # exit status requested by any rank; 0: none
+    reason: int  # why the update was skipped, see step_guard.py; 0: it was applied
+    count: int  # steps of the run skipped for that reason so far
+    stopped: bool  # a limit of skipped steps is exceeded: no further update is applied
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """The metrics of one step, copied to the host asynchronously: reading waits for this step only."""
+
+    values: Tensor  # (7,) float64: loss, gradient norm, ranks that exit, ranks to requeue, StepDecision
+    ready: torch.cuda.Event | None  # recorded when `values` have arrived; None: they have
+
+    @classmethod
+    def of(cls, loss: Tensor, grad_norm: Tensor, requests: Tensor, decision: StepDecision) -> "StepResult":
+        """From tensors on the device: the mean NLL over all targets and ranks, the gradient norm before
+        clipping, the counts of `reduce_step`, and the decision of the StepGuard."""
+        values = torch.stack([x.double() for x in (loss, grad_norm, *requests, *decision)])
+        if values.device.type != "cuda":
+            return cls(values, None)
+        host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+        host.copy_(values, non_blocking=True)
+        ready = torch.cuda.Event()
+        ready.record()
+        return cls(host, ready)
+
+    def read(self) -> StepMetrics:
+        """Wait for the values."""
+        if self.ready is not None:
+            self.ready.synchronize()
+        loss, norm, exits, requeue, *decision = self.values.tolist()
+        status = REQUEUE if requeue else INTERRUPTED if exits else 0
+        return StepMetrics(loss, norm, status, int(decision[0]), int(decision[1]), bool(decision[2]))
+
+
+def reduce_step(parallel: Parallel, nll: Tensor, status: int) -> tuple[Tensor, Tensor]:
+    """Sum over all ranks: the NLL, and of the ranks' exit statuses how many are not 0 and how many ask for a
+    requeue, (2,)."""
+    requests = (torch.full_like(nll, float(flag)) for flag in (status > 0, status == REQUEUE))
+    total, *counts = parallel.sum(torch.stack([nll, *requests]))
+    return total, torch.stack(counts)
+
+
+class ThroughputMeter:
+    """Speed since the last `measure`, without the time of validation and checkpoints, and time left.
+
+    Args:
+        tokens_after: tokens of a run's first `n` steps; steps may differ in size.
+    """
+
+    def __init__(self, tokens_after: Callable[[int], int], steps: int, done: int):
+        self._tokens_after, self._whole, self._done = tokens_after, tokens_after(steps), done
+        self._seen, self._seconds, self._flops, self._rates = done, 0.0, 0.0, (0.0, 0.0)
+        self._last = time.perf_counter()
+
+    def restart(self) -> None:
+        """Exclude the time since the last step."""
+        self._last = time.perf_counter()
+
+    def step(self, flops_per_token: float) -> None:
+        """Count one more step of `flops_per_token`."""
+        now = time.perf_counter()
+        self._seconds += now - self._last
+        self._last = now
+        self._done += 1
+        tokens = self._tokens_after(self._done) - self._tokens_after(self._done - 1)
+        self._flops += tokens * flops_per_token
+
+    def measure(self) -> tuple[float, float, float]:
+        """(tokens per second and FLOP/s since the last call, seconds left at that rate)."""
+        here = self._tokens_after(self._done)
+        if self._done > self._seen:
+            seconds = max(self._seconds, 1e-9)
+            self._rates = (here - self._tokens_after(self._seen)) / seconds, self._flops / seconds
+            self._seen, self._seconds, self._flops = self._done, 0.0, 0.0
+        speed = self._rates[0]
+        return *self._rates, (self._whole - here) / speed if speed else float("nan")

@@ -1,0 +1,101 @@
+"""The summary that train.py prints before the first and after the last step."""
+
+import shlex
+from pathlib import Path
+
+import torch
+
+from data import BatchSampler
+from model import LinearMixer, Transformer
+from model.position.rotary import Rope
+from training.checkpoint.retention import best_of
+from training.config.settings import RunSettings
+from training.logging.console import Console
+from training.optim.optimizer import who_learns_at
+from training.run.checks import sampled
+from training.run.hardware import peak_memory
+from training.stages import stages_of
+
+# The value of repeated tokens decays over about 15 repetitions (Muennighoff et al. 2023, arXiv:2305.16264).
+MANY_EPOCHS = 16
+
+
+def announce(
+    settings: RunSettings,
+    model: Transformer,
+    batches: BatchSampler,
+    folder: Path,
+    start: int,
+    console: Console,
+) -> None:
+    """Print the model, data and schedule of a run before the first step."""
+    s, t = settings.model, settings.training
+    scheme = ", ".join(
+        f"{kind}: {choice.name}" if len(s.kinds) > 1 else choice.name for kind, choice in s.kinds.items()
+    )
+    linear = f", linear attention ({s.mixer.form})" if isinstance(s.mixer, LinearMixer) else ""
+    console.info(f"run {folder}")
+    console.info(
+        f"model {model.parameter_count() / 1e6:.2f}M parameters, {s.layers} layers, width {s.dim}, "
+        f"{s.heads} heads in {s.kv_heads} groups, vocabulary {model.vocab_size}, positions {scheme}"
+        f"{linear}"
+    )
+    for kind, scheme in model.position.items():
+        if isinstance(scheme, Rope):
+            turned, pairs = scheme.whole_turns(settings.train_length)
+            of = f" ({kind})" if len(s.kinds) > 1 else ""
+            console.info(f"pairs that complete a turn within train_length: {turned} of {pairs}{of}")
+    passes = {} if settings.data.group_bytes else batches.passes_by_label(settings.steps)
+    data = ", ".join(
+        f"{n:.2f} epochs" + (f" of {label}" if len(passes) > 1 else "") for label, n in passes.items()
+    )
+    if not passes:
+        data = f"text in groups, the first of {batches.texts[0].store.n_tokens:,} tokens"
+    console.info(
+        f"training {settings.steps} steps of {steps_in_words(settings)}: "
+        f"{settings.trained_tokens / 1e6:.2f}M tokens, {data}"
+    )
+    most = max(passes.values(), default=0.0)
+    if most > MANY_EPOCHS and not console.quiet:
+        console.warn(
+            f"training.tokens repeats the text {most:,.0f} times, and beyond about {MANY_EPOCHS} epochs "
+            "repeated text adds almost nothing: add text or lower training.tokens"
+        )
+    for name, rate in t.optimizer.rates.items() if len(t.optimizer.rates) > 1 else ():
+        console.info(f"{name} {rate:g}: {who_learns_at(name, model, t.optimizer)}")
+    for stage in stages_of(settings)[1:]:
+        console.info(stage.describe())
+    if settings.data.positions.name != "plain":
+        console.info(f"positions of training text: {sampled(settings)}; evaluation counts from 0")
+    for length in sorted({portion.length for portion in settings.plan}):
+        of = f" of {length} tokens" if t.stages else ""
+        console.info(f"{batches.cut_share(length):.0%} of the documents are cut at a window boundary{of}")
+    if start:
+        console.info(f"resuming after step {start} of {settings.steps}")
+
+
+def steps_in_words(settings: RunSettings) -> str:
+    """Windows per step of each stage: `16 × 128, then 4 × 512 tokens`."""
+    return ", then ".join(f"{portion.batch_size} × {portion.length}" for portion in settings.plan) + " tokens"
+
+
+def say_done(
+    folder: Path,
+    settings: RunSettings,
+    batches: BatchSampler,
+    prompts: list[str],
+    device: torch.device,
+    console: Console,
+) -> None:
+    """Print the summary of a completed run, and commands to evaluate it."""
+    console.info(f"done: {folder} (peak memory {peak_memory(device) / 2**20:,.0f} MiB)")
+    best_at = settings.training.checkpoint.best
+    if best_at and (best := best_of(folder, best_at * settings.train_length)):
+        console.info(f"best at {best_at} × train_length: step {best[0]}, held-out NLL {best[1]:.4f}")
+    if len(batches.texts) > 1:
+        passes = batches.passes_by_label(settings.steps).items()
+        console.info(f"epochs: {', '.join(f'{label} {n:.2f}' for label, n in passes)}")
+    if words := [word for stage in stages_of(settings) for word in stage.words]:
+        console.info(f"evaluated and extended with the changes: {', '.join(words)}")
+    prompt = shlex.quote(prompts[0] if prompts else "")
+    console.info(f"next: python evaluate.py {folder}   or   python generate.py {folder} --prompt {prompt}")

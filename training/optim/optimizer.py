@@ -1,0 +1,193 @@
+"""Parameter groups with their optimizer, learning rate and weight decay; and the update.
+
+Weight decay applies to matrices only: the weights of linear layers, including an untied head. It excludes
+embeddings and a tied head (a row has gradients only when its token occurs, so decay would erase rare tokens),
+norms and biases (vectors), and parameters of positional schemes, whose scale has a meaning.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from model import Transformer
+from training.config.optimizer_settings import (
+    ROLES,
+    AdamWBase,
+    AdamWSettings,
+    MuonSettings,
+    OptimizerSettings,
+)
+from training.errors import TrainingError
+from training.optim.combined import CombinedOptimizer
+
+Named = tuple[str, nn.Parameter]
+
+
+def clean_name(name: str) -> str:
+    """A parameter's name without the `module.` prefix of DDP and the `_orig_mod.` prefix of torch.compile."""
+    parts = [part for part in name.split(".") if part != "_orig_mod"]
+    return ".".join(parts[1:] if parts[0] == "module" else parts)
+
+
+def named_weights(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Clean names and parameters in the model's order; tied ones once."""
+    for name, parameter in model.named_parameters():
+        yield clean_name(name), parameter
+
+
+def role_of(name: str, parameter: Tensor) -> str:
+    """The role of a parameter, one of ROLES."""
+    parts = name.split(".")
+    if "position" in parts:
+        return "positions"
+    if "embed" in parts:
+        return "embeddings"
+    if parts[0] == "head":
+        return "head"
+    return "matrices" if parameter.ndim >= 2 else "vectors"
+
+
+def make_optimizer(model: nn.Module, settings: OptimizerSettings) -> torch.optim.Optimizer:
+    """The optimizer of the settings, with one group per role; AdamW is fused where the device and dtype of
+    every parameter allow it.
+
+    Groups have the keys `name` (the role), `names` (of the parameters), `rate` (the name of the learning
+    rate) and `factor` (a multiplier of that rate), and are in the order of ROLES. The head is in the group of
+    the matrices unless it needs separate options. Frozen parameters are excluded.
+
+    In a model with `mup`, m times as wide as its base, the learning rate of matrices under AdamW is
+    multiplied by 1/m (Yang et al. 2022, arXiv:2203.03466, table 8). The spectral norm of an update must not
+    grow with m (Yang et al. 2023, arXiv:2310.17813): under Muon it is constant with "original" and grows as
+    √m with "match_rms_adamw". The product of learning rate and weight decay does not change.
+    """
+    weights = [(name, weight) for name, weight in named_weights(model) if weight.requires_grad]
+    if not weights:
+        raise TrainingError("the model has no weight to train: every one is frozen")
+    width = model.settings.width_ratio if isinstance(model, Transformer) else 1.0
+    if isinstance(settings, AdamWSettings):
+        return _adamw(_groups(weights, settings, factor=1 / width, head_apart=width != 1), settings)
+    matrices = [(name, weight) for name, weight in weights if role_of(name, weight) == "matrices"]
+    others = [(name, weight) for name, weight in weights if role_of(name, weight) != "matrices"]
+    parts: list[torch.optim.Optimizer] = []
+    if matrices:
+        factor = 1.0 if settings.adjust == "original" else width**-0.5
+        parts.append(_muon([_group("matrices", matrices, "lr", settings.weight_decay, factor)], settings))
+    if others:
+        parts.append(_adamw(_groups(others, settings.adamw, "adamw_lr", head_apart=True), settings.adamw))
+    return CombinedOptimizer(parts)
+
+
+def _adamw(groups: list[dict], settings: AdamWBase) -> torch.optim.AdamW:
+    weights = [weight for group in groups for weight in group["params"]]
+    fused = all(weight.device.type in ("cpu", "cuda") and weight.is_floating_point() for weight in weights)
+    return torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=fused)
+
+
+def _muon(groups: list[dict], settings: MuonSettings) -> torch.optim.Muon:
+    return torch.optim.Muon(
+        groups,
+        lr=settings.lr,
+        momentum=settings.momentum,
+        nesterov=settings.nesterov,
+        ns_steps=settings.iterations,
+        adjust_lr_fn=settings.adjust,
+    )
+
+
+def _groups(
+    weights: Iterable[Named],
+    settings: AdamWBase,
+    rate: str = "lr",
+    factor: float = 1.0,
+    *,
+    head_apart: bool,
+) -> list[dict]:
+    """AdamW's groups. `rate` is the name of the learning rate of groups without their own; `factor`
+    multiplies that of the matrices."""
+    apart = head_apart or settings.of("head") != settings.of("matrices")
+    by_role: dict[str, list[Named]] = {role: [] for role in ROLES}
+    for name, weight in weights:
+        role = role_of(name, weight)
+        by_role["matrices" if role == "head" and not apart else role].append((name, weight))
+    groups = []
+    for role, chosen in by_role.items():
+        own = settings.rate_of(role), settings.of(role).weight_decay
+        decay = settings.weight_decay if role in ("matrices", "head") else 0.0
+        if chosen:
+            which = rate if own[0] is None else f"{role}_lr"
+            decay = decay if own[1] is None else own[1]
+            groups.append(_group(role, chosen, which, decay, factor if role == "matrices" else 1.0))
+    return groups
+
+
+def _group(role: str, weights: Iterable[Named], rate: str, weight_decay: float, factor: float) -> dict:
+    names, params = zip(*weights, strict=True)
+    return {
+        "params": list(params),
+        "name": role,
+        "names": list(names),
+        "rate": rate,
+        "factor": factor,
+        "weight_decay": weight_decay / factor,
+    }
+
+
+def set_learning_rates(optimizer: torch.optim.Optimizer, rates: Mapping[str, float]) -> None:
+    """Set the learning rate (1/update) of every group, by the group's `rate`."""
+    for group in optimizer.param_groups:
+        group["lr"] = rates[group["rate"]] * group["factor"]
+
+
+def guarded_step(optimizer: torch.optim.Optimizer, broken: Tensor) -> None:
+    """Apply one update, unless the flag `broken` (a bool scalar on the parameters' device) is set:
+    parameters, moments and step counts are then unchanged, bit for bit. Does not synchronize with the device.
+
+    Fused AdamW supports such a flag, intended for loss scaling. Any other optimizer steps and is then
+    restored, which temporarily needs a copy of its parameters and moments.
+    """
+    for part in optimizer.parts if isinstance(optimizer, CombinedOptimizer) else [optimizer]:
+        if all(group.get("fused") for group in part.param_groups):
+            part.found_inf = broken.float()  # type: ignore[attr-defined]
+            part.step()
+        else:
+            _step_and_put_back(part, broken)
+
+
+@torch.no_grad()
+def _step_and_put_back(optimizer: torch.optim.Optimizer, broken: Tensor) -> None:
+    weights = [w for group in optimizer.param_groups for w in group["params"] if w.grad is not None]
+    before = [(w.clone(), {key: x.clone() for key, x in optimizer.state[w].items()}) for w in weights]
+    optimizer.step()
+    for weight, (kept, moments) in zip(weights, before, strict=True):
+        _put_back(weight, kept, broken)
+        for key, moment in optimizer.state[weight].items():
+            _put_back(moment, moments.get(key), broken)
+
+
+def _put_back(x: Tensor, kept: Tensor | None, broken: Tensor) -> None:
+    """Copy `kept` into `x` where `broken`; zeros for state that the first step created."""
+    own = x.to_local() if isinstance(x, DTensor) else x
+    old = kept.to_local() if isinstance(kept, DTensor) else kept
+    own.copy_(torch.where(broken, torch.zeros_like(own) if old is None else old, own))
+
+
+def learnt_by_positions(model: nn.Module) -> int:
+    """The number of trainable parameters of the positional schemes."""
+    weights = named_weights(model)
+    return sum(w.numel() for name, w in weights if w.requires_grad and role_of(name, w) == "positions")
+
+
+def who_learns_at(rate: str, model: nn.Module, settings: OptimizerSettings) -> str:
+    """A description of the parameters that a learning rate applies to; there may be none."""
+    count = learnt_by_positions(model)
+    if rate == "positions_lr":
+        if not count:
+            return "unused, its positions learn nothing"
+        return f"for the {count:,} numbers its positions learn"
+    groups = [group for group in make_optimizer(model, settings).param_groups if group["rate"] == rate]
+    if not groups:
+        return "unused, the model has no such weights"
+    count = sum(weight.numel() for group in groups for weight in group["params"])
+    return f"for the {count:,} numbers of {', '.join(group['name'] for group in groups)}"

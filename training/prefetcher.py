@@ -1,0 +1,137 @@
+"""Reads the batches of a run ahead of time in a thread.
+
+Where text is still being prepared, all processes wait for it together and still react to signals. Which steps
+read a further group of text depends only on the groups before it, so every process waits at the same steps,
+and the other steps need no communication.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
+from functools import partial
+from typing import TypeVar
+
+from data import Batch, DataError
+from training.errors import INTERRUPTED, REQUEUE, TrainingError
+from training.logging.metrics_logger import MetricsLogger
+from training.run.setup import TrainingRun
+
+POLL_INTERVAL = 0.2  # seconds
+PATIENCE = 60.0  # seconds until all processes must see a group that one sees, or read a shared disk
+T = TypeVar("T")
+
+
+class Prefetcher:
+    """Reads batches ahead in a thread, and waits for text that is not prepared yet.
+
+    used: hashes of the text groups that the steps before the first one read.
+    status: exit status that any process requested before or while they waited; 0: none.
+    """
+
+    def __init__(self, run: TrainingRun, logger: MetricsLogger, used: list[str]):
+        self.status = 0
+        self._run, self._batches, self._parallel = run, run.batches, run.parallel
+        self._logger, self._used = logger, used
+        self._line = 0  # the last line that all processes see
+        self._answer: Future[bool] | None = None  # of a check that is running
+        self._failed = 0  # consecutive checks that failed to read the disk
+
+    def batches(self, start: int, stop: int) -> Iterator[tuple[int, Batch]]:
+        """(step, this process's batch) for each step; the next batch is read during the current step. Ends
+        early with a `status`. Raises DataError or TrainingError, on all processes, where text cannot be
+        prepared or is not what was `used`."""
+        with ThreadPoolExecutor(1) as reader:
+            coming = None
+            for step in range(start, stop):
+                if not self._wait(step):
+                    return
+                batch = (coming or reader.submit(self._fetch, step)).result()
+                ahead = step + 1 < stop and self._batches.lies_in(step + 1, self._line)
+                coming = reader.submit(self._fetch, step + 1) if ahead else None
+                yield step, batch
+
+    def _fetch(self, step: int) -> Batch:
+        return self._batches.batch(step, self._parallel.rank, self._parallel.world)
+
+    def _wait(self, step: int) -> bool:
+        """Wait until a step's text is available on all processes; False: stop with `status` instead."""
+        while not self._batches.lies_in(step, self._line):
+            self.status = self._logger.read()  # the wait may be long
+            if self.status or not self._wait_for(self._line + 1):
+                return False
+            self._line += 1
+            self._logger.resume_clock()
+        self._batches.check_groups(self._used)
+        self._used = []
+        return True
+
+    def _wait_for(self, line: int) -> bool:
+        polls = seen = 0
+        while True:
+            mine = self._poll(line)
+            with self._run.watchdog.collective("waiting for text"):
+                found = self._parallel.gather(mine)
+            _refuse([fault for *_, fault in found], self._parallel.rank)
+            statuses = {status for _, status, _ in found} - {0}
+            if statuses:
+                self.status = REQUEUE if REQUEUE in statuses else INTERRUPTED
+                return False
+            missing = [rank for rank, (ready, *_) in enumerate(found) if not ready]
+            if not missing:
+                return True
+            blind = [rank for rank in missing if found[rank][0] is False]
+            seen += bool(blind) and len(missing) < len(found)
+            if seen * POLL_INTERVAL > PATIENCE and blind:
+                raise TrainingError(
+                    f"group {line} of the text is prepared, and process {blind[0]} does not see it: "
+                    "data.root must be on a disk that all processes share"
+                )
+            if not polls:
+                self._run.console.info(f"waiting for group {line} of the text to be prepared")
+            polls += 1
+            time.sleep(POLL_INTERVAL)
+
+    def _poll(self, line: int) -> tuple[bool | None, int, str | None]:
+        """Whether a line is available, None while that is being checked; the exit status requested here; and
+        an error that makes the line unusable.
+
+        A check may take long, as it compares files with their hashes; it runs in a thread between calls.
+        """
+        if self._answer is None:
+            self._answer = in_thread(partial(self._batches.has_line, line, verify=self._parallel.main))
+        wait_for([self._answer], POLL_INTERVAL)
+        ready, fault = None, None
+        if self._answer.done():
+            answer, self._answer = self._answer, None
+            try:
+                ready, self._failed = answer.result(), 0
+            except DataError as error:
+                fault = str(error)
+            except (OSError, ValueError) as error:  # a list that is being replaced, on a network disk
+                ready, self._failed = False, self._failed + 1
+                if self._failed * POLL_INTERVAL > PATIENCE:
+                    fault = f"group {line} of the text cannot be read: {error}"
+        return ready, self._run.interrupts.status, fault
+
+
+def in_thread(work: Callable[[], T]) -> "Future[T]":
+    """Run `work` in a daemon thread."""
+    answer: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            answer.set_result(work())
+        except Exception as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return answer
+
+
+def _refuse(faults: list[str | None], rank: int) -> None:
+    """Raise an error of any process on all of them."""
+    for other, fault in enumerate(faults):
+        if fault is not None:
+            raise DataError(fault if other == rank else f"process {other} failed: {fault}")

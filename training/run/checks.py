@@ -1,0 +1,145 @@
+"""Checks of a run's settings that need no data, and the model they describe."""
+
+import torch
+
+from model import SCHEMES, Transformer
+from training.config.settings import RunSettings
+from training.config.trainer_settings import ValidationSettings
+from training.errors import TrainingError
+from training.logging.trackers import check_trackers
+from training.optim.lr_schedule import steps_of
+from training.optim.optimizer import learnt_by_positions
+from training.run.fork import first_step
+from training.stages import stages_of
+
+
+def make_model(settings: RunSettings, vocab_size: int) -> Transformer:
+    return Transformer(settings.model, vocab_size, settings.train_length, settings.original_length)
+
+
+def reach_of(settings: RunSettings) -> int | None:
+    """The longest input that the model supports at every stage of the run; None if unlimited.
+
+    Raises ModelError or TrainingError for an invalid stage; nothing is allocated.
+    """
+    with torch.device("meta"):
+        stages = [settings.model_copy(update={"model": stage.model}) for stage in stages_of(settings)]
+        limits = [make_model(stage, vocab_size=1).limit for stage in stages]
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def check_model(settings: RunSettings) -> None:
+    """Raise for an invalid model shape, positional scheme, stage or validation length, and for steps outside
+    the run, before any data are read."""
+    limit = reach_of(settings)
+    length, shortest = settings.train_length, min(settings.training.validation.multiples)
+    if limit is not None and limit < length:
+        raise TrainingError(
+            f"train_length {length} is longer than the {limit} positions this scheme has: shorten it, or "
+            f"raise {_end_of(settings, length)}"
+        )
+    if limit is not None and limit < shortest * length:
+        raise TrainingError(
+            f"training.validation.multiples begins at {shortest} × {length} tokens, and positions end at "
+            f"{limit}: add 1 to it"
+        )
+    _check_sampler(settings, limit)
+    _check_steps(settings)
+    validation_steps(settings.training.validation, settings.steps)
+    check_trackers(settings.training)
+
+
+def _check_steps(settings: RunSettings) -> None:
+    """Raise for steps to checkpoint or profile that are outside the run."""
+    c, trace = settings.training.checkpoint, settings.training.profile
+    if c.keep_interval is not None and c.interval is None:
+        raise TrainingError("training.checkpoint.keep_interval needs checkpoints on the way: give every too")
+    if c.keep_interval is not None and c.interval is not None and c.keep_interval % c.interval:
+        raise TrainingError(
+            f"training.checkpoint.keep_interval = {c.keep_interval}: checkpoints are written every "
+            f"{c.interval} steps; make it a multiple of that, such as "
+            f"{-(-c.keep_interval // c.interval) * c.interval}"
+        )
+    first, last = first_step(settings), settings.steps
+    if trace is not None and not first - trace.steps < trace.start < last:
+        raise TrainingError(
+            f"training.profile.start = {trace.start} traces none of the steps this run takes: give {first} "
+            f"to {last - 1}"
+        )
+
+
+def _check_sampler(settings: RunSettings, limit: int | None) -> None:
+    """Raise where the scheme does not support the sampler's positions: fractional, or past its end."""
+    sampler = settings.data.positions
+    for kind, choice in settings.model.kinds.items():
+        if sampler.fractional and not getattr(SCHEMES[choice.name][1], "supports_fractions", True):
+            where = "model.position" if kind == "all" else f"model.position.kinds.{kind}"
+            raise TrainingError(
+                f"data.positions.name = {sampler.name} draws positions between whole numbers, where "
+                f"{where}.name = {choice.name} has none: choose another of the two"
+            )
+    reach = sampler.reach(settings.train_length)
+    if limit is not None and limit < reach:
+        raise TrainingError(
+            f"data.positions ({sampled(settings)}) draws positions up to {reach - 1}, and positions end at "
+            f"{limit - 1}: raise {_end_of(settings, reach)}, or draw positions less far"
+        )
+
+
+def _end_of(settings: RunSettings, reach: int) -> str:
+    """The setting that limits the positions, for an error message."""
+    for kind, choice in settings.model.kinds.items():
+        where = "model.position" if kind == "all" else f"model.position.kinds.{kind}"
+        for key, value in (("max_length", f" to {reach}"), ("scale_base", "")):
+            if key in type(choice).model_fields:
+                return f"{where}.{key}{value}"
+    return "model.dim"
+
+
+def sampled(settings: RunSettings) -> str:
+    """The position sampler as text: `pose: target 2048`."""
+    said = settings.data.positions.model_dump()
+    name = said.pop("name")
+    inside = ", ".join(f"{key} {str(value).lower()}" for key, value in said.items())
+    return f"{name}: {inside}" if inside else name
+
+
+def check_processes(settings: RunSettings, processes: int) -> None:
+    """Raise for a batch that does not divide equally among the ranks, before any data are read."""
+    for i, portion in enumerate(settings.plan):
+        if portion.batch_size % processes:
+            where = (
+                f"training.stages.{i}: a batch_size of" if settings.training.stages else "training.batch_size"
+            )
+            raise TrainingError(
+                f"{where} {portion.batch_size} cannot be shared by {processes} processes; make it a multiple "
+                f"of {processes}"
+            )
+
+
+def check_sharding(settings: RunSettings, model: Transformer, sharded: bool) -> None:
+    """Raise for a sharded model whose learned positional scheme changes during training: its parameters
+    cannot be replaced, as they are shards."""
+    if sharded and learnt_by_positions(model) and any(stage.words for stage in stages_of(settings)):
+        raise TrainingError(
+            "training.changes exchanges positions that learn, whose weights cannot be split then: set "
+            "training.parallel.sharding to none"
+        )
+
+
+def autocast_type(precision: str, device: torch.device) -> torch.dtype | None:
+    """The autocast dtype: bfloat16 if requested, or on a GPU with native support under `auto`; else None."""
+    # Without `including_emulation=False`, this is also true on older GPUs, where bfloat16 is much slower.
+    native = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    own = precision == "auto" and native
+    return torch.bfloat16 if precision == "bfloat16" or own else None
+
+
+def validation_steps(settings: ValidationSettings, steps: int) -> frozenset[int]:
+    """The validation steps of a run of `steps`. Raises TrainingError for a step of `at` outside it."""
+    at = [(one, max(1, steps_of(one, steps))) for one in settings.at]
+    for one, step in at:
+        if step > steps:
+            raise TrainingError(f"training.validation.at has {one:g}, and the run {steps} steps: lower it")
+    regular = range(settings.interval, steps + 1, settings.interval) if settings.interval else ()
+    return frozenset([*regular, *(step for _, step in at), steps])

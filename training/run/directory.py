@@ -1,0 +1,342 @@
+"""Run folders: creation, checks on resume, locking, and loading of the model and tokenizer.
+
+runs/<config>-<choices>-<identity>/
+    settings.yaml    every setting, resolved
+    manifest.json    command, commit, versions, machine, hashes of data and tokenizer; one entry per attempt
+    tokenizer/       a copy, so that the folder is self-contained
+    metrics.jsonl    the metrics of the run
+    exposure.npz     how often each position and distance was trained, up to the newest checkpoint
+    checkpoints/     step-00000100, ...
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from glob import escape
+from hashlib import sha256
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from data import PreparedData, open_prepared
+from data.files import locked
+from data.tokenizer import Tokenizer, load_tokenizer
+from model import Transformer
+from training.checkpoint.restore import load_average, load_weights
+from training.checkpoint.sharded import shapes_in
+from training.checkpoint.storage import (
+    AVERAGE,
+    STATE,
+    WEIGHTS,
+    Checkpoint,
+    find_checkpoint,
+    steps_of,
+    while_training,
+)
+from training.config.load import differences, dump, identity, load_settings, split_arguments
+from training.config.settings import RunSettings
+from training.config.test_time import override
+from training.errors import ConfigError, TrainingError
+from training.files import read_json, with_keys, write_json, write_text
+from training.logging.console import Console
+from training.run.environment import attempt
+from training.stages import last_trained
+
+SETTINGS, MANIFEST, LOCK = "settings.yaml", "manifest.json", ".lock"
+_SAME = {  # manifest keys whose values must not change on resume
+    "tokenizer_hash": "the tokenizer is not the one this run was started with",
+    "vocab_size": "the vocabulary is not the one this run was started with",
+    "data_hash": "the prepared data are not those this run was started with",
+    "valid_hash": "the held-out text is not the one this run was started with",
+}
+
+
+def run_folder(settings: RunSettings, words: Sequence[str], root: str | Path = "runs") -> Path:
+    """The default run folder: `<root>/<first file>-<choices not in that file>-<identity>`, such as
+    runs/tiny-alibi-0123456789. Other overrides with equal settings give the same folder."""
+    stem, end = stem_of(words), identity(settings)
+    known = [folder for folder in sorted(Path(root).glob(f"{escape(stem)}-*{end}")) if is_run(folder)]
+    names = dict.fromkeys([stem, *choices_of(settings, words), end])
+    return known[0] if known else Path(root) / "-".join(names)
+
+
+def choices_of(settings: RunSettings, words: Sequence[str]) -> list[str]:
+    """The names of choices, the scheme's first, that the first YAML file of a run does not make itself; []
+    for a fork without a file, which takes its parent's name."""
+    files, _ = split_arguments(list(words))
+    if not files and settings.parent is not None and settings.parent.fork:
+        return []
+    try:
+        base = load_settings(RunSettings, files[:1])
+    except ConfigError:  # a file that needs other files to be valid
+        base = RunSettings()
+    changed = [(key, new) for key, _, new, free in differences(base, settings) if not free]
+    named = [(key, new["name"]) for key, new in changed if isinstance(new, dict) and "name" in new]
+    return [name for _, name in sorted(named, key=lambda one: not one[0].startswith("model.position"))]
+
+
+def stem_of(words: Sequence[str]) -> str:
+    """The first part of a run's name: its first YAML file, else the parent of a fork, else `default`."""
+    files, dotted = split_arguments(list(words))
+    said = dict(word.split("=", 1) for word in dotted)
+    forked = said.get("parent.run") if "parent.fork" in said else None
+    return Path(files[0]).stem if files else Path(forked or "default").name
+
+
+def check_folder(folder: Path) -> None:
+    """Raise TrainingError for a run folder that cannot be created, before any other work."""
+    nearest = next(path for path in (folder, *folder.parents) if path.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        raise TrainingError(
+            f"{folder} cannot be made: {nearest} is not a folder one may write to; give another --run-dir"
+        )
+
+
+def is_run(folder: Path) -> bool:
+    return (folder / MANIFEST).is_file()
+
+
+# Optional keys of a run's manifest that other modules read, and their types.
+_ABOUT = {
+    "vocab_size": int,
+    "tokenizer_hash": str,
+    "data": str,
+    "groups": str,
+    "mixture": list,
+    "lineage": list,
+    "inherited": dict,
+    "attempts": list,
+}
+
+
+def read_manifest(folder: Path, *needed: str) -> dict:
+    """Read a run's manifest. Raises TrainingError for a missing `needed` key or a key of the wrong type."""
+    file = folder / MANIFEST
+    about = read_json(file)
+    said = {key for key, value in about.items() if value is not None}
+    with_keys(file, about, {key: kind for key, kind in _ABOUT.items() if key in said or key in needed})
+    for one in about.get("lineage") or []:
+        with_keys(f"{file}: lineage", one, {"run": str, "step": int})
+    return about
+
+
+def create_run(
+    folder: Path,
+    settings: RunSettings,
+    tokenizer: Tokenizer,
+    command: Sequence[str],
+    extra: dict | None = None,
+    processes: dict | None = None,
+) -> Path:
+    """Create a run folder. The manifest is written last: a folder with a manifest is a run.
+
+    Args:
+        extra: further entries of the manifest: data folder, `data_hash`, parameter count and the like.
+        processes: the processes that share the work, for the entry of the first attempt.
+
+    Raises TrainingError where the folder already is a run, or has checkpoints but no manifest, so that the
+    data they were trained on are unknown.
+    """
+    if is_run(folder):
+        raise TrainingError(f"{folder} already is a run; resume it, or start anew with --restart")
+    if steps_of(folder):
+        raise TrainingError(
+            f"{folder} holds checkpoints but no {MANIFEST}: restore that file, or start anew with --restart"
+        )
+    (folder / "tokenizer").mkdir(parents=True, exist_ok=True)
+    tokenizer.save(folder / "tokenizer")
+    write_text(folder / SETTINGS, dump(settings))
+    about = {
+        "format": 1,
+        "identity": identity(settings),
+        "vocab_size": tokenizer.vocab_size,
+        "tokenizer_hash": tokenizer.hash,
+        **(extra or {}),
+        "attempts": [attempt(command, [], processes)],
+    }
+    write_json(folder / MANIFEST, about)
+    return folder
+
+
+def resume_run(
+    folder: Path,
+    settings: RunSettings,
+    tokenizer: Tokenizer,
+    command: Sequence[str],
+    extra: dict | None = None,
+    processes: dict | None = None,
+) -> list[str]:
+    """Check that a run can resume under these settings, record the attempt, and return the changed settings,
+    one line each.
+
+    Only settings marked `may_change` may differ. Raises TrainingError, which lists all other differences, or
+    where the tokenizer or the data are not the run's.
+    """
+    about = read_manifest(folder)
+    now = {"tokenizer_hash": tokenizer.hash, "vocab_size": tokenizer.vocab_size, **(extra or {})}
+    changes = changed(read_settings(folder), settings)
+    if barred := changed(read_settings(folder), settings, free=False):
+        raise TrainingError(
+            f"{folder} was started with other settings; change them back, go on under the new ones in "
+            f"another run (--fork {folder} in place of --run-dir), or start anew (--restart):\n       "
+            + "\n       ".join(barred)
+        )
+    for key, sentence in _SAME.items():  # the settings are equal, so these changed for another reason
+        if key in about and key in now and about[key] != now[key]:
+            was, is_now = (str(value)[:12] for value in (about[key], now[key]))
+            raise TrainingError(f"{folder}: {sentence} ({was}, now {is_now}); restore it, or use --restart")
+    about["attempts"] = [*about.get("attempts", []), attempt(command, changes, processes)]
+    write_json(folder / MANIFEST, about)
+    if changes:
+        write_text(folder / SETTINGS, dump(settings))
+    return changes
+
+
+def changed(old: RunSettings, new: RunSettings, free: bool = True) -> list[str]:
+    """Every setting that differs, as `key: old → new`; with `free`, also those that may change on resume."""
+    return [
+        f"{key}: {_short(a)} → {_short(b)}"
+        for key, a, b, may_change in differences(old, new)
+        if free or not may_change
+    ]
+
+
+def set_aside(folder: Path) -> Path | None:
+    """Rename a run folder to `<name>.old1` (or the next free number), so that a new run can use its name."""
+    if not folder.exists():
+        return None
+    number = 1
+    while (away := folder.with_name(f"{folder.name}.old{number}")).exists():
+        number += 1
+    os.rename(folder, away)
+    return away
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Lock a run against training by other processes; the lock of a killed process is released by the system.
+
+    Both the folder and a file in it are locked: the file can be deleted, and on network file systems the lock
+    of the folder is not visible on other machines.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with open(folder / LOCK, "a") as lock:
+            if locked(handle) is False or locked(lock) is False:
+                raise TrainingError(f"{folder} is being trained by another process; wait for it or end it")
+            yield
+    finally:
+        os.close(handle)
+
+
+def read_settings(folder: Path) -> RunSettings:
+    return load_settings(RunSettings, [str(folder / SETTINGS)])
+
+
+def text_of(folder: Path) -> PreparedData:
+    """The prepared text that a run was trained on, according to its manifest."""
+    if not is_run(folder):
+        raise TrainingError(not_a_run(folder))
+    about = read_manifest(folder)
+    return open_prepared(about.get("data") or "", about.get("mixture", ()))
+
+
+def _short(value: object) -> str:
+    if isinstance(value, dict):
+        inside = ", ".join(f"{k}: {_short(v)}" for k, v in value.items() if k != "name" and v is not None)
+        return f"{value.get('name', '')}({inside})" if inside else str(value.get("name", "{}"))
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+@dataclass(frozen=True)
+class LoadedRun:
+    """A trained model, ready for evaluation or generation."""
+
+    model: Transformer
+    tokenizer: Tokenizer
+    settings: RunSettings  # with the scheduled changes up to `step`, and the given overrides
+    step: int
+    folder: Path
+    checkpoint_hash: str  # differs where `weights` is not the run's default
+    changed: str = ""  # a line about the scheduled changes
+    weights: Literal["ema", "last"] = "last"
+
+
+def load(
+    run: str | Path,
+    words: Sequence[str] = (),
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype | None = None,
+    checkpoint: int | None = None,
+    console=None,
+    weights: Literal["ema", "last"] | None = None,
+) -> LoadedRun:
+    """Load the model and the tokenizer of a run folder, in evaluation mode.
+
+    Args:
+        run: the run folder.
+        words: overrides of the positional scheme, e.g. `model.position.scaling.name=yarn`, applied to the
+            settings the checkpoint was last trained with (`training.changes`); see `override`.
+        dtype: dtype of the weights; None: float64 if they are stored in it, else float32.
+        checkpoint: step of the checkpoint; None: the newest good one.
+        console: reports damaged checkpoints that are skipped; None: standard error.
+        weights: the weights of the last step, or their EMA (`training.ema`); None: the EMA if there is one.
+
+    Raises:
+        TrainingError: not a run folder, no good checkpoint, no EMA in it, another tokenizer, or an override
+            outside the positional scheme.
+        ModelError: an override that the trained scheme does not allow.
+    """
+    folder = Path(run)
+    if not is_run(folder):
+        raise TrainingError(not_a_run(folder))
+    about = read_manifest(folder, "vocab_size", "tokenizer_hash")
+    tokenizer = load_tokenizer(folder / "tokenizer")
+    if tokenizer.hash != about.get("tokenizer_hash"):
+        raise TrainingError(
+            f"{folder / 'tokenizer'} is not the tokenizer of this run "
+            f"(hash {tokenizer.hash[:12]}, the run's {str(about.get('tokenizer_hash'))[:12]}); restore it"
+        )
+    trained, console = read_settings(folder), console or Console()
+
+    def read() -> LoadedRun:
+        found = find_checkpoint(folder, console, checkpoint, only=(WEIGHTS, AVERAGE, STATE))
+        if found is None:
+            raise TrainingError(f"{folder} has no checkpoint yet; train it first")
+        last, changed = last_trained(trained, found.step)
+        settings = override(last, words)
+        length, original = settings.train_length, settings.original_length
+        model = Transformer(settings.model, about["vocab_size"], length, original)
+        model.to(dtype or _stored_dtype(found))
+        load_weights(model, found)
+        usual = "ema" if found.has_average else "last"
+        chosen, said = weights or usual, [changed] if changed else []
+        if chosen == "ema":
+            if not found.has_average:
+                raise TrainingError(
+                    f"{found.folder} holds no mean of its weights: it was trained without training.ema"
+                )
+            load_average(model, found)
+            said.append("weights are their exponential mean (training.ema)")
+        model.to(device).eval()
+        digest = found.hash if chosen == usual else sha256(f"{chosen} {found.hash}".encode()).hexdigest()
+        return LoadedRun(model, tokenizer, settings, found.step, folder, digest, "; ".join(said), chosen)
+
+    return while_training(folder, read)
+
+
+def _stored_dtype(checkpoint: Checkpoint) -> torch.dtype:
+    stored = {dtype for _, dtype in shapes_in(checkpoint.folder, (WEIGHTS,)).values()}
+    return torch.float64 if torch.float64 in stored else torch.float32
+
+
+def not_a_run(folder: Path) -> str:
+    """An error message for a folder that is not a run, with the runs in the same parent folder."""
+    if not folder.exists():
+        near = sorted(path.parent.name for path in folder.parent.glob(f"*/{MANIFEST}"))
+        known = f"; {folder.parent} holds {', '.join(near)}" if near else ""
+        return f"{folder}: no such run folder{known}"
+    return f"{folder} is not a run folder: it has no {MANIFEST}"

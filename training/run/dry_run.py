@@ -1,0 +1,148 @@
+"""Estimates parameters, memory and time of a run before it starts: `train.py --dry-run`."""
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+
+from data import check_texts, expected_vocabulary
+from data.sampling.segments import Segment
+from model import Transformer
+from training.config.settings import RunSettings
+from training.distributed.parallel import Parallel
+from training.errors import TrainingError
+from training.logging.console import Console, duration
+from training.logging.summary import steps_in_words
+from training.optim.optimizer import who_learns_at
+from training.run.checks import autocast_type, make_model, sampled
+from training.run.extension import ParentRun
+from training.run.fork import first_step, rates_in_words
+from training.run.hardware import forecast, free_memory, peak_flops
+from training.run.memory import FLOAT, MemoryLayout, fitting, memory
+from training.stages import stages_of
+
+
+def lineage_words(lineage: list[dict]) -> list[str]:
+    """One line for each ancestor of an extension run, nearest first."""
+    return [
+        f"{one['run']}, step {one['step']:,} (checkpoint {one['checkpoint_hash'][:10]}), trained at "
+        f"{one['train_length']} tokens"
+        for one in lineage
+    ]
+
+
+def show_forecast(
+    settings: RunSettings, parallel: Parallel, console: Console, parent: ParentRun | None = None
+) -> int:
+    """Print the estimated size, memory and time of a run. Returns an exit status: 1 where it does not fit.
+
+    Raises DataError where its text does not exist.
+    """
+    t, done, device = settings.training, first_step(settings), parallel.device
+    if parent is not None or settings.parent is None:  # without its parent: already prepared
+        check_texts(settings.data)
+    if not parallel.main:
+        return 0
+    model, layout = _shape(settings, parallel, parent)
+    expected = partial(forecast, model, settings.train_length, layout=layout, peak=peak_flops(device))
+    f, left = expected(plan=settings.plan), expected(plan=after(settings.plan, done))
+    free, steps = free_memory(device), f"{f.steps:,} of {steps_in_words(settings)}"
+    tokens, time = f"{f.tokens:,}", f"about {duration(f.seconds)}"
+    if done:  # a fork: its parent has trained the first steps
+        steps += f"; {left.steps:,} are left after step {done:,}"
+        tokens += f"; {left.tokens:,} are left"
+        time = f"about {duration(left.seconds)} for what is left ({duration(f.seconds)} for all steps)"
+    changes = [stage for stage in stages_of(settings) if stage.words]
+    rows = [
+        ("parameters", f"{f.parameters:,}"),
+        ("training FLOPs per token", f"{f.flops_per_token:.3g}"),
+        ("steps", steps),
+        ("tokens", tokens),
+        ("positions of training text", sampled(settings)),
+        *((f"after step {stage.start:,}", ", ".join(stage.words)) for stage in changes),
+        ("memory on each device", f"about {_size(f.memory)}; {_size(free)} are free"),
+        ("time", f"{time} on {layout.world} × {device.type}, at 45% of its peak rate"),
+    ]
+    rows += [
+        (name, f"{rate:g}, {who_learns_at(name, model, t.optimizer)}")
+        for name, rate in t.optimizer.rates.items()
+    ]
+    if parent is not None:
+        is_fork = settings.parent is not None and settings.parent.fork
+        first, *earlier = lineage_words(parent.lineage(settings))
+        rows += [("fork of" if is_fork else "branch of", first), *(("behind it", one) for one in earlier)]
+        rows += [("changed", text) for text in parent.changed(settings)]
+        if is_fork:
+            told = rates_in_words(parent.folder, parent.settings, settings, parent.checkpoint.step)
+            rows += [("after the fork", text) for text in told]
+    console.table("forecast", ["", ""], rows)
+    if f.memory > free:
+        console.warn(f"this will not fit: {_fixes(model, settings, layout, free)}")
+        return 1
+    return 0
+
+
+def check_memory(settings: RunSettings, parallel: Parallel, parent: ParentRun | None = None) -> None:
+    """Raise TrainingError for a run that needs more than the free memory of its devices, before training.
+    Every process must call it."""
+    model, layout = _shape(settings, parallel, parent)
+    needed = sum(memory(model, settings.train_length, layout).values())
+    free = min(parallel.gather(free_memory(parallel.device)))
+    if needed > free:
+        raise TrainingError(
+            f"this will not fit: about {_size(needed)} are needed on each device, {_size(free)} are free; "
+            f"{_fixes(model, settings, layout, free)}, or pass --force to train anyway"
+        )
+
+
+def _shape(
+    settings: RunSettings, parallel: Parallel, parent: ParentRun | None
+) -> tuple[Transformer, MemoryLayout]:
+    """The model of a run on the meta device, and its layout on the devices."""
+    t, device = settings.training, parallel.device
+    vocab_size = parent.about["vocab_size"] if parent else expected_vocabulary(settings.data)
+    with torch.device("meta"):
+        model = make_model(settings, vocab_size)
+    most = max(-(-p.batch_size * p.length // settings.train_length) for p in settings.plan)
+    return model, MemoryLayout(
+        world=parallel.world,
+        sharded=parallel.sharded,
+        sequences=min(t.micro_batch_size or most, -(-most // parallel.world)),
+        checkpointing=t.parallel.activation_checkpointing,
+        half=autocast_type(t.precision, device) is not None,
+        device=device.type,
+        mean=t.ema is not None,
+        float_bytes=8 if t.precision == "float64" else FLOAT,
+        step_sequences=most,
+    )
+
+
+def _fixes(model: Transformer, settings: RunSettings, layout: MemoryLayout, free: float) -> str:
+    """Suggest settings, not yet in use, that reduce memory."""
+    fixes = []
+    if fits := fitting(model, settings.train_length, layout, free):
+        size = f"training.micro_batch_size={fits[0]} (now {layout.sequences})"
+        if fits[1] < layout.step_sequences:
+            size = f"training.batch_size={fits[1]} (now {layout.step_sequences}) and {size}"
+        fixes.append(f"set {size}")
+    if not layout.checkpointing:
+        fixes.append("set training.parallel.activation_checkpointing")
+    if not layout.sharded:
+        fixes.append(
+            "split the weights over several devices (training.parallel.sharding=full, docs/scaling.md)"
+        )
+    return ", or ".join([*fixes, "take more devices" if layout.sharded else "take a smaller model"])
+
+
+def _size(n: float) -> str:
+    return f"{n / 2**30:.1f} GiB" if n >= 2**30 else f"{n / 2**20:.0f} MiB"
+
+
+def after(plan: Sequence[Segment], done: int) -> list[Segment]:
+    """The segments of a plan that remain after the first `done` steps."""
+    left = []
+    for portion in plan:
+        passed = min(done, portion.steps)
+        done -= passed
+        left += [portion._replace(steps=portion.steps - passed)] if passed < portion.steps else []
+    return left

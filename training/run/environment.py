@@ -1,0 +1,98 @@
+"""The environment of an attempt, for the manifest: command, commit, versions, hardware, processes."""
+
+import os
+import platform
+import re
+import shutil
+import socket
+import subprocess
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+from training.distributed.parallel import Parallel
+
+_LIBRARIES = ("torch", "accelerate", "datasets", "numpy", "pydantic", "safetensors", "sentencepiece")
+_DRIVER = Path("/proc/driver/nvidia/version")
+
+
+def attempt(command: Sequence[str], changes: list[str], processes: dict | None) -> dict:
+    """One entry of the manifest's `attempts`; `processes` is the result of `processes_of`."""
+    commit, dirty = _commit()
+    return {
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": list(command),
+        "commit": commit,
+        "uncommitted_changes": dirty,
+        "changed_settings": changes,
+        "versions": {"python": platform.python_version()} | _versions(),
+        "machine": _machine(),
+        "parallel": processes,
+    }
+
+
+def processes_of(parallel: Parallel) -> dict:
+    """The processes of a run: accelerate's distributed type, the backend, and host and device of every rank.
+    Every process must call it."""
+    mine = {"host": socket.gethostname(), "device": str(parallel.device)}
+    return {"processes": parallel.world, **parallel.state(), "ranks": parallel.gather(mine)}
+
+
+def _versions() -> dict[str, str | None]:
+    found: dict[str, str | None] = {}
+    for name in _LIBRARIES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "absent"
+    return found | {"cuda": torch.version.cuda, "driver": _driver()}
+
+
+def _machine() -> dict:
+    """The hardware of the main process; memory in bytes."""
+    cards = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+    return {
+        "system": platform.platform(),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "memory": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        "gpus": [card.name for card in cards],
+        "gpu_memory": [card.total_memory for card in cards],
+        "processes": int(os.environ.get("WORLD_SIZE", "1")),
+    }
+
+
+def _driver() -> str | None:
+    """The version of the NVIDIA driver; None without one."""
+    try:
+        found = re.search(r"\d+\.\d+(\.\d+)?", _DRIVER.read_text(encoding="utf-8"))
+    except OSError:
+        return None
+    return found[0] if found else None
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _commit() -> tuple[str | None, bool | None]:
+    """The commit of this code, and whether files differ from it; (None, None) outside a repository."""
+    home = Path(__file__).resolve().parents[2]
+    if not (home / ".git").exists() or shutil.which("git") is None:
+        return None, None
+
+    def git(*words: str) -> str | None:
+        done = subprocess.run(["git", "-C", str(home), *words], capture_output=True, text=True)
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    status = git("status", "--porcelain", "--untracked-files=no")
+    return git("rev-parse", "HEAD"), None if status is None else bool(status)

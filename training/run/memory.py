@@ -1,0 +1,105 @@
+"""Memory of training on each device, by purpose; docs/scaling.md has the formulas."""
+
+from dataclasses import dataclass, replace
+
+from model import LinearMixer, Transformer
+from model.transformer import LOGITS_AT_ONCE
+
+FLOAT, HALF = 4, 2  # bytes
+BATCH = 48  # bytes per token: int64 tokens and targets of this batch, the next, and one in transfer
+USED = 0.9  # share of the free memory that suggested sizes may use
+
+
+@dataclass(frozen=True)
+class MemoryLayout:
+    """How a run is distributed over its devices."""
+
+    world: int
+    sharded: bool  # FSDP2, else DDP
+    sequences: int  # per forward pass and device
+    checkpointing: bool = False
+    half: bool = True  # bfloat16 autocast
+    device: str = "cuda"
+    mean: bool = False  # whether an EMA of the weights is stored
+    float_bytes: int = FLOAT  # bytes of a number outside autocast; 8 in float64
+    step_sequences: int = 0  # of a whole step over all devices; on a CPU they share memory with the model
+
+
+def memory(model: Transformer, length: int, layout: MemoryLayout) -> dict[str, float]:
+    """Bytes on each device, by purpose, for training on windows of `length` tokens."""
+    p, size = model.parameter_count(), layout.float_bytes
+    split = layout.world if layout.sharded else 1
+    tokens = layout.sequences * length
+    found = {
+        "weights": size * p / split,
+        "gradients": size * p / split,
+        "moments": 2 * size * p / split,
+        "mean": size * p / split if layout.mean else 0.0,
+    }
+    if layout.sharded and layout.world > 1:
+        # The current block and the next, one block's gradients in both dtypes; embedding and head throughout.
+        block, outer = block_parameters(model), p - block_parameters(model) * model.settings.layers
+        low = HALF if layout.half else size
+        found["whole blocks"] = (2 * low + low + size) * block + (2 * low + size) * outer
+    else:
+        found["bfloat16 copies"] = HALF * matrices(model) if layout.half else 0.0
+        found["buckets"] = size * p if layout.world > 1 else 0.0
+    found["activations"] = tokens * activations(model, length, layout)
+    found["logits"] = logits(model, tokens, layout.device)
+    found["batches"] = (
+        BATCH * layout.step_sequences * length / layout.world if layout.device == "cpu" else 0.0
+    )
+    return found
+
+
+def fitting(model: Transformer, length: int, layout: MemoryLayout, free: float) -> tuple[int, int] | None:
+    """(sequences per pass, sequences per step) that fit into `free` bytes per device, in powers of two. The
+    step is reduced only where none of its passes fit. None where nothing fits."""
+
+    def largest(layouts: list[MemoryLayout]) -> MemoryLayout | None:
+        fit = (one for one in layouts if sum(memory(model, length, one).values()) <= USED * free)
+        return next(fit, None)
+
+    def halved(most: int) -> list[int]:
+        return [1 << power for power in reversed(range(most.bit_length())) if 1 << power <= most]
+
+    passes = [replace(layout, sequences=n) for n in halved(layout.sequences)]
+    steps = [
+        replace(passes[-1], step_sequences=n * layout.world)
+        for n in halved(layout.step_sequences // layout.world)
+    ]
+    found = largest([*passes, *steps])
+    return (found.sequences, found.step_sequences) if found else None
+
+
+def block_parameters(model: Transformer) -> int:
+    """The number of parameters of one layer."""
+    return sum(p.numel() for p in model.layers.parameters()) // model.settings.layers
+
+
+def matrices(model: Transformer) -> int:
+    """The number of parameters used in matrix products: all except the embedding."""
+    return block_parameters(model) * model.settings.layers + model.vocab_size * model.settings.dim
+
+
+def activations(model: Transformer, length: int, layout: MemoryLayout) -> float:
+    """Bytes per token saved for the backward pass.
+
+    Per block: the inputs of its two norms, before and after scaling, and the statistics of norms and softmax,
+    in float32; the outputs of the norms, q, k, v, the attention output in two layouts, and four vectors of
+    the feed-forward. With checkpointing: the input of every block, and everything of one block.
+    """
+    s, size = model.settings, layout.float_bytes
+    inner = 2 * s.dim + (3 * s.heads + 2 * s.kv_heads) * s.head_dim + 4 * s.ffn_dim
+    if isinstance(s.mixer, LinearMixer):  # feature maps of q and k; chunk weights and states
+        chunk = min(s.mixer.chunk, length)
+        inner += 4 * (s.heads + s.kv_heads) * s.head_dim + s.heads * chunk
+        inner += 2 * s.kv_heads * s.head_dim**2 // chunk
+    one = (4 * s.dim + s.heads + 2) * size + inner * (HALF if layout.half else size)
+    return s.layers * s.dim * size + one if layout.checkpointing else s.layers * one
+
+
+def logits(model: Transformer, tokens: int, device: str) -> float:
+    """Bytes of the head's logits: three float32 copies of the rows that are computed at once."""
+    rows = min(LOGITS_AT_ONCE.get(device, 1 << 25) // model.vocab_size + 1, tokens)
+    return 3.0 * rows * model.vocab_size * FLOAT
