@@ -77,6 +77,7 @@ def joined() -> Iterator[EvaluationRanks]:
     dist.init_process_group("gloo", timeout=timedelta(hours=24))
     try:
         yield this_process()
+        dist.barrier()  # a rank that exits while another still sends aborts the other
     finally:
         dist.destroy_process_group()
 

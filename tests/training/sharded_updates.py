@@ -44,6 +44,7 @@ def main():
         )
         if dist.get_rank() == 0:
             print(settings.name, worst, moved, flush=True)
+    dist.barrier()  # a rank that exits while another still sends aborts the other
     dist.destroy_process_group()
 
 
