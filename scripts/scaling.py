@@ -174,7 +174,7 @@ def states_table(gpu: Gpu) -> str:
             states = sum(parts[key] for key in ("weights", "gradients", "moments"))
             total = sum(parts.values())
             fits = "yes" if total <= USABLE * gpu.memory else "no"
-            name = "alone" if world == 1 else f"{world} × {'FSDP2' if sharded else 'DDP'}"
+            name = "1" if world == 1 else f"{world} × {'FSDP2' if sharded else 'DDP'}"
             extra = total - states - parts["activations"] - parts["logits"]
             numbers = [states, extra, parts["activations"], parts["logits"], total]
             rows.append([shape.name, name, *(f"{n / GB:.1f}" for n in numbers), fits])
@@ -185,8 +185,8 @@ def states_table(gpu: Gpu) -> str:
         "copies",
         "activations",
         "logits",
-        "sum",
-        f"below {USABLE * gpu.memory / GB:.0f}",
+        "total",
+        f"at most {USABLE * gpu.memory / GB:.0f}",
     ]
     return table(columns, rows)
 
@@ -211,8 +211,8 @@ def activations_table(gpu: Gpu) -> str:
                 *numbers,
             ]
         )
-    columns = ["size", "parameters", "length", "GFLOP a token", "MB a token", "GB a sequence"]
-    return table([*columns, "MB, checkpointing", "GB, checkpointing"], rows)
+    columns = ["size", "parameters", "length", "GFLOP per token", "MB per token", "GB per sequence"]
+    return table([*columns, "MB with checkpointing", "GB with checkpointing"], rows)
 
 
 def speed_table(gpu: Gpu) -> str:
@@ -220,14 +220,14 @@ def speed_table(gpu: Gpu) -> str:
     for shape in shapes():
         for world in WORLDS:
             for sharded in (False, True) if world > 1 else (False,):
-                name = "alone" if world == 1 else f"{world} × {'FSDP2' if sharded else 'DDP'}"
+                name = "1" if world == 1 else f"{world} × {'FSDP2' if sharded else 'DDP'}"
                 layout = best_layout(shape, world, sharded, gpu)
                 if layout is None:
                     shared = shape.settings.training.batch_size % world == 0
                     why = (
                         "does not fit"
                         if shared
-                        else f"{shape.settings.training.batch_size} sequences cannot be shared"
+                        else f"{shape.settings.training.batch_size} sequences cannot be divided"
                     )
                     rows.append([shape.name, name, why, *["–"] * 6])
                     continue
@@ -250,8 +250,16 @@ def speed_table(gpu: Gpu) -> str:
                         f"{days:.2g}" if days < 10 else f"{days:,.0f}",
                     ]
                 )
-    columns = ["size", "GPUs", "passes × sequences", "GB", "work, ms", "talk, ms", "k tokens/s"]
-    return table([*columns, "MFU", "days for the config's tokens"], rows)
+    columns = [
+        "size",
+        "GPUs",
+        "micro-batches × sequences",
+        "GB",
+        "compute, ms",
+        "communication, ms",
+        "k tokens/s",
+    ]
+    return table([*columns, "MFU", "days for training.tokens"], rows)
 
 
 @dataclass(frozen=True)
@@ -273,9 +281,9 @@ TINY = {"dim": 2048, "layers": 22, "heads": 32, "kv_heads": 4, "ffn_dim": 5632}
 ANCHORS = (
     Anchor("TinyLlama, 1.1B, A100 40 GB", "a100", TINY, 2048, 32_000, 24_000),
     Anchor("fms-fsdp #89, 7B, H100", "h100", LLAMA2, 4096, 32_000, 9_600),
-    Anchor("KempnerForge, 7B, one H200, all recomputed", "h200", LLAMA2, 4096, 32_000, 10_471, True),
-    Anchor("torchtitan, 8B, 8 H100, eager, some recomputed", "h100", LLAMA3, 8192, 128_256, 5_762),
-    Anchor("torchtitan, 8B, 8 H100, compiled, some recomputed", "h100", LLAMA3, 8192, 128_256, 6_667),
+    Anchor("KempnerForge, 7B, one H200, full checkpointing", "h200", LLAMA2, 4096, 32_000, 10_471, True),
+    Anchor("torchtitan, 8B, 8 H100, eager, selective checkpointing", "h100", LLAMA3, 8192, 128_256, 5_762),
+    Anchor("torchtitan, 8B, 8 H100, compiled, selective checkpointing", "h100", LLAMA3, 8192, 128_256, 6_667),
 )
 
 
@@ -289,7 +297,7 @@ def anchors_table(gpu: Gpu) -> str:
         predicted = USUAL_SHARE * peak / (again * flops)
         mfu, off = one.rate * flops / peak, predicted / one.rate - 1
         rows.append([one.who, f"{one.rate:,.0f}", f"{mfu:.0%}", f"{predicted:,.0f}", f"{off:+.0%}"])
-    return table(["who", "published", "its MFU, counted as here", "predicted", "off by"], rows)
+    return table(["run", "published", "MFU by our formula", "predicted", "error"], rows)
 
 
 TABLES = {
