@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# From nothing to a figure: installs the pinned dependencies into .venv, prepares the standard library's source
-# as text, trains a small decoder at 256 tokens, measures it at 256 to 4096 tokens under six rules, and writes
-# some code with it. Run again, it does only what is not done yet.
+# Installs the pinned dependencies into .venv, prepares the source code of Python's standard library, trains a small model at
+# 256 tokens, evaluates it at 256 to 4,096 tokens with six methods and generates text. Steps that are already done are
+# skipped when it runs again.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 started=$SECONDS
@@ -11,7 +11,7 @@ step "1/5 environment"
 . scripts/environment.sh ""
 run=runs/quickstart
 
-step "2/5 text: the source of Python's standard library"
+step "2/5 text: source code of Python's standard library"
 python scripts/prepare.py configs/quickstart.yaml
 step "3/5 training at 256 tokens: about 4 minutes on 2 cores"
 python train.py configs/quickstart.yaml --run-dir "$run"
@@ -21,5 +21,5 @@ step "5/5 text from the trained model"
 python generate.py "$run" --prompt "def read_lines(path):" --tokens 300 --temperature 0.7 --top-p 0.95 --seed 1
 
 step "done"
-echo "the figure:   $run/evaluation/quickstart/nll_by_length.png"
-echo "its numbers:  $run/evaluation/quickstart/results.csv"
+echo "figure:   $run/evaluation/quickstart/nll_by_length.png"
+echo "numbers:  $run/evaluation/quickstart/results.csv"

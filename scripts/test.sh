@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Runs the tests, in .venv, made first if need be, on all cores (at most 8). About eight minutes on 2 of them.
-#   bash scripts/test.sh                    everything but what is marked slow
-#   bash scripts/test.sh --slow             everything
-#   bash scripts/test.sh tests/model -x     any words for pytest
+# Runs ruff and the tests in .venv on all cores (at most 8), and creates .venv if necessary.
+#   bash scripts/test.sh                    all tests that are not marked slow
+#   bash scripts/test.sh --slow             all tests
+#   bash scripts/test.sh tests/model -x     any arguments of pytest
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/environment.sh test
@@ -14,6 +14,6 @@ echo "== ruff" >&2
 ruff check .
 ruff format --check --quiet . || { echo "error: run 'ruff format .'" >&2; exit 1; }
 echo "== pytest" >&2
-# One thread for each of the processes; bash 3.2 calls an empty array unset.
+# One thread per process. bash 3.2 treats an empty array as unset, hence ${words[@]+...}.
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 exec python -m pytest -n auto --maxprocesses 8 ${words[@]+"${words[@]}"}

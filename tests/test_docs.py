@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import io
 import os
@@ -320,18 +321,91 @@ def test_the_site_builds(tmp_path):
 
 
 PATHS = re.compile(
-    r"`((?:model|data|training|evaluation|studies|interop|scripts|configs|tests)/[\w/.-]+\.\w+)`"
+    r"(?<![\w./-])(?:(?:model|data|training|evaluation|generation|studies|interop|scripts|configs|tests|docs)"
+    r"/[\w*/.-]*[\w*/]|(?:train|generate|evaluate|study|sextant)\.py)"
 )
+LINKS = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+# Results of an older commit, which the page names, and the renaming tables.
+DATED = {ROOT / "CHANGELOG.md", *ROOT.glob("docs/results/mutation*.md")}
 
 
-@pytest.mark.parametrize(
-    "file", ["architecture.md", "configuration.md", "comparison.md", "data.md", "training.md"]
-)
-def test_every_file_that_a_page_names_exists(file):
-    text = (ROOT / "docs" / file).read_text(encoding="utf-8")
-    text = text[text.index("## Sextant") :] if file == "comparison.md" else text
-    missing = [path for path in PATHS.findall(text) if not (ROOT / path).exists()]
-    assert not missing
+def prose(file: Path) -> str:
+    """What a file says about Sextant: a document, or the comments of a settings file or shell script."""
+    text = file.read_text(encoding="utf-8")
+    if file.suffix in (".yaml", ".sh"):
+        return "\n".join(re.findall(r"(?:^|\s)#(.*)", text))
+    if file.name == "comparison.md":
+        return text[text.index("## Sextant") :]
+    return re.sub(r"https?://\S+", "", text)
+
+
+def readable() -> list[Path]:
+    found = [
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / "configs").rglob("*.yaml"),
+        *(ROOT / "scripts").rglob("*.sh"),
+    ]
+    return sorted({ROOT / "README.md", ROOT / "CONTRIBUTING.md", *found} - DATED)
+
+
+@pytest.mark.parametrize("file", readable(), ids=lambda file: str(file.relative_to(ROOT)))
+def test_every_path_that_a_document_names_exists(file):
+    text = prose(file)
+    examples = {f"model/position/{name}.py" for name in EXAMPLES}
+    outputs = set(re.findall(r"--out ([\w/]+)", text))
+    missing = {path for path in PATHS.findall(text) if not any(ROOT.glob(path.rstrip("/")))}
+    assert not missing - examples - outputs
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md"])
+def test_every_link_of_the_root_documents_resolves(name):
+    """Links within docs/ are checked by the strict build of the site."""
+    for link in LINKS.findall((ROOT / name).read_text(encoding="utf-8")):
+        path, _, anchor = link.partition("#")
+        if "://" not in link and not link.startswith("mailto:"):
+            assert (ROOT / path).exists(), link
+            titles = (
+                re.findall(r"^#+ (.*)", (ROOT / path).read_text(encoding="utf-8"), flags=re.M)
+                if anchor
+                else []
+            )
+            assert not anchor or anchor in {
+                re.sub(r"[^\w -]", "", t).lower().replace(" ", "-") for t in titles
+            }
+
+
+ARCHITECTURE = ROOT / "docs" / "architecture.md"
+
+
+def test_the_names_in_the_architecture_are_defined_in_their_files():
+    """In the table of questions, a name in brackets after a file is defined or used there."""
+    named = re.findall(r"`([\w/]+\.py)` \((?:[^`)]*)`([\w.]+)`", ARCHITECTURE.read_text(encoding="utf-8"))
+    assert len(named) > 3
+    for path, name in named:
+        assert name.split(".")[-1] in (ROOT / path).read_text(encoding="utf-8"), (path, name)
+
+
+def test_the_import_diagram_matches_the_imports():
+    """Every import between packages is a path of arrows, and every arrow is an import."""
+    diagram = re.search(r"flowchart BT\n(.*?)```", ARCHITECTURE.read_text(encoding="utf-8"), flags=re.S)
+    assert diagram is not None
+    arrows = set(re.findall(r"(\w+)(?:\[[^\]]*\])? --> (\w+)", diagram[1]))
+    packages = {name for arrow in arrows for name in arrow} - {"scripts"}
+    found = set()
+    for package in [*packages, "scripts"]:
+        files = (ROOT / package).rglob("*.py")
+        for file in [*files, *(ROOT.glob("*.py") if package == "scripts" else ())]:
+            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+                modules = [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+                modules += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+                found |= {
+                    (package, target) for m in modules if (target := m.split(".")[0]) in packages - {package}
+                }
+    assert packages == {f.parent.name for f in ROOT.glob("*/__init__.py")} - {"scripts", "tests"}
+    reached = set(arrows)
+    while more := {(a, d) for a, b in reached for c, d in arrows if b == c} - reached:
+        reached |= more
+    assert arrows <= found and found <= reached, (arrows - found, found - reached)
 
 
 @pytest.mark.slow
