@@ -133,7 +133,6 @@ LONG = (
     "compare_schemes",
     "coordinate_check",
     "long_context",
-    "mutation_check",
     "plot_sweep",
     "verify_resume",
 )

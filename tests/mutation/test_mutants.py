@@ -1,4 +1,4 @@
-"""The table of wrong formulas is in step with the code; the whole check takes minutes and is slow."""
+"""The table of mutants matches the code; checking all of them takes minutes and is slow."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-ROOT = Path(__file__).resolve().parent.parent
-MUTANTS = yaml.safe_load((ROOT / "tests" / "mutants.yaml").read_text(encoding="utf-8"))
+ROOT = Path(__file__).resolve().parents[2]
+MUTANTS = yaml.safe_load(Path(__file__).with_name("mutants.yaml").read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m["name"])
@@ -29,6 +29,6 @@ def test_names_tell_mutants_apart():
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_every_mutant_is_caught():
-    line = [sys.executable, str(ROOT / "scripts" / "mutation_check.py")]
+    line = [sys.executable, str(ROOT / "tests" / "mutation" / "check.py")]
     found = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=1700, check=False)
     assert found.returncode == 0, found.stdout[-3000:] + found.stderr[-1000:]

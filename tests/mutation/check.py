@@ -1,12 +1,12 @@
-"""Plant wrong formulas, one at a time, and see that the tests mapped to each of them fail.
+"""Insert wrong code, one mutant at a time, and check that the tests mapped to it fail.
 
-    python scripts/mutation_check.py                 all of tests/mutants.yaml; about ten minutes on 2 cores
-    python scripts/mutation_check.py yarn window     those whose name holds one of the words
-    python scripts/mutation_check.py --jobs 2 --out docs/results/mutations.md
+    python tests/mutation/check.py                 all of mutants.yaml; about ten minutes on 2 cores
+    python tests/mutation/check.py yarn window     those whose name contains one of the words
+    python tests/mutation/check.py --jobs 2 --out docs/results/mutations.md
 
-A mutant is a text in one file of the product that is replaced by another, in a copy of the tree. It is caught
-when its tests run and one fails; it is a fault of the table when its text is not found exactly once, when its
-tests fail without it, or when they cannot run at all.
+A mutant replaces one text in one file of the product, in a copy of the tree. It is caught when its tests run
+and one fails. The table is at fault where a text is not found exactly once, or the tests fail or cannot run
+without the mutant.
 """
 
 import re
@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import yaml
 
@@ -28,8 +28,8 @@ from data.files import write_text
 from training.errors import TrainingError
 from training.logging.console import Console, Parser, run_main
 
-ROOT = Path(__file__).resolve().parent.parent
-TABLE = ROOT / "tests" / "mutants.yaml"
+ROOT = Path(__file__).resolve().parents[2]
+TABLE = Path(__file__).with_name("mutants.yaml")
 COPIED = (
     "model",
     "data",
@@ -42,7 +42,7 @@ COPIED = (
     "configs",
     "scripts",
 )
-FILES = ("pyproject.toml", "train.py", "generate.py", "evaluate.py", "study.py")
+FILES = ("pyproject.toml", "train.py", "generate.py", "evaluate.py", "study.py", "sextant.py")
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Mutant:
     file: str
     old: str
     new: str
-    tests: str  # words for pytest
+    tests: str  # arguments of pytest
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class MutantOutcome:
 
 def main() -> int:
     parser = Parser(__doc__)
-    parser.add_argument("words", nargs="*", help="only mutants whose name holds one of these")
+    parser.add_argument("words", nargs="*", help="only mutants whose name contains one of these")
     parser.add_argument("--jobs", type=int, default=2, help="mutants tested at once")
     parser.add_argument("--out", help="write the table there, as Markdown")
     options = parser.parse_args()
@@ -73,7 +73,7 @@ def main() -> int:
         m for m in mutants if not options.words or any(w.lower() in m.name.lower() for w in options.words)
     ]
     if not chosen:
-        raise TrainingError(f"no mutant's name holds {' or '.join(options.words)}; see {TABLE.name}")
+        raise TrainingError(f"no mutant's name contains {' or '.join(options.words)}; see {TABLE.name}")
     for name in misplaced(chosen):
         raise TrainingError(f"{TABLE.name}: the text of '{name}' is not found exactly once in its file")
     start, outcomes = time.monotonic(), []
@@ -153,11 +153,11 @@ def first_failure(output: str) -> str:
 def report(outcomes: list[MutantOutcome], seconds: float) -> str:
     caught = sum(o.verdict == "caught" for o in outcomes)
     lines = [
-        "# Wrong formulas, planted",
+        "# Inserted faults",
         "",
-        f"`python scripts/mutation_check.py`: {caught} of {len(outcomes)} caught in {seconds / 60:.1f} "
-        "minutes. "
-        "Each entry of tests/mutants.yaml replaces one text in a copy of the code; then its tests run.",
+        f"`python tests/mutation/check.py`: {caught} of {len(outcomes)} caught in {seconds / 60:.1f} "
+        "minutes. Each entry of tests/mutation/mutants.yaml replaces one text in a copy of the code; then its "
+        "tests run.",
         "",
         "| mutant | file | verdict | first test that failed |",
         "|---|---|---|---|",

@@ -1,7 +1,7 @@
 """Draw edits of the code with cosmic-ray's mutation operators, and check that the tests catch each.
 
     pip install -e '.[mutation,test]'
-    python scripts/mutation_sample.py --commit d265f32           200 edits; about half an hour on 1 core
+    python tests/mutation/sample.py --commit d265f32           200 edits; about half an hour on 1 core
 
 The draw is fixed by the commit and the seed: lines are drawn in proportion to the packages' sizes, then one
 of the operators that apply, then one of its edits; annotations are left out. An edit runs the tests nearest
@@ -24,7 +24,7 @@ from functools import cache
 from itertools import groupby, pairwise
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import hypothesis  # noqa: F401
 import matplotlib.pyplot  # noqa: F401  (imported once here, not once per edit)
@@ -38,7 +38,7 @@ from cosmic_ray.plugins import get_operator, operator_names
 from transformers import LlamaForCausalLM  # noqa: F401
 
 from data.files import write_text
-from scripts.mutation_check import ROOT, first_failure
+from tests.mutation.check import ROOT, first_failure
 from training.logging.console import Console, Parser, run_main
 
 PACKAGES = ("model", "data", "training", "evaluation", "studies", "generation")
@@ -317,7 +317,7 @@ def report(edits: list[Edit], verdicts: dict[int, str], drawn: str) -> str:
     lines = [
         "# Edits drawn by a mutation tool",
         "",
-        f"`python scripts/mutation_sample.py`: {len(edits)} edits drawn with cosmic-ray's operators "
+        f"`python tests/mutation/sample.py`: {len(edits)} edits drawn with cosmic-ray's operators "
         f"({drawn}), {len(kinds)} of them judged: {counts}. The {added} marked `+` survived the tests "
         "nearest to them; the test named is the one added or extended for it.",
         "",
