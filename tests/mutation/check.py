@@ -156,8 +156,8 @@ def report(outcomes: list[MutantOutcome], seconds: float) -> str:
         "# Inserted faults",
         "",
         f"`python tests/mutation/check.py`: {caught} of {len(outcomes)} caught in {seconds / 60:.1f} "
-        "minutes. Each entry of tests/mutation/mutants.yaml replaces one text in a copy of the code; then its "
-        "tests run.",
+        "minutes. Each entry of tests/mutation/mutants.yaml replaces one text in a copy of the code; then "
+        "its tests run.",
         "",
         "| mutant | file | verdict | first test that failed |",
         "|---|---|---|---|",

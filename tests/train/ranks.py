@@ -21,6 +21,7 @@ import train
 import training.run.setup
 from tests.processes import free_port
 from training.distributed.parallel import Parallel
+from training.errors import TrainingError
 from training.logging.metrics_logger import MetricsLogger
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -229,6 +230,22 @@ def signalled_early(folder: Path, words: list[str], number: signal.Signals) -> d
     return pair.told() | {"seconds": took, "left": folder.exists()}
 
 
+def fail_last(folder: Path, rank: int) -> None:
+    """The main rank fails after its last step, while the other waits to leave the process group with it."""
+
+    def end(self, done):
+        raise TrainingError("failed last")
+
+    if rank == 0:
+        MetricsLogger.end = end
+
+
+def failing_last(folder: Path, words: list[str]) -> dict:
+    pair = Pair(folder, words, fail_last)
+    wait_for(pair.poll)
+    return pair.told()
+
+
 def poisoned(folder: Path, words: list[str]) -> dict:
     pair = Pair(folder, [*words, "training.on_nonfinite={name: skip, limit: 2}"], poison)
     wait_for(pair.poll)
@@ -243,6 +260,7 @@ def main() -> None:
         "poisoned": poisoned(folder / "poisoned", words),
         "signalled": signalled(folder / "signalled", words),
         "failing": failing(shutil.copytree(folder / "signalled", folder / "failing"), words),
+        "failing last": failing_last(folder / "failing-last", words),
         "killed": lost(folder / "killed", words, signal.SIGKILL),
         "stopped": lost(folder / "stopped", words, signal.SIGSTOP),
         "killed early": lost_early(folder / "killed-early", words, signal.SIGKILL),

@@ -395,5 +395,5 @@ def test_processes_that_hold_different_things_are_refused(monkeypatch):
 
 
 def test_sharding_alone_is_refused_with_the_line_that_works():
-    with pytest.raises(TrainingError, match=r"no other process .* accelerate launch --config_file"):
+    with pytest.raises(TrainingError, match=r"sharding=full .* accelerate launch --config_file"):
         Training([*SMALL, SHARDED], None)

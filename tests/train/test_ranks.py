@@ -68,6 +68,12 @@ def test_an_error_of_one_rank_alone_is_not_taken_for_its_loss_and_none_is_starte
     assert main == f"error: {error}" and other == f"error: (process 1) process 0 failed: {error}"
 
 
+def test_a_rank_that_fails_after_the_last_step_does_not_leave_the_other_waiting(told):
+    found = told[1]["failing last"]
+    assert found["statuses"] == [FAILED, FAILED], found["logs"]
+    assert all("failed last" in log for log in found["logs"])
+
+
 @pytest.mark.parametrize(("name", "number"), [("killed", signal.SIGKILL), ("stopped", signal.SIGSTOP)])
 def test_a_lost_rank_is_noticed_in_time_and_only_the_steps_since_the_checkpoint_are_lost(told, name, number):
     folder, found = told[0], told[1][name]

@@ -21,15 +21,7 @@ from torch.distributed.tensor import DTensor
 from model import Transformer
 from training.config.settings import TrainingSettings
 from training.distributed.error_barrier import ALONE, PATIENCE, ProcessGroup, SideChannelGroup, error_barrier
-from training.distributed.launch import (
-    MEND,
-    asked_of_accelerate,
-    asks_for_fsdp,
-    check_devices,
-    check_launch,
-    check_world,
-    parent_words,
-)
+from training.distributed.launch import COMMAND, check_devices, check_launch, check_world, requests_fsdp
 from training.errors import TrainingError
 
 T = TypeVar("T")
@@ -43,8 +35,7 @@ class Parallel:
     """
 
     def __init__(self, t: TrainingSettings):
-        asked = asked_of_accelerate(parent_words())
-        check_launch(t, os.environ, asked)
+        check_launch(t, os.environ)
         check_devices(os.environ, torch.cuda.device_count())
         # The main process prepares data while the others wait; the default timeout is ten minutes.
         patience = InitProcessGroupKwargs(timeout=PATIENCE)
@@ -55,13 +46,13 @@ class Parallel:
         self.device: torch.device = self._accelerator.device
         self.rank: int = self._accelerator.process_index
         self.world: int = self._accelerator.num_processes
-        check_world(t, os.environ, asked, self.world)
-        wanted = "full" if asks_for_fsdp(os.environ) else "none"
-        self.sharded: bool = (wanted if t.parallel.sharding == "auto" else t.parallel.sharding) == "full"
+        check_world(t, os.environ, self.world)
+        default = "full" if requests_fsdp(os.environ) else "none"
+        self.sharded: bool = (default if t.parallel.sharding == "auto" else t.parallel.sharding) == "full"
         if self.sharded and not dist.is_initialized():
             raise TrainingError(
-                "training.parallel.sharding is full, and there is no other process to share the weights "
-                f"with: start {MEND.format(n='N')}, or leave it out"
+                "training.parallel.sharding=full requires several processes: start "
+                f"{COMMAND.format(n='N')}, or remove the setting"
             )
         # Sharded: all processes save the model and report errors over `holders`. Otherwise the main process
         # saves it and reports errors to all processes over `listeners`.
@@ -163,7 +154,9 @@ class Parallel:
         }
 
     def end(self) -> None:
-        """Leave the process group."""
+        """Leave the process group once every process has finished; gloo aborts a process that still sends to
+        one that has left."""
+        self.wait()
         self._accelerator.end_training()
 
 

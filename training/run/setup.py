@@ -162,7 +162,7 @@ def open_run(options: Namespace, interrupts: Interrupts, draw_targets: DrawTarge
                     score = step0_score(draw_targets, data, settings, parallel.device)
                     start_extension(folder, settings, parent, model, score, console)
             yield run
-    parallel.end()
+        parallel.end()  # monitored by the watchdog, as a process may fail before it arrives here
 
 
 def _launch(options: Namespace) -> tuple[RunSettings, ParentRun | None, Parallel, Console]:
