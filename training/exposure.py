@@ -12,7 +12,6 @@ from training.checkpoint.storage import steps_of
 from training.config.settings import RunSettings
 from training.errors import TrainingError
 from training.run.directory import read_manifest, read_settings
-from training.run.fork import first_step
 from training.stages import stage_of, stages_of
 
 INHERITED = f"parent_{EXPOSURE}"  # in an extension run: the exposure of its ancestors
@@ -57,7 +56,7 @@ def make_ledger(settings: RunSettings, batches: BatchSampler) -> ExposureLedger:
     stages = stages_of(settings)
     sights = {stage.start: exposure_rule_of(stage.model) for stage in stages}
     return ExposureLedger(
-        batches, settings.steps, lambda step: sights[stage_of(stages, step).start], first_step(settings)
+        batches, settings.steps, lambda step: sights[stage_of(stages, step).start], settings.first_step
     )
 
 
@@ -71,7 +70,7 @@ def exposure_of(run: Path, step: int | None = None) -> Exposure | None:
     if step is None:
         return None
     kept, before = read_exposure(run), read_exposure(run, INHERITED)
-    own_steps = step - first_step(read_settings(run))
+    own_steps = step - read_settings(run).first_step
     if kept is not None and kept.steps == own_steps + (before.steps if before else 0):
         return kept
     about = read_manifest(run)

@@ -108,7 +108,7 @@ def read_curves(folder: Path, name: str) -> TrainingCurves:
         rate=columns["lr"],
         held_out=dict(sorted(held_out.items())),
         resumed=[line["step"] for line in lines.get("start", []) if line["attempt"] > 1],
-        changes=[(line["step"], ", ".join(line["words"])) for line in changes if line["words"]],
+        changes=[(line["step"], ", ".join(line["overrides"])) for line in changes if line["overrides"]],
         resized=[(line["step"], line["length"]) for line in changes if "length" in line],
         forked=[(one["step"], Path(one["run"]).name) for one in parents],
         skipped=columns["step"][columns["skipped"] > 0].astype(int).tolist(),

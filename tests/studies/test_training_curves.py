@@ -41,9 +41,9 @@ def make_run(folder, steps=range(1, 41), length=16, tokenizer="a", loss=lambda s
             log.write(step, **told(step))
             if step % 10 == 0:
                 log.write(step, "validation", nll={length: 2.0, 2 * length: 3.0 + step / 100}, targets=64)
-        log.write(half + 5, "change", words=["model.position.scaling={name: drop}"])
-        log.write(half + 9, "change", words=[], length=2 * length, batch_size=4)
-        log.write(half + 10, "change", words=[])  # the learning rate rises again
+        log.write(half + 5, "change", overrides=["model.position.scaling={name: drop}"])
+        log.write(half + 9, "change", overrides=[], length=2 * length, batch_size=4)
+        log.write(half + 10, "change", overrides=[])  # the learning rate rises again
     return folder
 
 

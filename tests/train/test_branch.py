@@ -196,10 +196,10 @@ def test_identity_knows_the_parents_weights_and_not_its_path(parent, tmp_path, w
 def test_changes_on_the_way_are_behind_a_branch(parent, tmp_path, monkeypatch):
     """What the parent was last trained under is where the branch begins; the change is not made again."""
     first, second = tmp_path / "a", tmp_path / "b"
-    change = 'training.changes=[{at: 3, words: ["model.position.scaling={name: drop}"]}]'
+    change = 'training.stages=[{duration: 3}, {overrides: ["model.position.scaling={name: drop}"]}]'
     assert trained(monkeypatch, f"parent.run={parent}", *TUNE, change, "--run-dir", first) == 0
     settings, found = read_run_settings([f"parent.run={first}", *TUNE, f"--run-dir={second}"][:-1])
-    assert settings.model.position.scaling.name == "drop" and settings.training.changes == []
+    assert settings.model.position.scaling.name == "drop" and settings.training.stages == []
     assert found.settings.model.position.scaling.name == "drop"
 
 

@@ -20,7 +20,7 @@ from training.run.directory import load, stem_of
 from training.run.fork import check_fork
 
 WSD = Path(__file__).resolve().parents[2] / "configs" / "wsd"
-SHORT = ["training.schedule.warmup=3", "training.schedule.decay=4"]
+SHORT = ["training.lr_schedule.warmup=3", "training.lr_schedule.decay=4"]
 STEM = [
     WSD / "stem.yaml",
     *SHORT,
@@ -139,7 +139,7 @@ def test_a_resume_with_other_settings_lists_each_and_names_the_fork(base, stem):
             ["model.dim=64", "training.batch_size=4"],
             "model.dim: .*\n.*batch_size: ",
         ),
-        (["model.position.window=5"], "model.position.window: .* training.changes"),
+        (["model.position.window=5"], "model.position.window: .* training.stages"),
         (["train_length=48"], "train_length: "),
         (["data.tokenizer={name: sentencepiece}"], "data.tokenizer: "),
         (
@@ -147,8 +147,11 @@ def test_a_resume_with_other_settings_lists_each_and_names_the_fork(base, stem):
             "gives 8 steps, .* is at step 16: .* above 3072",
         ),
         (
-            ['training.changes=[{at: 3, words: ["model.position.window=9"]}]', "training.tokens=4000"],
-            "training.changes before step 16 ",
+            [
+                'training.stages=[{duration: 3}, {overrides: ["model.position.window=9"]}]',
+                "training.tokens=4000",
+            ],
+            "training.stages before step 16 ",
         ),
         (["parent.checkpoint=5"], "no checkpoint of step 5; it has 4, 8, 12, 16"),
         (
@@ -202,7 +205,7 @@ def test_a_fork_says_where_its_learning_rate_leaps(stem, tmp_path, capsys):
     said = f"learning rate at step 9: 0.002 in {stem}, 0.0004 here"
     assert rates(capsys, stem, *lower) == [said]
     assert rates(capsys, stem, at_8, "training.optimizer.lr=2.01e-3") == []
-    longer = ["training.tokens=6144", "training.schedule={name: constant, warmup: 3}"]
+    longer = ["training.tokens=6144", "training.lr_schedule={name: constant, warmup: 3}"]
     assert rates(capsys, stem, *longer) == [
         f"learning rate at step 17: 0.0005 in {stem} at its end, 0.002 here"
     ]

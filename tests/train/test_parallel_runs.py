@@ -252,7 +252,7 @@ def test_what_fails_on_one_process_in_a_save_of_shards_ends_all_in_words(words, 
 def test_learned_positions_that_change_on_the_way_cannot_be_sharded(words, tmp_path, monkeypatch):
     more = [
         "model.position={name: rope, temperature: {name: ssmax}}",
-        'training.changes=[{at: 6, words: ["model.position.scaling={name: drop}"]}]',
+        'training.stages=[{duration: 6}, {overrides: ["model.position.scaling={name: drop}"]}]',
         "training.parallel.sharding=full",
     ]
     with pytest.raises(TrainingError, match=r"training.parallel.sharding.*none"):

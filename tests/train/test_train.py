@@ -188,7 +188,7 @@ def test_non_finite_loss_stops_before_the_update_and_names_the_step(words, tmp_p
     wild = [
         *words,
         "training.optimizer.lr=1e18",
-        "training.schedule.warmup=0",
+        "training.lr_schedule.warmup=0",
         "training.checkpoint.interval=1",
     ]
     for _ in range(2):  # started again, it does not call the checkpoint good either
@@ -348,7 +348,7 @@ CHANGE = [  # after 12 of 24 steps; what positions learn goes on, at its own rat
     "training.tokens=4608",
     "model.position={name: rope, temperature: {name: ssmax}}",
     "training.optimizer.positions_lr=0.02",
-    'training.changes=[{at: 12, warmup: 5, words: ["model.position.scaling={name: drop}"]}]',
+    'training.stages=[{duration: 12}, {warmup: 5, overrides: ["model.position.scaling={name: drop}"]}]',
 ]
 
 
@@ -360,11 +360,11 @@ def test_a_change_on_the_way_comes_at_its_step_whatever_happened_before(words, t
     assert said.count("after step 12 positions change: model.position.scaling={name: drop}") == 2
     assert "positions_lr 0.02: for the 8 numbers its positions learn" in said
     told = lines(whole)
-    assert [(line["step"], line["words"]) for line in told if line["kind"] == "change"] == [
+    assert [(line["step"], line["overrides"]) for line in told if line["kind"] == "change"] == [
         (12, ["model.position.scaling={name: drop}"])
     ]
     # The twin that never changes is the same run up to there: 12 losses, 12 gradients, and one validation.
-    twin = [word for word in words if "changes" not in word]
+    twin = [word for word in words if "stages" not in word]
     assert here(monkeypatch, *twin, "--run-dir", str(tmp_path / "twin")) == 0
     other = {(line["kind"], line["step"]): line for line in lines(tmp_path / "twin")}
     same = [line == other.get((line["kind"], line["step"])) for line in told]
@@ -404,7 +404,7 @@ def test_a_change_on_the_way_comes_at_its_step_whatever_happened_before(words, t
     assert "changed after step 12: model.position.scaling={name: drop}" in loaded.changed
     last = [line["nll"]["24"] for line in told if line["kind"] == "validation"][-1]
     manifest = json.loads((whole / "manifest.json").read_text())
-    assert manifest["changes"] == [{"after_step": 12, "words": ["model.position.scaling={name: drop}"]}]
+    assert manifest["changes"] == [{"after_step": 12, "overrides": ["model.position.scaling={name: drop}"]}]
     assert manifest["evaluated_as"]["scaling"]["name"] == "drop" and last > 0
 
 

@@ -55,7 +55,7 @@ def test_one_choice_by_path_and_by_name():
         assert describe_setting(RUN, word) == page
     assert "model.position.theta" not in names_in(describe_setting(RUN, "alibi"))
     several = names_in(describe_setting(RUN, "linear"))
-    assert {"training.schedule.name=linear", "model.position.scaling.name=linear"} <= set(several)
+    assert {"training.lr_schedule.name=linear", "model.position.scaling.name=linear"} <= set(several)
 
 
 def test_a_group_lists_its_settings():

@@ -10,20 +10,20 @@ from training.errors import ConfigError
 @pytest.mark.parametrize(
     ("words", "wanted"),
     [
-        (["training.tokens=8191"], "does not pay for one step: training.batch_size × train_length = 8192"),
-        (["training.schedule.warmup=1.5"], "neither a share (below 1) nor a whole number of steps"),
-        (["training.schedule.warmup=500"], "warm-up takes 205% of the run's 244 steps"),
-        (["training.schedule={name: wsd, warmup: 0.9}"], "warm-up and decay take 110%"),
-        (["training.schedule={name: wsd, warmup: 44, decay: 201}"], "warm-up and decay take 100%"),
-        (["training.schedule={name: wsd, decay: 2.5}"], "neither a share"),
-        (["training.optimizer={name: muon, adamw: {groups: {matrices: {lr: 1}}}}"], "matrices are Muon's"),
+        (["training.tokens=8191"], "less than one step: training.batch_size × train_length = 8192"),
+        (["training.lr_schedule.warmup=1.5"], "neither a share (below 1) nor a whole number of steps"),
+        (["training.lr_schedule.warmup=500"], "take 205% of the run's 244 steps"),
+        (["training.lr_schedule={name: wsd, warmup: 0.9}"], "take 110%"),
+        (["training.lr_schedule={name: wsd, warmup: 44, decay: 201}"], "take 100%"),
+        (["training.lr_schedule={name: wsd, decay: 2.5}"], "neither a share"),
+        (["training.optimizer={name: muon, adamw: {groups: {matrices: {lr: 1}}}}"], "Muon updates matrices"),
         (["training.optimizer={name: muon, momentum: 1}"], "less than 1"),
         (["training.validation.targets=257"], "must not exceed train_length = 256"),
         (["training.validation.multiples=[2, 2]"], "different whole numbers"),
         (["training.validation.multiples=[]"], "at least 1 items"),
         (["training.optimizer.betas=[0.9, 1]"], "less than 1"),
         (["training.micro_batch_size=33"], "micro_batch_size 33 is larger than batch_size 32"),
-        (["training.schedule.name=cosin"], "did you mean cosine?"),
+        (["training.lr_schedule.name=cosin"], "did you mean cosine?"),
         (
             ["training.optimizer.name=muon", "training.optimizer.positions_lr=1e-3"],
             "not to muon; with muon it is training.optimizer.adamw.positions_lr",
@@ -41,7 +41,7 @@ from training.errors import ConfigError
         (["model=3"], "model = 3: must be a group of settings; write model.dim=VALUE and so on"),
         (["training.stages=[32]"], "training.stages.0 = 32: must be a group of settings (length,"),
         (["training.stages=[32]"], "; write {length: 32}"),
-        (["training.stages=[{share: 0.5}]"], "training.stages.0 are length, batch_size, duration, words"),
+        (["training.stages=[{share: 0.5}]"], "training.stages.0 are length, batch_size, duration, overrides"),
         (["training.optimizer=3"], "write training.optimizer.name=NAME; known: adamw, muon"),
         (["training.optimizer=adam"], "did you mean training.optimizer.name=adamw? known: adamw, muon"),
         (["training.theta=5"], "did you mean model.position.theta?"),
@@ -90,7 +90,7 @@ def test_what_shapes_the_weights_counts_and_what_does_not_does_not():
     s = RunSettings()
     shaping = [
         "training.tokens=3M",
-        "training.schedule.warmup=0.1",
+        "training.lr_schedule.warmup=0.1",
         "training.batch_size=16",
         "training.precision=float64",
         "model.position.theta=5e5",
@@ -113,7 +113,7 @@ def test_what_shapes_the_weights_counts_and_what_does_not_does_not():
 
 def test_dump_reloads_equal(tmp_path):
     file = tmp_path / "settings.yaml"
-    words = ["training.schedule.name=wsd", "model.position.scaling.name=yarn"]
+    words = ["training.lr_schedule.name=wsd", "model.position.scaling.name=yarn"]
     words += ["training.samples.prompts=['on', ' a']"]
     s = load_settings(RunSettings, words)
     file.write_text(dump(s))

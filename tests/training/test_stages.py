@@ -20,16 +20,17 @@ SMALL = ["train_length=24", "training.batch_size=2", "training.tokens=960", "tra
 DROP = "model.position.scaling={name: drop}"
 
 
-def change(at: float, word: str = DROP, warmup: float = 0) -> str:
-    return f'{{at: {at}, warmup: {warmup}, words: ["{word}"]}}'
-
-
-def settings(changes: list[str], *words: str) -> RunSettings:
-    return load_settings(RunSettings, [*SMALL, f"training.changes=[{', '.join(changes)}]", *words])
+def settings(changes: list[tuple], *words: str) -> RunSettings:
+    """`changes`: (steps of the stage before, override[, warmup])."""
+    stages = [f"{{duration: {duration}}}" for duration, *_ in changes[:1]]
+    for i, (_, override, *warmup) in enumerate(changes):
+        end = f", duration: {changes[i + 1][0]}" if i + 1 < len(changes) else ""
+        stages.append(f'{{overrides: ["{override}"], warmup: {warmup[0] if warmup else 0}{end}}}')
+    return load_settings(RunSettings, [*SMALL, f"training.stages=[{', '.join(stages)}]", *words])
 
 
 def test_stages_by_share_and_by_step_and_each_keeps_what_came_before():
-    s = settings([change(0.5, "model.position.theta=5"), change(16)])
+    s = settings([(0.5, "model.position.theta=5"), (6, DROP)])
     stages = stages_of(s)
     assert [stage.start for stage in stages] == [0, 10, 16]
     positions = [stage.model.position for stage in stages]
@@ -62,14 +63,13 @@ def staged(stages: str, *words: str) -> RunSettings:
 def test_a_curriculum_by_hand():
     """960 tokens: 240 in windows of 6, 12 steps of 36 tokens, the rest at full length."""
     s = staged(
-        "{length: 6, duration: 0.25}, {length: 12, duration: 12, batch_size: 3, "
-        "words: [model.position.theta=5]},"
-        " {length: 24, warmup: 2}",
-        f"training.changes=[{change(9)}]",
+        "{length: 6, duration: 0.25}, {length: 12, duration: 4, batch_size: 3, "
+        f'overrides: [model.position.theta=5]}}, {{duration: 8, overrides: ["{DROP}"]}}, '
+        "{length: 24, warmup: 2}",
     )
     assert s.plan == ((6, 8, 5), (12, 3, 12), (24, 2, 6)) and s.steps == 23
     assert s.tokens_after(6) == 5 * 48 + 36 and s.trained_tokens == 240 + 432 + 288 == 960
-    found = [(x.start, x.length, x.batch_size, x.words, x.warmup) for x in stages_of(s)]
+    found = [(x.start, x.length, x.batch_size, x.overrides, x.warmup) for x in stages_of(s)]
     assert found == [
         (0, 6, 8, (), 0),
         (5, 12, 3, ("model.position.theta=5",), 0),
@@ -90,37 +90,34 @@ def test_a_curriculum_by_hand():
     assert rates == pytest.approx([whole[0], whole[1] / 2, whole[2]])
 
 
-def test_a_change_at_the_edge_of_two_stages_belongs_to_the_later():
-    s = staged("{length: 12, duration: 10}, {length: 24, words: [model.position.theta=5]}")
-    both = s.model_copy(
-        update={
-            "training": s.training.model_copy(update={"changes": settings([change(10)]).training.changes})
-        }
-    )
-    (_, last) = stages_of(both)
-    assert (last.start, last.length, last.words) == (10, 24, ("model.position.theta=5", DROP))
-    assert (last.model.position.theta, last.model.position.scaling.name) == (5, "drop")
-
-
 @pytest.mark.parametrize(
     ("stages", "said"),
     [
-        ("{length: 12}", "train_length = 24 must be the longest of training.stages, which is 12"),
-        ("{length: 48}", "train_length = 24 must be the longest of training.stages, which is 48"),
+        ("{length: 12}", "train_length = 24 must be the longest of training.stages, 12"),
+        ("{length: 48}", "train_length = 24 must be the longest of training.stages, 48"),
         ("{length: 12}, {length: 24}", "training.stages.0.duration is missing"),
-        ("{length: 7, duration: 5}, {length: 24}", "48 tokens is no whole number of windows of 7"),
-        ("{length: 12, duration: 18}, {length: 24, duration: 3}", "take 1,008 tokens, training.tokens = 960"),
-        ("{length: 12, duration: 21}, {length: 24}", "training.stages.1 would last less than one step"),
-        ("{length: 12, duration: 0.01}, {length: 24}", "training.stages.0 would last less than one step"),
+        ("{length: 7, duration: 5}, {length: 24}", "48 tokens is no multiple of its length 7"),
+        (
+            "{length: 12, duration: 18}, {length: 24, duration: 3}",
+            "use 1,008 tokens, and training.tokens = 960",
+        ),
+        ("{length: 12, duration: 21}, {length: 24}", "training.stages.1 is shorter than one step"),
+        ("{length: 12, duration: 0.01}, {length: 24}", "training.stages.0 is shorter than one step"),
         (
             "{length: 12, duration: 8}, {length: 24, duration: 8}",
-            "use 768 of training.tokens = 960: lower it to 768",
+            "use 768 tokens, and training.tokens = 960: set it to 768",
         ),
-        ("{length: 12, duration: 0.5}, {length: 24, duration: 0.4}", "use 864 of training.tokens = 960"),
+        (
+            "{length: 12, duration: 0.5}, {length: 24, duration: 0.4}",
+            "use 864 tokens, and training.tokens = 960",
+        ),
         ("{length: 12, duration: 2.5}, {length: 24}", "neither a share .* nor a whole number of steps"),
-        ("{length: 12, duration: 5, warmup: 3}, {length: 24}", "training.stages.0 "),
+        ("{length: 12, duration: 5, warmup: 3}, {length: 24}", "training.stages.0: "),
         ("{length: 12, duration: 5}, {length: 24, warmup: 16}", "training.stages.1.warmup takes 16 steps"),
-        ("{length: 12, duration: 5}, {length: 24, words: [seed=3]}", "training.stages.1.words: seed cannot"),
+        (
+            "{length: 12, duration: 5}, {length: 24, overrides: [seed=3]}",
+            "training.stages.1.overrides: seed cannot",
+        ),
     ],
 )
 def test_a_plan_that_does_not_fit_is_refused_in_a_sentence(stages, said):
@@ -139,7 +136,7 @@ def test_shares_that_make_the_whole_fit_although_steps_are_rounded():
 
 def test_a_fork_keeps_the_stages_that_its_order_comes_from(tmp_path):
     two = "{length: 12, duration: 10}, {length: 24, duration: 10}"
-    old = staged(two, "training.changes=[]")
+    old = staged(two)
 
     def fork(step: int, stages: str, tokens: int = 960) -> None:
         check_fork(tmp_path, step, old, staged(stages, f"training.tokens={tokens}"))
@@ -156,50 +153,46 @@ def test_a_fork_keeps_the_stages_that_its_order_comes_from(tmp_path):
 
 
 ILLEGAL = {
-    "model.position.theta=1e4": "changes.0.words: .*=1e4 changes nothing",
-    "model.position.fraction=0.5": "changes.0.words: model.position.fraction cannot be changed",
+    "model.position.theta=1e4": "stages.1.overrides: .*=1e4 changes nothing",
+    "model.position.fraction=0.5": "stages.1.overrides: model.position.fraction cannot be changed",
     "model.position={name: none}": "trained with 'rope', cannot become 'none'",
     "model.position.temperature={name: ssmax}": "'ssmax' is learned",
-    "model.position.scaling={name: drob}": "changes.0.words: .*did you mean drop",
+    "model.position.scaling={name: drob}": "stages.1.overrides: .*did you mean drop",
     "model.position.scaling={name: longrope, long_factor: [2]}": "long_factor must have 16 numbers",
-    "model.dim=64": "changes.0.words: model.dim is part of the trained weights",
-    "seed=3": "changes.0.words: seed cannot be changed",
+    "model.dim=64": "stages.1.overrides: model.dim is part of the trained weights",
+    "seed=3": "stages.1.overrides: seed cannot be changed",
 }
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ([change(20)], "changes.0.at = 20 is step 20: it must be between 1 and 19"),
-        ([change(0.01)], "is step 0: it must be"),
-        (
-            [change(9), change(0.4, "model.position.theta=5")],
-            "changes.1.at = 0.4 is step 8: it must come after the change before it, at step 9",
-        ),
-        ([change(15, warmup=6)], "changes.0.warmup takes 6 steps, but its stage has 5"),
-        *(([change(5, word)], said) for word, said in ILLEGAL.items()),
+        ([(20, DROP)], "stages.1 is shorter than one step"),
+        ([(0.01, DROP)], "stages.0 is shorter than one step"),
+        ([(15, DROP, 6)], "stages.1.warmup takes 6 steps, but its stage has 5"),
+        *(([(5, word)], said) for word, said in ILLEGAL.items()),
     ],
 )
 def test_a_change_that_cannot_be_is_refused_before_any_data(changes, said):
-    with pytest.raises((TrainingError, ModelError), match=said):
+    with pytest.raises((ConfigError, TrainingError, ModelError), match=said):
         check_model(settings(changes))
 
 
 def test_a_change_is_laid_over_every_kind_of_layer_that_can_take_it():
     kinds = "{name: pattern, layers: [near, far], kinds: {near: {name: rope, window: 5}, far: {name: none}}}"
-    near, far = stages_of(settings([change(5)], f"model.position={kinds}"))[1].model.kinds.values()
+    near, far = stages_of(settings([(5, DROP)], f"model.position={kinds}"))[1].model.kinds.values()
     assert near.scaling.name == "drop" and near.window == 5 and far.name == "none"
 
 
 def test_changes_make_another_run():
-    runs = [settings([]), settings([change(5)]), settings([change(6)])]
+    runs = [settings([]), settings([(5, DROP)]), settings([(6, DROP)])]
     assert identity(runs[0]) == identity(load_settings(RunSettings, SMALL))
     assert len({identity(run) for run in runs}) == 3
 
 
 def test_learning_rates_by_hand():
-    linear = ["training.optimizer.lr=1", "training.schedule={name: linear, warmup: 0}"]
-    s = settings([change(10, warmup=4)], *linear, "training.optimizer.positions_lr=0.1")
+    linear = ["training.optimizer.lr=1", "training.lr_schedule={name: linear, warmup: 0}"]
+    s = settings([(10, DROP, 4)], *linear, "training.optimizer.positions_lr=0.1")
     stages = stages_of(s)
     found = [learning_rates(s.training, stage_of(stages, step), step, 20) for step in range(20)]
     shares = [*(1 - step / 20 for step in range(10)), 0.25 * 0.5, 0.5 * 0.45, 0.75 * 0.4, 0.35, 0.3]

@@ -1,31 +1,31 @@
-"""Settings of optimizers and of learning rates over time."""
+"""Settings of optimizers, of the EMA and of learning-rate schedules."""
 
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from training.config.trainer_settings import Settings, ShareOrSteps, share_or_steps
+from training.config.trainer_settings import Settings, ShareOrSteps, optional, share_or_steps
 
 
 class RoleSettings(Settings):
-    """What is particular about the weights of one role."""
+    """Optimizer settings of the weights of one role."""
 
     lr: float | None = Field(
         default=None, gt=0, description="peak learning rate, on the same schedule; null: the optimizer's"
     )
     weight_decay: float | None = Field(
-        default=None, ge=0, description="null: the optimizer's for matrices and the head, none for the others"
+        default=None, ge=0, description="null: the optimizer's for matrices and the head, 0 for the others"
     )
 
 
 class RolesSettings(Settings):
     """Weights by their role."""
 
-    matrices: RoleSettings = Field(default=RoleSettings(), description="of linear layers, but for the head")
-    head: RoleSettings = Field(default=RoleSettings(), description="the head, where it is not tied")
-    embeddings: RoleSettings = Field(default=RoleSettings(), description="embeddings, a tied head with them")
+    matrices: RoleSettings = Field(default=RoleSettings(), description="linear layers except the head")
+    head: RoleSettings = Field(default=RoleSettings(), description="the head, unless it is tied")
+    embeddings: RoleSettings = Field(default=RoleSettings(), description="embeddings, and a tied head")
     vectors: RoleSettings = Field(default=RoleSettings(), description="norms and biases")
-    positions: RoleSettings = Field(default=RoleSettings(), description="what positional schemes learn")
+    positions: RoleSettings = Field(default=RoleSettings(), description="parameters of the positional scheme")
 
     def of(self, role: str) -> RoleSettings:
         return getattr(self, role)
@@ -35,13 +35,14 @@ ROLES = tuple(RolesSettings.model_fields)
 
 
 class AdamWBase(Settings):
-    """AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101), of whatever weights another rule leaves."""
+    """AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101) for all weights that Muon does not update."""
 
     lr: float = Field(default=2e-3, gt=0, description="peak learning rate")
     positions_lr: float | None = Field(
         default=None,
         gt=0,
-        description="peak learning rate of what positional schemes learn, on the same schedule; null: lr",
+        description="peak learning rate of parameters of the positional scheme, on the same schedule; null: "
+        "lr",
     )
     betas: tuple[float, float] = Field(
         default=(0.9, 0.95), description="decay of the two moments, each in [0, 1)"
@@ -50,11 +51,7 @@ class AdamWBase(Settings):
     weight_decay: float = Field(
         default=0.1, ge=0, description="of matrices; embeddings, norms, biases and positions have none"
     )
-    groups: RolesSettings | None = Field(
-        default=None,
-        description="rates and decay of their own, by role",
-        json_schema_extra={"counts_if_given": True},
-    )
+    groups: RolesSettings | None = optional("learning rates and weight decay by role")
 
     @field_validator("betas")
     @classmethod
@@ -66,26 +63,26 @@ class AdamWBase(Settings):
     @model_validator(mode="after")
     def _one_rate_for_positions(self) -> "AdamWBase":
         if self.positions_lr is not None and self.of("positions").lr is not None:
-            raise ValueError("positions_lr and groups.positions.lr are the same thing: give one of them")
+            raise ValueError("positions_lr and groups.positions.lr are the same setting: keep one of them")
         return self
 
     def of(self, role: str) -> RoleSettings:
-        """What is said of a role's weights."""
+        """The settings of a role's weights."""
         return RoleSettings() if self.groups is None else self.groups.of(role)
 
     def rate_of(self, role: str) -> float | None:
-        """The peak rate a role has of its own."""
+        """The peak learning rate of a role; None: `lr`."""
         return self.positions_lr if role == "positions" and self.positions_lr else self.of(role).lr
 
     @property
     def rates(self) -> dict[str, float]:
-        """Peak learning rates by the names they have in metrics.jsonl."""
+        """Peak learning rates by their names in metrics.jsonl."""
         own = {f"{role}_lr": rate for role in ROLES if (rate := self.rate_of(role)) is not None}
         return {"lr": self.lr} | own
 
 
 class AdamWSettings(AdamWBase):
-    """AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101); decay on matrices only."""
+    """AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101); weight decay on matrices only."""
 
     name: Literal["adamw"] = "adamw"
 
@@ -96,7 +93,7 @@ class MuonSettings(Settings):
     name: Literal["muon"] = "muon"
     lr: float = Field(default=2e-3, gt=0, description="peak learning rate of matrices")
     momentum: float = Field(default=0.95, ge=0, lt=1, description="decay of the mean of gradients")
-    nesterov: bool = Field(default=True, description="look ahead by one gradient")
+    nesterov: bool = Field(default=True, description="Nesterov momentum")
     weight_decay: float = Field(default=0.1, ge=0, description="of matrices")
     iterations: int = Field(
         default=5, ge=1, lt=100, description="Newton-Schulz steps, in bfloat16, towards an orthogonal update"
@@ -111,14 +108,14 @@ class MuonSettings(Settings):
     )
 
     @model_validator(mode="after")
-    def _matrices_are_not_adamws(self) -> "MuonSettings":
+    def _muon_updates_matrices(self) -> "MuonSettings":
         if self.adamw.of("matrices") != RoleSettings():
-            raise ValueError("adamw.groups.matrices: matrices are Muon's; set lr and weight_decay beside it")
+            raise ValueError("adamw.groups.matrices: Muon updates matrices; set its lr and weight_decay")
         return self
 
     @property
     def rates(self) -> dict[str, float]:
-        """Peak learning rates by the names they have in metrics.jsonl."""
+        """Peak learning rates by their names in metrics.jsonl."""
         own = self.adamw.rates
         return {"lr": self.lr, "adamw_lr": own.pop("lr")} | own
 
@@ -126,18 +123,14 @@ class MuonSettings(Settings):
 OptimizerSettings = Annotated[AdamWSettings | MuonSettings, Field(discriminator="name")]
 
 
-def _share_or_many_steps(value: float) -> float:
-    return value if value == 1 else share_or_steps(value)
-
-
 class EmaSettings(Settings):
-    """An exponential mean of the weights, for evaluation."""
+    """An exponential moving average of the weights, for evaluation."""
 
     decay: float = Field(
         default=0.999,
         gt=0,
         lt=1,
-        description="of the mean, each step; it remembers some 1 / (1 − decay) steps",
+        description="decay of the mean per step; its window is about 1 / (1 − decay)",
     )
     start: ShareOrSteps = Field(
         default=0.0,
@@ -154,40 +147,39 @@ class _Schedule(Settings):
     )
 
 
+def _min_lr_ratio(default: float) -> float:
+    text = "learning rate at the end, as a share of the peak"
+    return Field(default=default, ge=0, le=1, description=text)
+
+
 class CosineSchedule(_Schedule):
     """Half a cosine from the peak to `min_lr_ratio`."""
 
     name: Literal["cosine"] = "cosine"
-    min_lr_ratio: float = Field(
-        default=0.1, ge=0, le=1, description="learning rate at the end, as a share of the peak"
-    )
+    min_lr_ratio: float = _min_lr_ratio(0.1)
 
 
 class LinearSchedule(_Schedule):
-    """A straight line from the peak to `min_lr_ratio`."""
+    """Linear decay from the peak to `min_lr_ratio`."""
 
     name: Literal["linear"] = "linear"
-    min_lr_ratio: float = Field(
-        default=0.0, ge=0, le=1, description="learning rate at the end, as a share of the peak"
-    )
+    min_lr_ratio: float = _min_lr_ratio(0.0)
 
 
 class WsdSchedule(_Schedule):
-    """Warm-up, stable, decay: the peak is held, then a straight line to `min_lr_ratio` (arXiv:2404.06395)."""
+    """Warmup, stable, decay: constant at the peak, then linear decay to `min_lr_ratio` (arXiv:2404.06395)."""
 
     name: Literal["wsd"] = "wsd"
-    decay: Annotated[float, AfterValidator(_share_or_many_steps)] = Field(
+    decay: Annotated[float, AfterValidator(lambda v: v if v == 1 else share_or_steps(v))] = Field(
         default=0.2,
         gt=0,
-        description="the fall at the end: up to 1 a share of the run, above 1 a number of steps",
+        description="decay at the end: up to 1 a share of the run, above 1 a number of steps",
     )
-    min_lr_ratio: float = Field(
-        default=0.0, ge=0, le=1, description="learning rate at the end, as a share of the peak"
-    )
+    min_lr_ratio: float = _min_lr_ratio(0.0)
 
 
 class ConstantSchedule(_Schedule):
-    """The peak is held to the end."""
+    """Constant at the peak."""
 
     name: Literal["constant"] = "constant"
 

@@ -4,6 +4,7 @@ Fields marked `may_change` do not shape the weights beyond rounding: they may di
 and do not count in its identity.
 """
 
+from itertools import groupby
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -19,7 +20,7 @@ from training.config.optimizer_settings import (
     ScheduleSettings,
     WsdSchedule,
 )
-from training.config.stage_settings import ChangeSettings, StageSettings, portions
+from training.config.stage_settings import StageSettings, segments
 from training.config.trainer_settings import (
     CheckpointSettings,
     NonFiniteSettings,
@@ -32,6 +33,7 @@ from training.config.trainer_settings import (
     ValidationSettings,
     WandbSettings,
     free,
+    optional,
 )
 
 
@@ -49,18 +51,15 @@ class TrainingSettings(Settings):
         ge=1,
     )
     optimizer: OptimizerSettings = Field(
-        default_factory=AdamWSettings, description="what turns gradients into updates"
+        default_factory=AdamWSettings, description="optimizer of the weights"
     )
-    schedule: ScheduleSettings = Field(
+    lr_schedule: ScheduleSettings = Field(
         default=CosineSchedule(), description="learning rate as a function of the step"
     )
-    changes: list[ChangeSettings] = Field(
-        default=[], description="changes of the positional scheme during training, in order"
-    )
-    stages: list[StageSettings] = Field(
+    stages: list[StageSettings] = optional(
+        "stages of the run, in order: window length, batch size, overrides of the positional scheme; empty: "
+        "one stage",
         default=[],
-        description="a curriculum of lengths, in order; empty: train_length throughout",
-        json_schema_extra={"counts_if_given": True},
     )
     grad_clip: float | None = Field(
         default=1.0, gt=0, description="maximum norm of the whole gradient; null: no clipping"
@@ -68,36 +67,24 @@ class TrainingSettings(Settings):
     on_nonfinite: NonFiniteSettings = free(
         StopOnNonFinite(), "what to do if the loss or gradient of a step is not finite"
     )
-    on_spike: SpikeSettings | None = Field(
-        default=None,
-        description="skip steps with a loss spike; null: apply them",
-        json_schema_extra={"counts_if_given": True},
-    )
-    z_loss: float | None = Field(
-        default=None,
+    on_spike: SpikeSettings | None = optional("skip steps with a loss spike; null: apply them")
+    z_loss: float | None = optional(
+        "coefficient of (ln Z)² in the gradients, 1e-4 in PaLM (arXiv:2204.02311); reported losses exclude "
+        "it; null: none",
         gt=0,
-        description="coefficient of (ln Z)² in the gradients, 1e-4 in PaLM (arXiv:2204.02311); reported "
-        "losses exclude it; null: none",
-        json_schema_extra={"counts_if_given": True},
     )
-    ema: EmaSettings | None = Field(
-        default=None,
-        description="a mean of the weights, for validation, samples, evaluate.py and generate.py; null: none",
-        json_schema_extra={"counts_if_given": True},
+    ema: EmaSettings | None = optional(
+        "a mean of the weights, for validation, samples, evaluate.py and generate.py; null: none"
     )
     precision: Literal["auto", "float32", "bfloat16", "float64"] = Field(
         default="auto", description="auto: bfloat16 autocast on a GPU that has it, float32 elsewhere"
     )
     compile: bool = free(False, "torch.compile: a minute at the start, faster steps after it")
-    parallel: ParallelSettings = Field(
-        default_factory=ParallelSettings,
-        description="how processes share the run",
-        json_schema_extra={"may_change": True},
-    )
+    parallel: ParallelSettings = free(ParallelSettings(), "how processes share the run")
     rank_timeout: float = free(
         1800.0,
-        "seconds after which a process that others wait for is given up for lost and all leave; longer than "
-        "the slowest step, compiling included",
+        "seconds without progress after which a process counts as lost and all others exit; longer than the "
+        "slowest step, compiling included",
         gt=0,
     )
     num_threads: int | None = free(None, "CPU threads; null: as torch decides", ge=1)
@@ -121,12 +108,10 @@ class TrainingSettings(Settings):
         if c.best is not None and c.best not in v.multiples:
             raise ValueError(f"checkpoint.best = {c.best} is not measured: add it to validation.multiples")
         if c.best is not None and c.interval and (not v.interval or c.interval % v.interval):
-            fix = "set validation.interval"
-            if v.interval:
-                fix = f"make it a multiple of validation.interval ({v.interval})"
+            fix = f"make it a multiple of validation.interval ({v.interval})"
             raise ValueError(
-                f"checkpoint.best needs a loss at each checkpoint, every {c.interval} steps: {fix}, or "
-                "leave best out"
+                f"checkpoint.best requires a validation at each checkpoint, every {c.interval} steps: "
+                f"{fix if v.interval else 'set validation.interval'}"
             )
         return self
 
@@ -148,10 +133,8 @@ class ParentSettings(Settings):
     )
     checkpoint: int | None = free(None, "step of its checkpoint; null: the newest", ge=0)
     hash: str | None = Field(default=None, description="of that checkpoint; filled in, and checked if given")
-    fork: Literal[True] | None = Field(
-        default=None,
-        description="true: continue its optimizer, step count and data order too, as --fork RUN does",
-        json_schema_extra={"counts_if_given": True},
+    fork: Literal[True] | None = optional(
+        "true: continue its optimizer, step count and data order too, as --fork RUN does"
     )
 
 
@@ -165,11 +148,7 @@ class RunSettings(Settings):
     seed: int = Field(
         default=0, ge=0, lt=1 << 63, description="decides initial weights, order of the data, samples"
     )
-    parent: ParentSettings | None = Field(
-        default=None,
-        description="the run that an extension run starts from",
-        json_schema_extra={"counts_if_given": True},
-    )
+    parent: ParentSettings | None = optional("the run that an extension run starts from")
     model: ModelSettings = Field(
         default=ModelSettings(),  # pyright: ignore[reportCallIssue]
         description="the decoder and its positional scheme",
@@ -183,21 +162,34 @@ class RunSettings(Settings):
     )
 
     @property
-    def plan(self) -> tuple[Segment, ...]:
-        """The steps of the run, as portions of one length: as many as the budget pays for in full."""
+    def segments(self) -> tuple[Segment, ...]:
+        """Window length, batch size and steps of every stage."""
         t = self.training
-        return portions(t.stages, t.tokens, self.train_length, t.batch_size)
+        return segments(t.stages, t.tokens, self.train_length, t.batch_size)
+
+    @property
+    def plan(self) -> tuple[Segment, ...]:
+        """The segments that determine the order of the data: those of the stages, with neighbours of equal
+        length and batch size as one."""
+        return tuple(
+            Segment(*size, sum(segment.steps for segment in group))
+            for size, group in groupby(self.segments, key=lambda segment: segment[:2])
+        )
 
     @property
     def steps(self) -> int:
         """Optimizer steps of the run."""
-        return sum(portion.steps for portion in self.plan)
+        return sum(segment.steps for segment in self.segments)
+
+    @property
+    def first_step(self) -> int:
+        """The number of updates before the run's own first one: in a fork, those of its parent; else 0."""
+        return self.parent.checkpoint or 0 if self.parent is not None and self.parent.fork else 0
 
     def tokens_after(self, step: int) -> int:
         """Target tokens of the first `step` updates."""
-        return sum(
-            share.length * (share.stop - share.first) for share in SegmentPlan(self.plan).shares(0, step)
-        )
+        shares = SegmentPlan(self.plan).shares(0, step)
+        return sum(share.length * (share.stop - share.first) for share in shares)
 
     @property
     def trained_tokens(self) -> int:
@@ -206,27 +198,26 @@ class RunSettings(Settings):
 
     @model_validator(mode="after")
     def _lengths_and_budget_agree(self) -> "RunSettings":
+        t = self.training
         if self.steps < 1:
-            each = self.training.batch_size * self.train_length
+            each = t.batch_size * self.train_length
             raise ValueError(
-                f"training.tokens = {self.training.tokens} does not pay for one step: training.batch_size "
-                f"× train_length = {each} tokens"
+                f"training.tokens = {t.tokens} is less than one step: training.batch_size × train_length = "
+                f"{each} tokens"
             )
-        if self.training.validation.targets > self.train_length:
+        if t.validation.targets > self.train_length:
             raise ValueError(
-                f"training.validation.targets = {self.training.validation.targets} must not exceed "
-                f"train_length = {self.train_length}"
+                f"training.validation.targets = {t.validation.targets} must not exceed train_length = "
+                f"{self.train_length}"
             )
         self.data.positions.check(self.train_length)
-        schedule = self.training.schedule
-        warmup = schedule.warmup if schedule.warmup < 1 else schedule.warmup / self.steps
-        decay = schedule.decay if isinstance(schedule, WsdSchedule) else 0.0
-        decay = decay if decay <= 1 else decay / self.steps
-        if warmup + decay > 1:
-            both = isinstance(schedule, WsdSchedule)
+        decay = t.lr_schedule.decay if isinstance(t.lr_schedule, WsdSchedule) else 0.0
+        warmup = t.lr_schedule.warmup / (1 if t.lr_schedule.warmup < 1 else self.steps)
+        share = warmup + decay / (1 if decay <= 1 else self.steps)
+        if share > 1:
+            keys = "warmup or decay" if decay else "warmup"
             raise ValueError(
-                f"training.schedule: {'warm-up and decay take' if both else 'warm-up takes'} "
-                f"{warmup + decay:.0%} of the run's {self.steps} steps; "
-                f"lower {'warmup or decay' if both else 'warmup'}, or raise training.tokens"
+                f"training.lr_schedule: warmup and decay take {share:.0%} of the run's {self.steps} steps; "
+                f"lower {keys}, or raise training.tokens"
             )
         return self

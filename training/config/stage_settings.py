@@ -1,4 +1,4 @@
-"""Settings of what changes on the way through a run: lengths of the windows, and positional schemes."""
+"""Settings of the stages of a run, and their sizes in steps."""
 
 from collections.abc import Sequence
 
@@ -8,93 +8,77 @@ from data.sampling.segments import Segment
 from training.config.trainer_settings import Settings, ShareOrSteps
 
 
-class ChangeSettings(Settings):
-    """From a step on, the same weights under other settings of their positional scheme; DroPE
-    (arXiv:2512.12167) switches rotations off near the end of the run."""
-
-    at: ShareOrSteps = Field(
-        gt=0, description="steps before the change: below 1 a share of the run, from 1 on a number of steps"
-    )
-    words: list[str] = Field(
-        min_length=1,
-        description="the change: settings of model.position that may differ after training",
-    )
-    warmup: ShareOrSteps = Field(
-        default=0.0,
-        ge=0,
-        description="the learning rate rises from 0 again, to where the schedule is: a share of the run, or "
-        "steps",
-    )
-
-
 class StageSettings(Settings):
-    """A part of the run with windows of one length; the optimizer goes on from stage to stage, and the
-    schedule runs over all of them."""
+    """A part of the run with one window length, batch size and positional scheme.
 
-    length: int = Field(ge=2, description="tokens of a window; the longest of all stages is train_length")
+    The optimizer state and the learning-rate schedule continue from stage to stage. DroPE (arXiv:2512.12167),
+    for example, removes the rotations in its last stage.
+    """
+
+    length: int | None = Field(
+        None,
+        ge=2,
+        description="tokens of a window; the longest of all stages is train_length; null: as in the stage "
+        "before, at first train_length",
+    )
     batch_size: int | None = Field(
         None,
         ge=1,
-        description="sequences per optimizer step; null: as many tokens as batch_size × train_length",
+        description="sequences per optimizer step; null: as in the stage before where length is null, else "
+        "as many tokens as training.batch_size × train_length",
     )
     duration: ShareOrSteps | None = Field(
         None,
         gt=0,
-        description="below 1 a share of training.tokens, from 1 on a number of steps; null, for the last "
-        "stage: what the budget leaves",
+        description="below 1 a share of training.tokens, from 1 on a number of steps; null, in the last "
+        "stage only: the rest of the budget",
     )
-    words: list[str] = Field(
-        [], description="settings of model.position that change as the stage begins, as in training.changes"
+    overrides: list[str] = Field(
+        [], description="overrides of model.position that a trained model supports; they add to earlier ones"
     )
     warmup: ShareOrSteps = Field(
         0.0,
         ge=0,
-        description="the learning rate rises from 0 again as the stage begins: share of run, or steps",
+        description="linear rise of the learning rate from 0 when the stage begins: below 1 a share of the "
+        "run, from 1 on steps",
     )
 
 
-def portions(
-    stages: Sequence[StageSettings], tokens: int, length: int, batch_size: int
+def segments(
+    stages: Sequence[StageSettings], tokens: int, train_length: int, batch_size: int
 ) -> tuple[Segment, ...]:
-    """The steps of a run that may spend `tokens`, where `batch_size` × `length` tokens are a step unless a
-    stage says otherwise. Raises ValueError for stages that do not fit each other or the budget."""
-    per_step = batch_size * length
+    """Window length, batch size and steps of every stage of a run on a budget of `tokens`.
+
+    Raises ValueError for stages that are inconsistent or do not fit the budget.
+    """
+    per_step = batch_size * train_length
     if not stages:
-        return (Segment(length, batch_size, tokens // per_step),)
-    longest, last = max(stage.length for stage in stages), len(stages) - 1
-    if longest != length:
-        raise ValueError(
-            f"train_length = {length} must be the longest of training.stages, which is {longest}: set it so"
-        )
+        return (Segment(train_length, batch_size, tokens // per_step),)
     found, spent, slack = [], 0, 0
     for i, stage in enumerate(stages):
-        where = f"training.stages.{i}"
-        batch = stage.batch_size or per_step // stage.length
-        if stage.batch_size is None and per_step % stage.length:
+        where, before = f"training.stages.{i}", found[-1] if found else Segment(train_length, batch_size)
+        length = stage.length or before.length
+        batch = stage.batch_size or (per_step // length if stage.length else before.batch_size)
+        if stage.batch_size is None and stage.length and per_step % length:
             raise ValueError(
-                f"{where}: a step of training.batch_size × train_length = {per_step} tokens is no whole "
-                f"number of windows of {stage.length}: give its batch_size"
+                f"{where}.batch_size is required: training.batch_size × train_length = {per_step} tokens is "
+                f"no multiple of its length {length}"
             )
-        if stage.duration is None and i < last:
-            raise ValueError(
-                f"{where}.duration is missing: only the last stage may take what the budget leaves"
-            )
-        each = batch * stage.length
-        share = stage.duration is None or stage.duration < 1
+        if stage.duration is None and i < len(stages) - 1:
+            raise ValueError(f"{where}.duration is missing: only that of the last stage may be null")
+        each = batch * length
+        is_share = stage.duration is None or stage.duration < 1
         due = tokens - spent if stage.duration is None else stage.duration * tokens
-        steps = int(due / each + 1e-6) if share else int(stage.duration or 0)
+        steps = int(due / each + 1e-6) if is_share else int(stage.duration or 0)
         if steps < 1:
-            raise ValueError(f"{where} would last less than one step of {batch} × {stage.length} tokens")
-        found.append(Segment(stage.length, batch, steps))
-        spent, slack = spent + steps * each, slack + each * share
-    if spent > tokens:
+            raise ValueError(f"{where} is shorter than one step of {batch} × {length} tokens")
+        found.append(Segment(length, batch, steps))
+        spent, slack = spent + steps * each, slack + each * is_share
+    if (longest := max(segment.length for segment in found)) != train_length:
+        raise ValueError(f"train_length = {train_length} must be the longest of training.stages, {longest}")
+    if spent > tokens or tokens - spent >= max(slack, per_step):
         raise ValueError(
-            f"training.stages take {spent:,} tokens, training.tokens = {tokens} pays for fewer: raise it to "
-            f"{spent}, or shorten a stage"
-        )
-    if tokens - spent >= max(slack, per_step):
-        raise ValueError(
-            f"training.stages use {spent:,} of training.tokens = {tokens}: lower it to {spent}, lengthen a "
-            "stage, or leave out the last stage's `duration`"
+            f"training.stages use {spent:,} tokens, and training.tokens = {tokens}: set it to {spent}, or "
+            "change the duration of a stage"
         )
     return tuple(found)

@@ -2,12 +2,18 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 
 def free(default: Any, description: str, **limits: Any) -> Any:
     """A field that may change on resume."""
     return Field(default=default, description=description, json_schema_extra={"may_change": True}, **limits)
+
+
+def optional(description: str, default: Any = None, **limits: Any) -> Any:
+    """A field that counts in the identity of a run only where it is set."""
+    extra: dict[str, Any] = {"counts_if_given": True}
+    return Field(default=default, description=description, json_schema_extra=extra, **limits)
 
 
 class Settings(BaseModel):
@@ -30,38 +36,40 @@ class CheckpointSettings(Settings):
     """When to save checkpoints, and which to keep."""
 
     interval: int | None = free(
-        500, "steps between checkpoints; null: only at the end and when stopped", ge=1
+        500, "steps between checkpoints; null: only at the end and when interrupted", ge=1
     )
     keep: int = free(2, "number of newest checkpoints to keep; 2 leave one if the newest is damaged", ge=1)
     keep_interval: int | None = free(None, "keep all checkpoints whose step is a multiple of this", ge=1)
     best: int | None = free(
         None,
-        "kept too: the one of lowest held-out loss at this multiple of train_length, one of "
+        "keep the checkpoint of lowest held-out loss at this multiple of train_length, one of "
         "validation.multiples",
         ge=1,
     )
-    asynchronous: bool = free(
-        False,
-        "write in the background from a copy in host memory, one at a time",
-    )
+    asynchronous: bool = free(False, "write in the background from a copy in host memory, one at a time")
+
+    @model_validator(mode="after")
+    def _kept_steps_are_saved(self) -> "CheckpointSettings":
+        keep, interval = self.keep_interval, self.interval
+        if keep is not None and (interval is None or keep % interval):
+            fix = f"make it a multiple of interval ({interval})" if interval else "set interval too"
+            raise ValueError(f"keep_interval = {keep}: {fix}")
+        return self
 
 
 class ParallelSettings(Settings):
     """How processes share the run. The launcher sets their number (configs/accelerate)."""
 
-    processes: int | None = free(
-        None,
-        "required number of processes; null: any",
-        ge=1,
-    )
+    processes: int | None = free(None, "required number of processes; null: any", ge=1)
     sharding: Literal["auto", "none", "full"] = free(
         "auto",
-        "none: every process holds the whole model (DDP); full: weights, gradients and moments are split "
+        "none: every process holds the whole model (DDP); full: weights, gradients and moments are sharded "
         "over all of them (FSDP2); auto: full where the accelerate config says FSDP",
     )
     activation_checkpointing: bool = free(
         False,
-        "keep only the input of each block and compute the rest again in the backward pass: memory for time",
+        "store only the input of each block and recompute the rest in the backward pass: less memory, more "
+        "time",
     )
 
 
@@ -90,14 +98,14 @@ class SpikeSettings(Settings):
     """Skip the update of a step whose loss is far above those before it."""
 
     sigmas: float = Field(
-        default=6.0, gt=0, description="a loss that many standard deviations above the mean is a spike"
+        default=6.0, gt=0, description="a loss this many standard deviations above the mean is a spike"
     )
     window: int = Field(
         default=100,
         ge=2,
         le=100_000,
-        description="applied steps that mean and deviation are taken over; none is a spike before there are "
-        "as many, counted anew from each stage of the run",
+        description="applied steps that mean and deviation are computed over; no step is a spike before a "
+        "stage of the run has this many",
     )
     limit: int = free(10, "maximum number of skipped steps in a run; one more stops it", ge=1)
 
@@ -109,7 +117,7 @@ class ValidationSettings(Settings):
         250, "steps between validations; null: only at the end and at the steps of `at`", ge=1
     )
     at: list[ShareOrSteps] = free(
-        [], "more validations: below 1 after that share of the run, from 1 on after so many steps"
+        [], "further validations: below 1 a share of the run, from 1 on a number of steps"
     )
     multiples: list[int] = free([1, 2, 4], "lengths, as multiples of train_length", min_length=1)
     spans: int = free(32, "spans of targets, each from another place of the validation text", ge=1)
@@ -143,8 +151,10 @@ class SampleSettings(Settings):
 class WandbSettings(Settings):
     """Logging of metrics.jsonl to Weights & Biases."""
 
-    mode: Literal["disabled", "offline", "online"] = free("disabled", "online needs an account and a network")
-    project: str = free("sextant", "project the run appears in")
+    mode: Literal["disabled", "offline", "online"] = free(
+        "disabled", "online requires an account and a network"
+    )
+    project: str = free("sextant", "project of the run")
     entity: str | None = free(None, "account or team; null: your own")
 
 
@@ -152,5 +162,5 @@ class ProfileSettings(Settings):
     """A trace of some steps by torch.profiler, for chrome://tracing or Perfetto, in the run's profile folder.
     It slows these steps down and changes no number."""
 
-    start: int = free(10, "steps of the run before the first that is traced", ge=0)
-    steps: int = free(3, "how many are traced", ge=1, le=100)
+    start: int = free(10, "steps of the run before the first traced one", ge=0)
+    steps: int = free(3, "number of traced steps", ge=1, le=100)

@@ -165,7 +165,7 @@ class MetricsLogger:
 
     def _begin(self, stage: Stage) -> None:
         size = {"length": stage.length, "batch_size": stage.batch_size} if stage.is_resized else {}
-        self.write(stage.start, "change", words=list(stage.words), **size)
+        self.write(stage.start, "change", overrides=list(stage.overrides), **size)
         self.console.info(stage.describe())
 
     def validation(

@@ -95,7 +95,7 @@ def say_done(
     if len(batches.texts) > 1:
         passes = batches.passes_by_label(settings.steps).items()
         console.info(f"epochs: {', '.join(f'{label} {n:.2f}' for label, n in passes)}")
-    if words := [word for stage in stages_of(settings) for word in stage.words]:
+    if words := [word for stage in stages_of(settings) for word in stage.overrides]:
         console.info(f"evaluated and extended with the changes: {', '.join(words)}")
     prompt = shlex.quote(prompts[0] if prompts else "")
     console.info(f"next: python evaluate.py {folder}   or   python generate.py {folder} --prompt {prompt}")

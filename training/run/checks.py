@@ -9,7 +9,6 @@ from training.errors import TrainingError
 from training.logging.trackers import check_trackers
 from training.optim.lr_schedule import steps_of
 from training.optim.optimizer import learnt_by_positions
-from training.run.fork import first_step
 from training.stages import stages_of
 
 
@@ -60,7 +59,7 @@ def _check_steps(settings: RunSettings) -> None:
             f"{c.interval} steps; make it a multiple of that, such as "
             f"{-(-c.keep_interval // c.interval) * c.interval}"
         )
-    first, last = first_step(settings), settings.steps
+    first, last = settings.first_step, settings.steps
     if trace is not None and not first - trace.steps < trace.start < last:
         raise TrainingError(
             f"training.profile.start = {trace.start} traces none of the steps this run takes: give {first} "
@@ -120,10 +119,10 @@ def check_processes(settings: RunSettings, processes: int) -> None:
 def check_sharding(settings: RunSettings, model: Transformer, sharded: bool) -> None:
     """Raise for a sharded model whose learned positional scheme changes during training: its parameters
     cannot be replaced, as they are shards."""
-    if sharded and learnt_by_positions(model) and any(stage.words for stage in stages_of(settings)):
+    if sharded and learnt_by_positions(model) and any(stage.overrides for stage in stages_of(settings)):
         raise TrainingError(
-            "training.changes exchanges positions that learn, whose weights cannot be split then: set "
-            "training.parallel.sharding to none"
+            "overrides in training.stages cannot replace learned parameters of a sharded positional scheme: "
+            "set training.parallel.sharding to none"
         )
 
 

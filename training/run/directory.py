@@ -279,7 +279,7 @@ def load(
     Args:
         run: the run folder.
         words: overrides of the positional scheme, e.g. `model.position.scaling.name=yarn`, applied to the
-            settings the checkpoint was last trained with (`training.changes`); see `override`.
+            settings the checkpoint was last trained with (`training.stages`); see `override`.
         dtype: dtype of the weights; None: float64 if they are stored in it, else float32.
         checkpoint: step of the checkpoint; None: the newest good one.
         console: reports damaged checkpoints that are skipped; None: standard error.

@@ -16,7 +16,7 @@ from training.logging.summary import steps_in_words
 from training.optim.optimizer import who_learns_at
 from training.run.checks import autocast_type, make_model, sampled
 from training.run.extension import ParentRun
-from training.run.fork import first_step, rates_in_words
+from training.run.fork import rates_in_words
 from training.run.hardware import forecast, free_memory, peak_flops
 from training.run.memory import FLOAT, MemoryLayout, fitting, memory
 from training.stages import stages_of
@@ -38,7 +38,7 @@ def show_forecast(
 
     Raises DataError where its text does not exist.
     """
-    t, done, device = settings.training, first_step(settings), parallel.device
+    t, done, device = settings.training, settings.first_step, parallel.device
     if parent is not None or settings.parent is None:  # without its parent: already prepared
         check_texts(settings.data)
     if not parallel.main:
@@ -52,14 +52,14 @@ def show_forecast(
         steps += f"; {left.steps:,} are left after step {done:,}"
         tokens += f"; {left.tokens:,} are left"
         time = f"about {duration(left.seconds)} for what is left ({duration(f.seconds)} for all steps)"
-    changes = [stage for stage in stages_of(settings) if stage.words]
+    changes = [stage for stage in stages_of(settings) if stage.overrides]
     rows = [
         ("parameters", f"{f.parameters:,}"),
         ("training FLOPs per token", f"{f.flops_per_token:.3g}"),
         ("steps", steps),
         ("tokens", tokens),
         ("positions of training text", sampled(settings)),
-        *((f"after step {stage.start:,}", ", ".join(stage.words)) for stage in changes),
+        *((f"after step {stage.start:,}", ", ".join(stage.overrides)) for stage in changes),
         ("memory on each device", f"about {_size(f.memory)}; {_size(free)} are free"),
         ("time", f"{time} on {layout.world} × {device.type}, at 45% of its peak rate"),
     ]

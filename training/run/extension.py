@@ -114,7 +114,7 @@ def open_parent(folder: Path, step: int | None = None, fork: bool = False) -> Pa
     tree = settings.model_dump(mode="json")
     tree |= {"original_length": settings.original_length or settings.train_length}
     tree |= {"seed": settings.seed + 1, "parent": None}
-    tree["training"] |= {"changes": [], "stages": []}
+    tree["training"]["stages"] = []
     return ParentRun(folder, settings, found, about, tree)
 
 

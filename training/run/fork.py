@@ -25,14 +25,8 @@ _FIXED = {
     "training.batch_size": "the size of a step cannot change",
     "training.optimizer.name": "the optimizer state belongs to it",
     "data.tokenizer": "the token ids depend on it",
-    "model": "the weights depend on it; use training.changes for positions",
+    "model": "the weights depend on it; use overrides in training.stages for positions",
 }
-
-
-def first_step(settings: RunSettings) -> int:
-    """The number of updates before a run's own first one: in a fork, those of its parent; else 0."""
-    parent = settings.parent
-    return parent.checkpoint or 0 if parent is not None and parent.fork else 0
 
 
 def tree_of(settings: RunSettings) -> dict:
@@ -78,7 +72,7 @@ def check_fork(folder: Path, step: int, old: RunSettings, new: RunSettings) -> N
     behind = [[s for s in stages_of(settings) if s.start < step] for settings in (old, new)]
     if behind[0] != behind[1]:
         raise TrainingError(
-            f"training.changes before step {step} cannot change in a fork of {folder} "
+            f"training.stages before step {step} cannot change in a fork of {folder} "
             "(a fraction depends on training.tokens; give steps)"
         )
 

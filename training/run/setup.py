@@ -263,7 +263,9 @@ def run_manifest(settings: RunSettings, data: PreparedData, model: Transformer) 
         manifest["groups"] = str(TextGroups(settings.data, data).list)
     if data.others:
         manifest["mixture"] = [str(text.folder) for text in data.others]
-    if changes := [stage for stage in stages_of(settings) if stage.words]:
-        manifest["changes"] = [{"after_step": stage.start, "words": list(stage.words)} for stage in changes]
+    if changes := [stage for stage in stages_of(settings) if stage.overrides]:
+        manifest["changes"] = [
+            {"after_step": stage.start, "overrides": list(stage.overrides)} for stage in changes
+        ]
         manifest["evaluated_as"] = changes[-1].model.position.model_dump(mode="json")
     return manifest

@@ -21,7 +21,7 @@ from training.logging.console import Console
 from training.optim.optimizer import make_optimizer
 from training.run.directory import MANIFEST, load
 from training.run.extension import ParentRun, method_overrides, not_at_test_time
-from training.run.fork import first_other_rate, first_step, rates_in_words
+from training.run.fork import first_other_rate, rates_in_words
 
 Score = Callable[[Transformer], np.ndarray]  # NLL in nats of fixed held-out targets at train_length, (n,)
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}  # nats, of any one target
@@ -82,7 +82,7 @@ def groups_behind(folder: Path, settings: RunSettings, state: dict) -> list[str]
     """Hashes of the text groups read before a checkpoint. [] at the first step of a fork to other text, whose
     checkpoint records the parent's groups."""
     used: list[str] = state.get("groups", [])
-    if not used or state["step"] != first_step(settings):
+    if not used or state["step"] != settings.first_step:
         return used
     data = settings.data
     theirs = type(data).model_validate(read_json(folder / MANIFEST)["inherited"]["data"])
