@@ -244,20 +244,18 @@ def report(rows: list[SchemeRow], failures: dict[str, list[str]], settings: RunS
 
     l0, steps = settings.train_length, settings.steps
     lines = [
-        "# Every positional scheme, trained and stretched",
+        f"# All positional schemes, {steps} steps",
         "",
         f"`{shlex.join(['python', *sys.argv])}`; {platform.machine()}, {os.cpu_count()} cores, no GPU, "
         f"torch {torch.__version__}. One seed, {settings.training.tokens:,} tokens ({steps} steps) at {l0}. "
-        "It shows that each scheme learns and uses positions, and roughly how its loss "
-        "changes past the training "
-        "length. It is not a ranking: that requires more tokens and several seeds.",
+        "It shows that each scheme learns and uses positions, and roughly how its loss changes beyond the "
+        "trained length. It is not a ranking: that requires more tokens and several seeds.",
         "",
-        "NLL in nats per token, at every length on the same held-out targets. *Below unigram*: NLL of "
-        "a unigram model of the training data minus NLL at the training length. *Permuted*: "
-        "increase when the "
-        "positions of 64 held-out windows are permuted, and the lower end of its 95% "
-        "interval over windows (– if "
-        "no layer reads position numbers). *s*: seconds of training on one core of a shared machine.",
+        "NLL in nats per token, at every length on the same held-out targets. *Learned*: parameters of the "
+        "scheme. *Below unigram*: NLL of a unigram model of the training text minus NLL at the trained "
+        "length. *Permuted*: increase when the positions of 64 held-out windows are permuted, and the lower "
+        "end of its 95% interval over windows (– if no layer reads position numbers). *s*: seconds of "
+        "training on one core of a shared machine.",
         "",
         "| configuration | schemes | learned | below unigram | "
         + " | ".join(f"{m}× ({l0 * m})" for m in MULTIPLES)

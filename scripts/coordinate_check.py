@@ -122,15 +122,15 @@ def check(
 def table(rows: Sequence[ActivationRow], command: str, figure: str) -> str:
     """The rows as a page of Markdown, with the figure of that name."""
     widths = list(rows[0].changes)
-    head = ["parametrisation", "activation", *map(str, widths), "slope"]
+    head = ["parametrization", "activation", *map(str, widths), "slope"]
     lines = [
         "# Coordinate check",
         "",
         f"`{command}`",
         "",
-        "RMS by which activations have changed after the steps, by width; the slope is the power of the "
-        "width by which that grows. `attention` and `mlp` are what the last block adds, `stream` is what "
-        "it leaves.",
+        "RMS change of activations after training, by width; the slope is the exponent of its growth with "
+        "the width. `attention` and `mlp` are the outputs of the last block, `stream` is the residual stream "
+        "after it.",
         "",
         f"| {' | '.join(head)} |",
         f"|{'---|' * len(head)}",
@@ -138,7 +138,7 @@ def table(rows: Sequence[ActivationRow], command: str, figure: str) -> str:
     for row in rows:
         cells = [row.kind, row.part, *(f"{change:.4f}" for change in row.changes.values())]
         lines.append(f"| {' | '.join(cells)} | {row.slope:+.2f} |")
-    lines += ["", f"![The same, over the width]({figure})"]
+    lines += ["", f"![RMS change over width]({figure})"]
     return "\n".join(lines) + "\n"
 
 
@@ -184,7 +184,7 @@ def main() -> int:
     write_text(given.out.with_suffix(".md"), page)
     with open(given.out.with_suffix(".csv"), "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(["parametrisation", "activation", "width", "rms_change"])
+        writer.writerow(["parametrization", "activation", "width", "rms_change"])
         writer.writerows((row.kind, row.part, *pair) for row in rows for pair in row.changes.items())
     draw(rows).savefig(given.out.with_suffix(".png"), dpi=150)
     return 0

@@ -1,16 +1,14 @@
-"""One span of text at a length far beyond what small machines are thought to hold: seconds and peak memory.
+"""Time and peak memory of one long span of text on a small machine.
 
-    python scripts/long_context.py --length 131072              every class of scheme, weights drawn anew
+    python scripts/long_context.py --length 131072              one scheme of each class, random weights
     python scripts/long_context.py rope alibi fire --length 131072   these schemes
-    python scripts/long_context.py runs/quickstart --length 131072   a trained run under its own scheme
+    python scripts/long_context.py runs/quickstart --length 131072   a trained run
     python scripts/long_context.py rope fire --length 8192,32768 --threads 1
 
-A scheme that is not trained is measured in the model of configs/tiny.yaml (3.1M parameters) on random tokens:
-time and memory do not depend on what the weights are. Each measurement has a process of its own, so that its
-peak is its own: 64 targets at the end of one span, chunks of 4096 tokens through the cache, the whole
-process's resident memory. The forecast that evaluate.py prints stands beside it. Rows are added to
-docs/results/long_context.csv, and the table in .md is made from it; a row of the same subject, length and
-threads is replaced.
+Schemes are measured in the model of configs/tiny.yaml with random weights and tokens, on which time and
+memory do not depend. Each measurement runs in its own process: 64 targets at the end of one span, in chunks
+of 4096 tokens through the cache. Rows are added to docs/results/long_context.csv, from which the table in
+.md is written; a row with the same subject, length and threads is replaced.
 """
 
 import argparse
@@ -44,13 +42,13 @@ from training.run.hardware import peak_memory, prepare_cpu
 ROOT = Path(__file__).resolve().parent.parent
 SUBJECTS = ["rope", "none", "sinusoidal", "alibi", "kerple", "t5", "fire", "fox"]
 VOCABULARY, TARGETS, CHUNK, WARM = 4096, 64, 4096, 512
-HEAD = """# One long span on a small machine
+HEAD = """# Cost of one long span on a small machine
 
-`python scripts/long_context.py`: 64 targets at the end of one span, in chunks of 4096 tokens through the
-cache, float32, by the model of configs/tiny.yaml (3.1M parameters). Clock times are disturbed by whatever
-else ran; CPU seconds (over all threads) are less so. Peak: resident memory of the whole process; of it the
-span: what it added to Python, libraries and weights; forecast: what evaluate.py says of that before it
-starts. Machine: {machine}.
+`python scripts/long_context.py` scores 64 targets at the end of one span, in chunks of 4096 tokens through
+the key/value cache, in float32, with the model of configs/tiny.yaml (3.1M parameters). Other work on the
+machine affects wall time more than CPU time, which is summed over threads. *Peak* is the resident memory of
+the process, *span* its increase over Python, libraries and weights, *estimate* what evaluate.py predicts
+for the span. Machine: {machine}.
 
 """
 
@@ -62,11 +60,11 @@ class SpanRow:
     subject: str
     length: int
     threads: int
-    seconds: float  # by the clock, on what else the machine did
+    seconds: float  # wall time
     cpu_seconds: float  # of this process, over its threads
-    peak_gib: float  # resident, the whole process
-    before_gib: float  # the same before the span: Python, libraries, weights, one short pass
-    forecast_gib: float  # beside that, by evaluate.py
+    peak_gib: float  # resident memory of the process
+    before_gib: float  # before the span: Python, libraries, weights, one short pass
+    forecast_gib: float  # the estimate of evaluate.py for the span
     nll: float  # mean of the targets: random tokens of a model that is not trained give about ln V
 
 
@@ -148,8 +146,7 @@ def measure(subject: str, length: int, threads: int) -> SpanRow:
 
 def told(row: SpanRow) -> str:
     return (
-        f"{duration(row.seconds)} by the clock, {row.cpu_seconds:.0f} CPU seconds, "
-        f"peak {row.peak_gib:.2f} GiB"
+        f"{duration(row.seconds)} wall time, {row.cpu_seconds:.0f} CPU seconds, peak {row.peak_gib:.2f} GiB"
     )
 
 
@@ -184,8 +181,8 @@ def keep(row: SpanRow, folder: Path) -> None:
 
 def table(rows: list[SpanRow]) -> tuple[list[str], list[list[str]]]:
     columns = [
-        *("subject", "length", "threads", "CPU seconds", "by the clock", "peak GiB", "of it the span"),
-        "forecast",
+        *("subject", "length", "threads", "CPU seconds", "wall time", "peak, GiB", "span, GiB"),
+        "estimate, GiB",
     ]
     lines = [
         [

@@ -153,7 +153,7 @@ def first_failure(output: str) -> str:
 def report(outcomes: list[MutantOutcome], seconds: float) -> str:
     caught = sum(o.verdict == "caught" for o in outcomes)
     lines = [
-        "# Inserted faults",
+        "# Mutation check",
         "",
         f"`python tests/mutation/check.py`: {caught} of {len(outcomes)} caught in {seconds / 60:.1f} "
         "minutes. Each entry of tests/mutation/mutants.yaml replaces one text in a copy of the code; then "

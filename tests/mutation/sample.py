@@ -315,7 +315,7 @@ def report(edits: list[Edit], verdicts: dict[int, str], drawn: str) -> str:
     counts = ", ".join(f"{kinds.count(k)} {k}" for k in sorted(set(kinds)))
     added = sum(v.startswith("caught: +") for v in verdicts.values())
     lines = [
-        "# Edits drawn by a mutation tool",
+        "# Mutation sample",
         "",
         f"`python tests/mutation/sample.py`: {len(edits)} edits drawn with cosmic-ray's operators "
         f"({drawn}), {len(kinds)} of them judged: {counts}. The {added} marked `+` survived the tests "
