@@ -5,7 +5,7 @@ training.
 from evaluation.comparable import comparable
 from evaluation.errors import EvaluationError
 from evaluation.monitor import MonitorTargets, monitor_targets
-from evaluation.reports.figures import draw_figures
+from evaluation.reports.loss_figures import draw_figures
 from evaluation.scoring.evaluate import EvaluatedModel, EvaluationResult, evaluate
 from evaluation.scoring.methods import Method, compatible_methods, read_methods, resolve_methods
 from evaluation.scoring.protocols import TargetWindows

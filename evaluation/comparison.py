@@ -8,7 +8,8 @@ import numpy as np
 
 from evaluation.errors import EvaluationError
 from evaluation.reports.base import Report, Table, estimate, finite
-from evaluation.reports.figures import LengthCurve, length_figure, save
+from evaluation.reports.figures import FigureText, save
+from evaluation.reports.loss_figures import length_figure, loss_curve
 from evaluation.scoring.evaluate import EvaluationResult
 from evaluation.scoring.methods import TRAINED
 from evaluation.statistics.intervals import FEW_BELOW, Interval, interval, unit_means
@@ -164,21 +165,18 @@ class RunComparison(Report):
 
     def draw(self, folder: Path) -> list[Path]:
         """NLL by length, a line for each entry; error bars are those of the paired differences."""
-        lines = []
+        curves = []
         for entry in self.entries:
-            points = [(n, nll) for n in self.lengths if (nll := entry.nll(n)) is not None]
-            halves = [self.differences[entry, n].half for n, _ in points if (entry, n) in self.differences]
-            x, y = [float(n) for n, _ in points], [pooled(nll) for _, nll in points]
-            lines += [LengthCurve(entry.label, x, y, halves)] if points else []
-        trained = {result.subject.trained_length for result in self.results}
-        result = self.results[0]
-        kinds, level = f"{result.unit_kind}s", 100 * result.settings.confidence
-        figure = length_figure(
-            lines,
-            None,
-            sorted(trained),
-            title="Loss of several runs by context length",
-            subtitle=f"The same {len(result.document):,} targets at every length ({result.plan.protocol})",
-            note=f"Bars: {level:g}% intervals over {kinds} of the paired difference from {self.first.label}.",
+            points = [(n, pooled(nll)) for n in self.lengths if (nll := entry.nll(n)) is not None]
+            bars = [self.differences.get((entry, n)) for n, _ in points]
+            x, y = [float(n) for n, _ in points], [nll for _, nll in points]
+            curves += [loss_curve(entry.label, x, y, bars)] if points else []
+        result, trained = self.results[0], {result.subject.trained_length for result in self.results}
+        level = f"{100 * result.settings.confidence:g}%"
+        text = FigureText(
+            "Loss of several runs by context length",
+            f"The same {len(result.document):,} targets at every length ({result.plan.protocol})",
+            f"Bars: {level} intervals over {result.unit_kind}s of the paired difference from "
+            f"{self.first.label}.",
         )
-        return [save(figure, folder, "nll_by_length")]
+        return [save(length_figure(curves, None, sorted(trained), text), folder, "nll_by_length")]

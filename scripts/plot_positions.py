@@ -3,7 +3,7 @@
   python scripts/plot_positions.py                                  all figures, to docs/figures/positions
   python scripts/plot_positions.py decay --theta 10000 1000000      two bases
   python scripts/plot_positions.py wavelengths --theta 500000 --dim 128 --train-length 8192
-  python scripts/plot_positions.py rules --factor 16
+  python scripts/plot_positions.py methods --factor 16
   python scripts/plot_positions.py decay --scheme '{name: rope, scaling: {name: yarn, factor: 4}}'
   python scripts/plot_positions.py biases --run runs/NAME           as trained and as initialized
 
@@ -14,7 +14,7 @@ figures:
   angles         rotation angle between two tokens: RoPE and He and Xu's slower rotation
   wavelengths    wavelength of each pair of features; marked: longer than the training length
   biases         bias added to a logit at distance d, in one head
-  rules          frequencies under each scaling method, relative to the trained ones
+  methods        frequencies under each scaling method, relative to the trained ones
 
 Each figure is written as PNG, SVG with text as text, and CSV with the plotted numbers. The same command
 writes the same bytes. Schemes and methods come from the registry, so new ones are included automatically.
@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # allows running f
 from data.files import write_text
 from evaluation.reports.figures import save
 from evaluation.schemes.curves import SchemeShape
-from evaluation.schemes.figure_specs import FIGURES, FigureRequest, FigureSpec
+from evaluation.schemes.figures import FIGURES, FigureRequest, FigureSpec
 from training.config.yaml_io import parse_yaml
 from training.errors import ConfigError
 from training.logging.console import Console, Parser, run_main

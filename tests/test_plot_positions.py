@@ -14,10 +14,10 @@ from matplotlib.text import Text
 
 from evaluation import EvaluationError
 from evaluation.schemes import curves
-from evaluation.schemes import figure_specs as drawings
+from evaluation.schemes import figures as drawings
 from evaluation.schemes.curves import SchemeShape
-from evaluation.schemes.figure_specs import FIGURES, FigureRequest
-from evaluation.schemes.figures import _oblique
+from evaluation.schemes.encoding_figure import _oblique
+from evaluation.schemes.figures import FIGURES, FigureRequest
 from model import ModelSettings, Transformer
 from model.attention_mask import AttentionView
 from model.position import SCHEMES, AttentionPlan, PositionalScheme, PositionSettings

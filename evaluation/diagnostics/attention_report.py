@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from evaluation.diagnostics.attention import AttentionResult, mean_of_finite
-from evaluation.diagnostics.attention_figures import draw_attention
+from evaluation.diagnostics.figures import draw_attention
 from evaluation.diagnostics.weights import MEASURES
 from evaluation.reports.base import Report, Table, basis, provenance, rounded
 from evaluation.reports.sentences import name_of

@@ -11,18 +11,18 @@ results.json, in addition to `protocol`, `trained_length`, `checkpoint_hash` and
 """
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 
 from evaluation.diagnostics.attention_report import diagnostic_basis
+from evaluation.diagnostics.figures import measures_figure, titled
 from evaluation.diagnostics.generation import REAL, GenerationResult
-from evaluation.diagnostics.panels import PanelSeries, PanelSpec, panels_figure
 from evaluation.diagnostics.repetition import MEASURES
 from evaluation.reports.base import Report, Table, rounded
-from evaluation.reports.figures import COLOURS, INK, save
+from evaluation.reports.figures import COLOURS, DASHED, INK, MARKERS, Curve, FigureText, Panel, save
 from evaluation.reports.sentences import name_of
-from evaluation.schemes.figures import FigureText
 from evaluation.scoring.methods import TRAINED
 from evaluation.statistics.intervals import interval, unit_means
 
@@ -131,26 +131,29 @@ class GenerationReport(Report):
 
     def figure(self, method: str) -> Figure:
         at, panels, found = self.by_place(), [], self.result
-        l0 = found.subject.trained_length
+        l0, width = found.subject.trained_length, found.edges[1] - found.edges[0]
         for measure, heading in DRAWN.items():
-            lines = []
+            curves = []
             for n, source in enumerate(found.sources):
                 points = at.get((method, source, measure), [])
-                colour, dashed = (INK, True) if source == REAL else (COLOURS[n % len(COLOURS)], False)
+                style: dict[str, Any] = {
+                    "colour": COLOURS[n % len(COLOURS)],
+                    "marker": MARKERS[n % len(MARKERS)],
+                }
+                style = {"colour": INK, "dash": DASHED, "order": 2} if source == REAL else style
                 x, y = [(a + b) / 2 for a, b, _ in points], [value for *_, value in points]
-                lines.append(PanelSeries(x, y, colour, source, dashed=dashed, marker=None if dashed else n))
-            panels.append(PanelSpec(heading, lines, share=measure in SHARES))
-        name = "as trained" if method == TRAINED else f"method {method}"
-        width = found.edges[1] - found.edges[0]
-        return panels_figure(
+                curves.append(Curve(source, x, y, **style))
+            panels.append(Panel(curves, heading))
+        return measures_figure(
             panels,
             FigureText(
-                f"Generation past the trained length, {name}",
+                titled("Generation past the trained length", method),
                 f"{found.subject.name}: {len(found.unit)} prompts of {found.edges[0]:,} tokens",
                 f"Buckets of {width:,} tokens; repetitions are counted within the previous {width:,} tokens.",
             ),
             x="position, tokens",
-            marked=l0,
+            trained=l0,
             ticks=[l0 * n for n in range(1, 1 + found.edges[-1] // l0)],
+            shares={DRAWN[measure] for measure in SHARES},
             log_x=False,
         )

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from data.sampling.exposure import Exposure
-from evaluation.reports.figures import COLOURS, INK, SOFT, STYLE, power_of_ten
+from evaluation.reports.figures import COLOURS, INK, SOFT, STYLE, fix_ticks, grid, power_of_ten
 
 HEIGHT, GAP = 0.95, 0.16  # inches, of the strip and between it and the axes above
 POSITIONS, DISTANCES = COLOURS[0], COLOURS[1]
@@ -57,73 +57,45 @@ def add_strip(figure: Figure, axes: Axes, exposure: Exposure) -> Axes:
         _draw(strip, exposure, axes.get_xlim())
         strip.set_xscale(axes.get_xscale(), **({"base": 2} if axes.get_xscale() == "log" else {}))
         strip.set_xlim(*axes.get_xlim())
-        strip.xaxis.set_major_locator(FixedLocator(list(axes.get_xticks())))
-        strip.xaxis.set_minor_locator(NullLocator())
-        strip.xaxis.set_major_formatter(axes.xaxis.get_major_formatter())
+        fix_ticks(strip, list(axes.get_xticks()))
         strip.set_xlabel(axes.get_xlabel(), color=INK)
         strip.set_ylabel("training tokens", color=INK, fontsize=8)
-        for side in ("top", "right"):
-            strip.spines[side].set_visible(False)
     axes.set_xlabel("")
     axes.tick_params(axis="x", labelbottom=False)
     return strip
 
 
 def _draw(strip: Axes, exposure: Exposure, limits: tuple[float, float]) -> None:
-    lowest, drawn = 1.0, []
-    counts = [
+    lowest, labels = 1.0, []
+    for label, counts, first, colour, dash in (
         ("at this position", exposure.positions, exposure.first, POSITIONS, "-"),
         ("with a key at this distance", exposure.distances, 0, DISTANCES, (0, (4, 1.5))),
-    ]
-    for label, values, first, colour, dashes in counts:
-        x, y = shares(values, exposure.tokens, first)
-        if not len(x):
-            continue
-        ends = x[-1]
-        x, y = thinned(x, y)
-        seen = y > 0
-        # Up to the last trained position.
-        x, y = np.append(x[seen], ends), np.append(y[seen], y[seen][-1])
-        strip.plot(x, y, color=colour, lw=1.6, ls=dashes, solid_capstyle="butt", zorder=3)
-        lowest = min(lowest, float(y[x >= limits[0]].min(initial=1.0)))
-        drawn.append((label, colour))
+    ):
+        x, y = shares(counts, exposure.tokens, first)
+        if len(x):
+            last, (x, y) = x[-1], thinned(x, y)
+            x, y = (
+                np.append(x[y > 0], last),
+                np.append(y[y > 0], y[y > 0][-1]),
+            )  # to the last trained position
+            strip.plot(x, y, color=colour, lw=1.6, ls=dash, solid_capstyle="butt", zorder=3)
+            lowest = min(lowest, float(y[x >= limits[0]].min(initial=1.0)))
+            labels.append((label, (1.0, 0.78 - 0.3 * len(labels)), "axes fraction", colour))
     decades = min(_DECADES, max(1, math.ceil(-math.log10(lowest) + 0.2)))
     strip.set_yscale("log")
     strip.set_ylim(10.0**-decades, 2.5)
     step = max(1, math.ceil(decades / 3))
     strip.yaxis.set_major_locator(FixedLocator([10.0**-k for k in range(0, decades + 1, step)]))
     strip.yaxis.set_minor_locator(NullLocator())
-    strip.yaxis.set_major_formatter(FuncFormatter(_share))
+    strip.yaxis.set_major_formatter(
+        FuncFormatter(lambda share, _: f"{100 * share:g}%" if share >= 0.001 else power_of_ten(share))
+    )
     strip.tick_params(axis="y", labelsize=7.5)
-    strip.grid(axis="y", color="#E6E6E6", lw=0.7, zorder=0)
+    grid(strip)
     end = max(len(exposure.positions) + exposure.first, len(exposure.distances))
     if end < limits[1]:
         strip.axvspan(end, limits[1], color="#F1F1F1", lw=0, zorder=0)
-        strip.annotate(
-            "never trained",
-            (end, 0.5),
-            xycoords=("data", "axes fraction"),
-            xytext=(5, 0),
-            textcoords="offset points",
-            va="center",
-            color=SOFT,
-            fontsize=8.5,
-        )
-    for row, (label, colour) in enumerate(drawn):
-        strip.annotate(
-            label,
-            (1, 0.78 - 0.3 * row),
-            xycoords="axes fraction",
-            xytext=(6, 0),
-            textcoords="offset points",
-            va="center",
-            color=colour,
-            fontsize=8.5,
-            annotation_clip=False,
-        )
-
-
-def _share(value: float, _: int) -> str:
-    if value >= 0.001:
-        return f"{100 * value:g}%"
-    return power_of_ten(value)
+        labels.insert(0, ("never trained", (end, 0.5), ("data", "axes fraction"), SOFT))
+    for text, at, where, colour in labels:
+        how = {"va": "center", "color": colour, "fontsize": 8.5, "annotation_clip": False}
+        strip.annotate(text, at, (6, 0), where, "offset points", **how)

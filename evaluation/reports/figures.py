@@ -1,32 +1,36 @@
-"""Figures of loss: NLL against length, and by position; and the style that all figures share. PNG and SVG,
+"""Line charts in one style: panels of curves, named at their ends or in a key, below a title. PNG and SVG,
 legible at column width and without colour."""
+
+from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
+import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
+from matplotlib.lines import Line2D
+from matplotlib.textpath import TextPath
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from data.files import atomic
-from evaluation.scoring.evaluate import EvaluationResult
-from evaluation.scoring.methods import TRAINED, TRUNCATE
-from evaluation.statistics.analysis import Analysis
 
 # Okabe and Ito 2008, without its yellow, which is too light for a line on white. Markers differ too.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A5C00", "#5B5B5B")
 MARKERS = ("s", "^", "D", "v", "P", "X", "<", ">")
 INK, SOFT, FAINT, GRID = "#222222", "#6E6E6E", "#767676", "#E6E6E6"
-DOTTED = (0, (1, 2))
-SIZE = (6.4, 4.2)  # inches; higher for many labels
+DOTTED, DASHED = (0, (1, 2)), (0, (5, 3))
+WIDTH = 6.4  # inches
+HEAD, TICKS = 0.62, 0.44  # inches for title and subtitle, and for the labels of the x axis
+KEY_ROW = 0.2  # inches of a row of the key below the panels
 LED_FROM = 0.85  # share of the width beyond which a line ends at the right edge
 LABEL_GAP = 12.0  # points between the middles of two labels
-AXES = (0.098, 0.185, 0.64)  # left, bottom, height, as shares of a figure of that size
 STYLE: dict[Any, Any] = {
     "font.size": 9.5,
     "font.family": "DejaVu Sans",
@@ -42,218 +46,206 @@ STYLE: dict[Any, Any] = {
     "svg.hashsalt": "sextant",
 }
 
+Numbers = Sequence[float] | np.ndarray
 
-@dataclass
-class LengthCurve:
-    """One method: points (x, y) and the half-width of each interval (NaN for none)."""
+
+@dataclass(frozen=True)
+class FigureText:
+    """Title, subtitle and note; empty for a figure with a caption elsewhere. `formula`: subtitle and headings
+    of panels are mathtext, as axis labels always are."""
+
+    title: str = ""
+    subtitle: str = ""
+    note: str = ""
+    formula: bool = False
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One line.
+
+    Attributes:
+        label: '' for a curve without a name.
+        low, high: ends of the interval at each x; NaN or empty for none.
+        dash: a linestyle of matplotlib; '' for markers alone.
+        every: which points have markers, as matplotlib's `markevery`.
+        hollow: markers are outlines.
+    """
 
     label: str
-    x: list[float]
-    y: list[float]
-    half: list[float] = field(default_factory=list)
+    x: Numbers
+    y: Numbers
+    colour: str = INK
+    low: Numbers = ()
+    high: Numbers = ()
+    width: float = 1.5
+    dash: Any = "-"
+    marker: str = ""
+    size: float = 4.6
+    every: Any = None
+    hollow: bool = False
+    order: float = 3
 
+    @property
+    def end(self) -> tuple[float, float]:
+        """The last finite point."""
+        last = np.flatnonzero(np.isfinite(self.y))[-1]
+        return float(self.x[last]), float(self.y[last])
 
-def draw_figures(
-    result: EvaluationResult,
-    analysis: Analysis,
-    folder: Path,
-    below: Callable[[Figure, Axes], object] | None = None,
-) -> list[Path]:
-    """Write the figures of one evaluation into `folder`; returns the PNG files. `below` adds a strip
-    under the axes of each."""
-    folder.mkdir(parents=True, exist_ok=True)
-    name, draw = ("nll_by_position", _by_position) if analysis.buckets else ("nll_by_length", _by_length)
-    figure = draw(result, analysis)
-    if below is not None:
-        below(figure, figure.axes[0])
-    return [save(figure, folder, name)]
-
-
-def _by_length(result: EvaluationResult, analysis: Analysis) -> Figure:
-    l0 = result.subject.trained_length
-    lines = []
-    for method in result.methods:
-        rows = [row for row in analysis.rows if row.method == method.label and row.nll is not None]
-        if method.label == TRUNCATE or not rows:
-            continue
-        name = "as trained" if method.label == TRAINED else method.label
-        half = [row.gain.half if row.gain and row.length > l0 else math.nan for row in rows]
-        lines.append(LengthCurve(name, [float(r.length) for r in rows], [r.nll or 0.0 for r in rows], half))
-    baseline = None
-    if result.truncated is not None:
-        baseline = float(result.truncated.sum() / len(result.truncated))
-    return length_figure(
-        lines,
-        baseline,
-        l0,
-        title="Loss beyond the trained length",
-        subtitle=_subtitle(result, analysis),
-        note=_note(result, analysis, lines),
-    )
-
-
-def _subtitle(result: EvaluationResult, analysis: Analysis) -> str:
-    same = "the same " if result.plan.protocol == "fixed-targets" else ""
-    where = f"{analysis.n_targets:,} targets of {analysis.documents} documents"
-    return (
-        f"{result.subject.name}: {same}{where}{' at every length' if same else ''} ({result.plan.protocol})"
-    )
-
-
-def _note(result: EvaluationResult, analysis: Analysis, lines: list[LengthCurve]) -> str:
-    if not any(half > 0 for line in lines for half in line.half):
-        return ""
-    level = 100 * result.settings.confidence
-    units = f"{analysis.unit_kind}s"
-    return f"Bars: {level:g}% intervals over {units} of the paired difference from the dashed line."
-
-
-def length_figure(
-    lines: list[LengthCurve],
-    baseline: float | None,
-    trained_length: int | Sequence[int],
-    *,
-    title: str,
-    subtitle: str,
-    note: str = "",
-) -> Figure:
-    """NLL against length, log2 axis: a line per method, trained lengths and the truncation baseline
-    marked."""
-    trained = [trained_length] if isinstance(trained_length, int) else trained_length
-    with rc_context(STYLE):
-        limits = _limits(lines, baseline)
-        cut = [] if baseline is None else [f"context truncated to {trained[0]}"]
-        figure, axes = _canvas(title, subtitle, note, [*(line.label for line in lines), *cut], limits)
-        xs = sorted({x for line in lines for x in line.x} | set(map(float, trained)))
-        low, high = xs[0] / 2**0.25, xs[-1] * 2**0.12
-        _draw_lines(axes, lines)
-        _axes(axes, xs, (low, high), "context length, tokens (log scale)", "NLL, nats per token")
-        labels = _ends(lines)
-        if baseline is not None:
-            axes.axhline(baseline, color=INK, lw=1.1, ls=(0, (5, 3)), zorder=2)
-            labels.append((*cut, xs[-1] * 2**0.12, baseline, INK))
-        for length in trained:
-            mark_trained(axes, length)
-        _label(figure, axes, labels)
-        return figure
-
-
-def _by_position(result: EvaluationResult, analysis: Analysis) -> Figure:
-    l0, longest = result.subject.trained_length, result.plan.lengths[-1]
-    lines = []
-    for method, buckets in analysis.buckets.items():
-        # Position p sees p + 1 tokens; a bucket is drawn at its geometric centre in tokens seen.
-        x = [math.sqrt((b.low + 1) * b.high) for b in buckets]
-        name = "as trained" if method == TRAINED else method
-        lines.append(LengthCurve(name, x, [b.nll for b in buckets], [b.gain.half for b in buckets]))
-    first = next(iter(analysis.buckets.values()))
-    x = [math.sqrt((b.low + 1) * b.high) for b in first]
-    cut = LengthCurve(f"context truncated to {l0}", x, [b.nll + b.gain.estimate for b in first])
-    with rc_context(STYLE):
-        figure, axes = _canvas(
-            f"NLL by position in a window of {longest} tokens (factor for {longest})",
-            f"{result.subject.name}: {analysis.n_targets:,} targets of {analysis.documents} documents; "
-            "different tokens at each position",
-            _note(result, analysis, lines),
-            [line.label for line in [*lines, cut]],
-            _limits([*lines, cut], None),
+    def draw(self, axes: Axes) -> Line2D:
+        (line,) = axes.plot(
+            self.x,
+            self.y,
+            label=self.label or "_",
+            color=self.colour,
+            lw=self.width,
+            ls=self.dash,
+            marker=self.marker,
+            markevery=self.every,
+            ms=self.size,
+            mfc="white" if self.hollow else self.colour,
+            mec=self.colour if self.hollow else "white",
+            mew=0.9 if self.hollow else 0.6,
+            zorder=self.order,
         )
-        _draw_lines(axes, lines)
-        axes.plot(cut.x, cut.y, color=INK, lw=1.1, ls=(0, (5, 3)), zorder=2)
-        mark_trained(axes, l0, "right")
-        ticks = [float(2**k) for k in range(longest.bit_length()) if 2**k <= longest]
-        _axes(axes, ticks, (0.85, longest * 1.1), "tokens seen (log scale)", "NLL, nats per token")
-        _label(figure, axes, [*_ends(lines), (cut.label, cut.x[-1], cut.y[-1], INK)])
+        points = zip(self.x, self.y, self.low, self.high, strict=False)
+        if bars := [(x, y, y - low, high - y) for x, y, low, high in points if high > low]:
+            x, y, below, above = zip(*bars, strict=True)
+            how: dict[str, Any] = {
+                "elinewidth": 1.0,
+                "capsize": 2.2,
+                "alpha": 0.75,
+                "zorder": self.order - 0.5,
+            }
+            axes.errorbar(x, y, yerr=(below, above), fmt="none", ecolor=self.colour, **how)
+        return line
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Curves over common axes, and horizontal lines (label, y, colour) across them."""
+
+    curves: Sequence[Curve]
+    heading: str = ""
+    levels: Sequence[tuple[str, float, str]] = ()
+
+
+def panels_figure(
+    panels: Sequence[Panel],
+    text: FigureText,
+    scales: Callable[[Axes, Panel], object],
+    *,
+    x: str,
+    y: str = "",
+    columns: int = 1,
+    height: float = 2.9,
+    names: Literal["ends", "beside", "below"] = "ends",
+    value: Callable[[Axes, float], str] = lambda axes, y: "",
+) -> Figure:
+    """A grid of panels.
+
+    Args:
+        scales: sets scales, limits and marks of a panel's axes; its curves are drawn already.
+        height: inches of a row of panels; more where the names require it.
+        names: of curves and levels: at their right ends, in a key beside each panel, or in one key below all.
+        value: printed after a name at the end of a curve.
+    """
+    columns = min(columns, len(panels))
+    rows = math.ceil(len(panels) / columns)
+    most = max(len(panel.curves) + len(panel.levels) for panel in panels)
+    height = max(height, TICKS + 0.26 + (most + 1) * LABEL_GAP / 72 if names == "ends" else 0)
+    with rc_context(STYLE):
+        known = {curve.label: curve for panel in panels for curve in panel.curves if curve.label}
+        key, per_row = 0.0, max(1, int((WIDTH - 0.3) / (0.62 + _widest(known))))
+        if names == "below" and len(known) > 1:
+            key = KEY_ROW * math.ceil(len(known) / per_row) + 0.08
+        under = 0.2 if columns > 1 and rows > 1 else TICKS  # of panels above others
+        figure, (low, high) = canvas(text, height * rows + key + TICKS - under)
+        inches = figure.get_figheight()
+        low += (key + TICKS - under) / inches
+        drawn = []
+        for n, panel in enumerate(panels):
+            row, column = divmod(n, columns)
+            left, bottom = column / columns + 0.085, high - (high - low) * (row + 1) / rows + under / inches
+            top = (0.28 if panel.heading else 0.1) / inches
+            area = (left, bottom, 1 / columns - 0.115, (high - low) / rows - under / inches - top)
+            axes = figure.add_axes(area, label=str(n))
+            how: dict[str, Any] = {"fontsize": 9.5, "color": INK, "pad": 4, "parse_math": text.formula}
+            axes.set_title(panel.heading, loc="left", **how)
+            grid(axes)
+            lines = [curve.draw(axes) for curve in panel.curves]
+            for _, at, colour in panel.levels:
+                axes.axhline(at, color=colour, lw=1.1, ls=DASHED, zorder=2)
+            scales(axes, panel)
+            axes.set_xlabel(x if n + columns >= len(panels) else "", color=INK, parse_math=True)
+            axes.set_ylabel(y if column == 0 else "", color=INK, parse_math=True)
+            drawn.append((axes, lines, panel))
+        labels = [_ends(axes, panel, value) for axes, _, panel in drawn]
+        texts = [one[0] for ends in labels for one in ends] if names == "ends" else known
+        for (axes, lines, _), ends in zip(drawn, labels, strict=True):
+            if names != "below":
+                place, room = axes.get_position(), (0.42 if names == "ends" else 0.76) + _widest(texts)
+                width = max(0.3, 1 - room / WIDTH - place.x0)
+                axes.set_position((place.x0, place.y0, width, place.height))
+            fit_left(figure, axes)
+            if names == "ends":
+                label_ends(figure, axes, ends)
+            elif names == "beside":  # highest curve first
+                lines.sort(key=lambda line: -float(np.mean(np.asarray(line.get_ydata(), float))))
+                _key(axes, lines, loc="center left", bbox_to_anchor=(1.015, 0.5), handlelength=3.4)
+        if key:
+            handles = {line.get_label(): line for _, lines, _ in drawn for line in lines}
+            where = {"loc": "lower center", "bbox_to_anchor": (0.5, low - (key + TICKS - under) / inches)}
+            how = {"ncols": per_row, "handlelength": 2.4, "columnspacing": 1.4, "labelspacing": 0.25}
+            _key(figure, [handles[label] for label in known], **where, **how)
         return figure
 
 
-def _canvas(
-    title: str, subtitle: str, note: str, names: list[str], limits: tuple[float, float]
-) -> tuple[Figure, Axes]:
-    """A figure with title, subtitle and note; axes with these y limits and room for labels on the right."""
-    figure = Figure(figsize=SIZE, dpi=200)
+def _key(where: Axes | Figure, lines: list[Line2D], **how: Any) -> None:
+    where.legend(handles=lines, frameon=False, fontsize=8.5, borderaxespad=0, **how)
+
+
+def _ends(axes: Axes, panel: Panel, value) -> list[tuple[str, float, float, str]]:
+    """Labels of curves and levels: text, x, y, colour."""
+    found = [(curve.label, *curve.end, curve.colour) for curve in panel.curves if curve.label]
+    found += [(label, axes.get_xlim()[1], y, colour) for label, y, colour in panel.levels]
+    return [(f"{label}  {value(axes, y)}".rstrip(), x, y, colour) for label, x, y, colour in found]
+
+
+def _widest(labels) -> float:
+    """Inches of the widest label."""
+    font = FontProperties(family=STYLE["font.family"], size=9)
+    return (
+        max((TextPath((0, 0), one or " ", prop=font).get_extents().width for one in labels), default=0) / 72
+    )
+
+
+def canvas(text: FigureText, height: float, width: float = WIDTH) -> tuple[Figure, tuple[float, float]]:
+    """A figure with `height` inches for the axes, and the vertical range of those inches."""
+    head, foot = HEAD if text.title else 0.1, 0.24 if text.note else 0.06
+    total = head + height + foot
+    figure = Figure(figsize=(width, total), dpi=200)
     FigureCanvasAgg(figure)
-    names = [f"{name}  {0:.{decimals(*limits)}f}" for name in names]
-    wanted = (len(names) + 1) * LABEL_GAP / 72  # inches
-    higher = max(0.0, wanted - AXES[2] * SIZE[1])
-    width, height = SIZE[0], SIZE[1] + higher
-    figure.set_size_inches(width, height)
-
-    def up(share: float) -> float:
-        """The same distance from the upper edge as in a figure of the usual size."""
-        return 1 - (1 - share) * SIZE[1] / height
-
-    # Room for the longest direct label at 9 points, about 0.072 inch per letter.
-    right = 1 - (0.42 + 0.072 * max(map(len, names), default=0)) / SIZE[0]
-    left, bottom = AXES[0], AXES[1] * SIZE[1] / height
-    axes = figure.add_axes((left, bottom, max(0.4, right) - left, up(AXES[1] + AXES[2]) - bottom))
-    axes.set_ylim(*limits)
-    figure.text(0.02, up(0.965), title, fontsize=11.5, fontweight="bold", color=INK, va="top")
-    figure.text(0.02, up(0.905), subtitle, fontsize=8.5, color=SOFT, va="top")
-    figure.text(0.02, 0.02 * SIZE[1] / height, note, fontsize=8, color=SOFT, va="bottom")
-    return figure, axes
+    how: dict[str, Any] = {"color": SOFT, "va": "top", "parse_math": text.formula}
+    figure.text(0.02, 1 - 0.12 / total, text.title, fontsize=11.5, fontweight="bold", color=INK, va="top")
+    figure.text(0.02, 1 - 0.36 / total, text.subtitle, fontsize=8.5, **how)
+    figure.text(0.02, 0.07 / total, text.note, fontsize=8, color=SOFT, va="bottom")
+    return figure, (foot / total, 1 - head / total)
 
 
-def _draw_lines(axes: Axes, lines: list[LengthCurve]) -> None:
-    for line, colour, marker in zip(lines, _colours(lines), _markers(lines), strict=True):
-        if colour == FAINT:
-            axes.plot(line.x, line.y, color=colour, lw=0.8, marker=".", ms=3.5, zorder=2.5)
-            continue
-        axes.plot(line.x, line.y, color=colour, lw=1.7, marker=marker, ms=4.6, mec="white", mew=0.6, zorder=4)
-        bars = [(x, y, h) for x, y, h in zip(line.x, line.y, line.half, strict=False) if h == h and h > 0]
-        if bars:
-            x, y, h = zip(*bars, strict=True)
-            axes.errorbar(
-                x, y, yerr=h, fmt="none", ecolor=colour, elinewidth=1.0, capsize=2.2, alpha=0.75, zorder=3
-            )
-
-
-def _prominent(lines: list[LengthCurve]) -> set[str]:
-    """Labels of the lines in colour: all, or the best at the longest length if there are too many."""
-    rest = [line for line in lines if line.label != "as trained"]
-    if len(rest) > len(COLOURS):
-        rest.sort(key=lambda line: (-line.x[-1], line.y[-1]))
-        rest = rest[: len(COLOURS) - 1]  # the last colour is the grey of the remaining lines
-    return {line.label for line in rest}
-
-
-def _colours(lines: list[LengthCurve]) -> list[str]:
-    """Black for the checkpoint as trained, the palette in order for the prominent ones, grey for the rest."""
-    rest, prominent = iter(COLOURS), _prominent(lines)
-    return [
-        INK if line.label == "as trained" else next(rest) if line.label in prominent else FAINT
-        for line in lines
-    ]
-
-
-def _markers(lines: list[LengthCurve]) -> list[str]:
-    rest, prominent = iter(MARKERS), _prominent(lines)
-    return ["o" if line.label not in prominent else next(rest) for line in lines]
-
-
-def _ends(lines: list[LengthCurve]) -> list[tuple[str, float, float, str]]:
-    return [
-        (line.label, line.x[-1], line.y[-1], colour)
-        for line, colour in zip(lines, _colours(lines), strict=True)
-    ]
-
-
-def _axes(axes: Axes, ticks: list[float], limits: tuple[float, float], x: str, y: str) -> None:
-    while len(ticks) > 9:
-        ticks = ticks[::-2][::-1]
-    token_axis(axes, ticks, x)
-    axes.set_xlim(*limits)
-    axes.set_ylabel(y, color=INK)
-    grid(axes)
-
-
-def token_axis(axes: Axes, ticks: Sequence[float], label: str) -> None:
+def token_axis(axes: Axes, ticks: Sequence[float], label: str | None = None) -> None:
     """A log2 axis of tokens with these ticks."""
     axes.set_xscale("log", base=2)
+    fix_ticks(axes, ticks)
+    if label:
+        axes.set_xlabel(label, color=INK)
+
+
+def fix_ticks(axes: Axes, ticks: Sequence[float]) -> None:
+    """Ticks of the x axis, as whole numbers."""
     axes.xaxis.set_major_locator(FixedLocator(list(ticks)))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-    axes.set_xlabel(label, color=INK)
 
 
 def grid(axes: Axes) -> None:
@@ -264,38 +256,11 @@ def grid(axes: Axes) -> None:
         axes.spines[side].set_visible(False)
 
 
-def mark_trained(axes: Axes, length: int, side: str = "left") -> None:
-    """A dotted vertical line at the trained length, labelled at the top; `side`: alignment of the label."""
-    axes.axvline(length, color=SOFT, lw=0.9, ls=DOTTED, zorder=1)
-    axes.annotate(
-        f"trained length {length}",
-        (length, 1),
-        (4 if side == "left" else -4, -3),
-        ("data", "axes fraction"),
-        "offset points",
-        va="top",
-        ha=side,
-        color=SOFT,
-        fontsize=8.5,
-    )
-
-
-def _limits(lines: list[LengthCurve], baseline: float | None) -> tuple[float, float]:
-    """Room for every point and bar, and a tenth above for the label of the trained length.
-
-    Grey lines far above all others leave the axes; their labels state their values.
-    """
-    values = [] if baseline is None else [baseline]
-    shown = [line for line, colour in zip(lines, _colours(lines), strict=True) if colour != FAINT]
-    top = max((y for line in shown for y in line.y), default=math.inf)
-    least = min((y for line in lines for y in line.y), default=0.0)
-    lines = [line for line in lines if line in shown or max(line.y) <= top + 0.5 * (top - least)]
-    for line in lines:
-        half = line.half or [0.0] * len(line.y)
-        values += [y + s * (h if h == h else 0.0) for y, h in zip(line.y, half, strict=True) for s in (-1, 1)]
-    low, high = min(values), max(values)
-    room = max(high - low, 0.05)
-    return low - 0.07 * room, high + 0.13 * room
+def mark(axes: Axes, x: float, text: str = "", side: str = "left", height: float = 1.0) -> None:
+    """A dotted vertical line, labelled at a share of the height; `side`: alignment of the label."""
+    axes.axvline(x, color=SOFT, lw=0.9, ls=DOTTED, zorder=1)
+    shift, how = (4 if side == "left" else -4, -3), {"color": SOFT, "fontsize": 8.5, "va": "top", "ha": side}
+    axes.annotate(text, (x, height), shift, ("data", "axes fraction"), "offset points", **how)
 
 
 def decimals(low: float, high: float) -> int:
@@ -317,17 +282,6 @@ def fit_left(figure: Figure, axes: Axes) -> None:
         axes.set_position((place.x0 + cut, place.y0, place.width - cut, place.height))
 
 
-def _label(figure: Figure, axes: Axes, labels: list[tuple[str, float, float, str]]) -> None:
-    low, high = axes.get_ylim()
-    digits = decimals(low, high)
-    ends = [
-        (f"{text}  {y:.{digits}f}" + (" ↑" if y > high else ""), x, y, colour)
-        for text, x, y, colour in labels
-    ]
-    fit_left(figure, axes)
-    label_ends(figure, axes, ends)
-
-
 def label_ends(figure: Figure, axes: Axes, labels: list[tuple[str, float, float, str]]) -> None:
     """Direct labels (text, x, y, colour) right of the axes at the height of the line's end, moved apart where
     they would overlap. Limits and scales of the axes must be final. The leader of a line that ends above the
@@ -340,6 +294,7 @@ def label_ends(figure: Figure, axes: Axes, labels: list[tuple[str, float, float,
     )
     placed = within(spread([one[0] for one in wanted], gap), gap)
     for at, (_, text, x, y, colour) in zip(placed, wanted, strict=True):
+        led = to_axes.transform((x, y))[0] > LED_FROM
         axes.annotate(
             text,
             xy=(x, min(y, top)),
@@ -353,7 +308,7 @@ def label_ends(figure: Figure, axes: Axes, labels: list[tuple[str, float, float,
             arrowprops={
                 "arrowstyle": "-",
                 "color": colour,
-                "lw": 0.6 if to_axes.transform((x, y))[0] > LED_FROM else 0.0,
+                "lw": 0.6 if led else 0.0,
                 "alpha": 0.6,
                 "shrinkA": 2,
                 "shrinkB": 3,

@@ -19,7 +19,7 @@ from evaluation.reports.base import (
     provenance,
     write_clean_json,
 )
-from evaluation.reports.figures import draw_figures
+from evaluation.reports.loss_figures import draw_figures
 from evaluation.reports.sentences import PARTS, headline, sentences
 from evaluation.scoring.evaluate import EvaluationResult
 from evaluation.scoring.methods import TRAINED, TRUNCATE

@@ -5,7 +5,8 @@ import pytest
 
 from data.sampling.exposure import Exposure
 from evaluation.reports.exposure_strip import add_strip, shares, thinned
-from evaluation.reports.figures import LengthCurve, length_figure
+from evaluation.reports.figures import Curve, FigureText
+from evaluation.reports.loss_figures import length_figure
 
 
 def plain(length: int, steps: int, first: int = 0) -> Exposure:
@@ -15,8 +16,8 @@ def plain(length: int, steps: int, first: int = 0) -> Exposure:
 
 
 def figure_of(lengths: list[int]):
-    line = LengthCurve("as trained", [float(x) for x in lengths], [3.0 + i for i in range(len(lengths))])
-    return length_figure([line], 3.0, lengths[0], title="t", subtitle="s", note="below all")
+    line = Curve("as trained", [float(x) for x in lengths], [3.0 + i for i in range(len(lengths))])
+    return length_figure([line], 3.0, lengths[0], FigureText("t", "s", "below all"))
 
 
 def test_shares_are_of_all_training_tokens_by_tokens_of_context():

@@ -12,11 +12,12 @@ from matplotlib.colors import to_hex
 from scipy import stats
 
 from evaluation import analyse, draw_figures
-from evaluation.diagnostics import AttentionResult, attention_figures, generation_report
+from evaluation.diagnostics import AttentionResult, generation_report
+from evaluation.diagnostics import figures as attention_figures
 from evaluation.diagnostics.generation import REAL
-from evaluation.diagnostics.panels import PanelSeries, _drawn
 from evaluation.diagnostics.weights import bucket_edges
-from evaluation.reports.figures import INK, LengthCurve, decimals, length_figure, save
+from evaluation.reports.figures import INK, Curve, FigureText, decimals, save
+from evaluation.reports.loss_figures import length_figure
 from evaluation.scoring.methods import Method
 from evaluation.tasks.analysis import analyse_tasks
 from evaluation.tasks.figures import draw_task_figures
@@ -110,10 +111,8 @@ def test_nll_by_position_shows_each_bucket_and_what_cutting_makes_of_it(do, tmp_
 
 def test_ends_that_lie_close_are_told_apart_and_stay_within_the_figure():
     """The curves of the quick start that end within a hundredth of a nat."""
-    curves = [
-        LengthCurve(name, [256, 512], [4.0012, y]) for name, y in (("as trained", 4.0021), ("yarn", 4.0034))
-    ]
-    figure = length_figure(curves, 4.0005, 256, title="t", subtitle="s")
+    curves = [Curve(name, [256, 512], [4.0012, y]) for name, y in (("as trained", 4.0021), ("yarn", 4.0034))]
+    figure = length_figure(curves, 4.0005, 256, FigureText("t", "s"))
     (axes,) = figure.axes
     assert len({end.value for end in ends(axes)}) == 3
     figure.canvas.draw()
@@ -123,8 +122,8 @@ def test_ends_that_lie_close_are_told_apart_and_stay_within_the_figure():
 
 @pytest.mark.parametrize("name", ["$a$ method", "x_$1^{$", "5$"])
 def test_dollars_in_names_are_dollars(name, tmp_path):
-    line = LengthCurve(name, [16, 32], [1.0, 1.5])
-    figure = length_figure([line], 1.0, 16, title=f"of {name}", subtitle=name, note=name)
+    line = Curve(name, [16, 32], [1.0, 1.5])
+    figure = length_figure([line], 1.0, 16, FigureText(f"of {name}", name, name))
     save(figure, tmp_path, "figure")
     assert (tmp_path / "figure.svg").read_text().count(f">{name}") >= 3
 
@@ -184,8 +183,7 @@ def seen(rng, length):
 
 
 def test_a_point_alone_is_marked_and_a_line_is_not():
-    lone, line = (_drawn(PanelSeries(range(n), range(n), INK, "")) for n in (1, 3))
-    assert (lone.get_marker(), line.get_marker()) == ("o", "None")
+    assert [attention_figures.shaded("", range(n), range(n), INK).marker for n in (1, 3)] == ["o", ""]
 
 
 def test_attention_shows_means_over_windows_layers_and_heads():

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.text import Text
 
-from evaluation.reports.figures import FAINT, INK, LengthCurve, length_figure, spread, within
+from evaluation.reports.figures import FAINT, INK, Curve, FigureText, spread, within
+from evaluation.reports.loss_figures import length_figure
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12), st.floats(0.01, 0.1))
@@ -29,8 +30,8 @@ def test_labels_stay_within_the_axes_where_they_fit(wanted, gap):
 def test_of_many_lines_the_best_have_the_colours_and_one_far_off_leaves_with_its_number():
     names = ["as trained", *(f"method {i}" for i in range(20)), "far off"]
     ends = [3.0, *np.linspace(2.4, 3.2, 20), 9.0]
-    lines = [LengthCurve(n, [256.0, 512.0], [2.4, float(end)]) for n, end in zip(names, ends, strict=True)]
-    figure = length_figure(lines, 2.4, 256, title="A title", subtitle="runs/x")
+    lines = [Curve(n, [256.0, 512.0], [2.4, float(end)]) for n, end in zip(names, ends, strict=True)]
+    figure = length_figure(lines, 2.4, 256, FigureText("A title", "runs/x"))
     axes = figure.axes[0]
     assert axes.get_ylim()[1] < 4
     colour = {text.get_text().split("  ")[0]: text.get_color() for text in axes.texts}
@@ -47,14 +48,12 @@ MANY = [3.0, *np.linspace(2.4, 2.5, 24).tolist(), 9.0]
 def test_no_text_overlaps_another_or_leaves_the_figure(ends):
     names = ["as trained", "linear", "ntk", "yarn", "window", "a method with a name"]
     names += [f"method {i}" for i in range(len(names), len(ends))]
-    xs = [256.0, 512.0, 1024.0, 2048.0, 4096.0]
+    xs, half = [256.0, 512.0, 1024.0, 2048.0, 4096.0], np.array([np.nan, 0.1, 0.1, 0.2, 0.1])
     lines = [
-        LengthCurve(name, xs, np.linspace(2.4, end, 5).tolist(), [float("nan"), 0.1, 0.1, 0.2, 0.1])
+        Curve(name, xs, y := np.linspace(2.4, end, 5), low=y - half, high=y + half)
         for name, end in zip(names, ends, strict=True)
     ]
-    figure = length_figure(
-        lines, 2.4, 256, title="A title", subtitle="runs/x: targets", note="Bars: intervals."
-    )
+    figure = length_figure(lines, 2.4, 256, FigureText("A title", "runs/x: targets", "Bars: intervals."))
     figure.canvas.draw()
     renderer = figure.canvas.get_renderer()
     axes = figure.axes[0]

@@ -1,0 +1,183 @@
+"""Figures of loss: NLL against length, and by position."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from evaluation.reports.figures import (
+    COLOURS,
+    DASHED,
+    FAINT,
+    INK,
+    MARKERS,
+    Curve,
+    FigureText,
+    Panel,
+    decimals,
+    mark,
+    panels_figure,
+    save,
+    token_axis,
+)
+from evaluation.reports.sentences import name_of
+from evaluation.scoring.evaluate import EvaluationResult
+from evaluation.scoring.methods import TRAINED, TRUNCATE
+from evaluation.statistics.analysis import Analysis
+from evaluation.statistics.intervals import Interval
+
+HEIGHT = 3.2  # inches of the axes and the labels below them
+
+
+def draw_figures(
+    result: EvaluationResult,
+    analysis: Analysis,
+    folder: Path,
+    below: Callable[[Figure, Axes], object] | None = None,
+) -> list[Path]:
+    """Write the figures of one evaluation into `folder`; returns the PNG files. `below` adds a strip
+    under the axes of each."""
+    folder.mkdir(parents=True, exist_ok=True)
+    name, draw = ("nll_by_position", _by_position) if analysis.buckets else ("nll_by_length", _by_length)
+    figure = draw(result, analysis)
+    if below is not None:
+        below(figure, figure.axes[0])
+    return [save(figure, folder, name)]
+
+
+def loss_curve(label: str, x: Sequence[float], y: Sequence[float], bars: Sequence[Interval | None]) -> Curve:
+    """NLL with bars as wide as the intervals of differences at the same points."""
+    half = [math.nan if bar is None else bar.half for bar in bars]
+    low, high = ([at + sign * h for at, h in zip(y, half, strict=True)] for sign in (-1, 1))
+    return Curve(label, x, y, low=low, high=high)
+
+
+def _by_length(result: EvaluationResult, analysis: Analysis) -> Figure:
+    l0, curves = result.subject.trained_length, []
+    for method in result.methods:
+        rows = [row for row in analysis.rows if row.method == method.label and row.nll is not None]
+        if method.label == TRUNCATE or not rows:
+            continue
+        gains = [row.gain if row.gain and row.length > l0 else None for row in rows]
+        x, y = [float(row.length) for row in rows], [row.nll or 0.0 for row in rows]
+        curves.append(loss_curve(name_of(method.label), x, y, gains))
+    same = "the same " if result.plan.protocol == "fixed-targets" else ""
+    return length_figure(
+        curves,
+        None if result.truncated is None else float(result.truncated.sum() / len(result.truncated)),
+        l0,
+        FigureText(
+            "Loss beyond the trained length",
+            f"{result.subject.name}: {same}{analysis.n_targets:,} targets of {analysis.documents} documents"
+            f"{' at every length' if same else ''} ({result.plan.protocol})",
+            _note(result, analysis, curves),
+        ),
+    )
+
+
+def _note(result: EvaluationResult, analysis: Analysis, curves: list[Curve]) -> str:
+    if not any(high > low for curve in curves for low, high in zip(curve.low, curve.high, strict=True)):
+        return ""
+    level, units = 100 * result.settings.confidence, f"{analysis.unit_kind}s"
+    return f"Bars: {level:g}% intervals over {units} of the paired difference from the dashed line."
+
+
+def length_figure(
+    curves: Sequence[Curve], baseline: float | None, trained: int | Sequence[int], text: FigureText
+) -> Figure:
+    """NLL against length, log2 axis: a line per method, trained lengths and the truncation baseline
+    marked."""
+    trained = [trained] if isinstance(trained, int) else trained
+    xs = sorted({x for curve in curves for x in curve.x} | set(map(float, trained)))
+    levels = [] if baseline is None else [(f"context truncated to {trained[0]}", baseline, INK)]
+
+    def scales(axes: Axes, panel: Panel) -> None:
+        _axes(axes, xs, (xs[0] / 2**0.25, xs[-1] * 2**0.12), _limits(panel.curves, baseline))
+        for length in trained:
+            mark(axes, length, f"trained length {length}")
+
+    return _figure(Panel(_styled(curves), levels=levels), text, scales, "context length, tokens (log scale)")
+
+
+def _by_position(result: EvaluationResult, analysis: Analysis) -> Figure:
+    l0, longest = result.subject.trained_length, result.plan.lengths[-1]
+    curves, x, cut = [], [], []
+    for method, buckets in analysis.buckets.items():
+        # Position p sees p + 1 tokens; a bucket is drawn at its geometric centre in tokens seen.
+        x = [math.sqrt((b.low + 1) * b.high) for b in buckets]
+        curves.append(loss_curve(name_of(method), x, [b.nll for b in buckets], [b.gain for b in buckets]))
+        cut = cut or [b.nll + b.gain.estimate for b in buckets]
+    baseline = Curve(f"context truncated to {l0}", x, cut, width=1.1, dash=DASHED, order=2)
+    panel = Panel([*_styled(curves), baseline])
+
+    def scales(axes: Axes, panel: Panel) -> None:
+        ticks = [float(2**k) for k in range(longest.bit_length()) if 2**k <= longest]
+        _axes(axes, ticks, (0.85, longest * 1.1), _limits(panel.curves, None))
+        mark(axes, l0, f"trained length {l0}", "right")
+
+    text = FigureText(
+        f"NLL by position in a window of {longest} tokens (factor for {longest})",
+        f"{result.subject.name}: {analysis.n_targets:,} targets of {analysis.documents} documents; "
+        "different tokens at each position",
+        _note(result, analysis, curves),
+    )
+    return _figure(panel, text, scales, "tokens seen (log scale)")
+
+
+def _figure(panel: Panel, text: FigureText, scales: Callable[[Axes, Panel], None], x: str) -> Figure:
+    def value(axes: Axes, y: float) -> str:
+        low, high = axes.get_ylim()
+        return f"{y:.{decimals(low, high)}f}" + (" ↑" if y > high else "")
+
+    return panels_figure([panel], text, scales, x=x, y="NLL, nats per token", height=HEIGHT, value=value)
+
+
+def _styled(curves: Sequence[Curve]) -> list[Curve]:
+    """Black for the checkpoint as trained, the palette in order for the others; if there are too many, only
+    the best at the longest length have colours and the rest are thin grey lines."""
+    rest = [curve for curve in curves if curve.label != name_of(TRAINED)]
+    if len(rest) > len(COLOURS):
+        rest.sort(key=lambda curve: (-curve.x[-1], curve.y[-1]))
+        rest = rest[: len(COLOURS) - 1]  # the last colour is the grey of the remaining lines
+    prominent, styles, out = {curve.label for curve in rest}, zip(COLOURS, MARKERS, strict=True), []
+    for curve in curves:
+        if curve.label == name_of(TRAINED):
+            colour, marker = INK, "o"
+        elif curve.label in prominent:
+            colour, marker = next(styles)
+        else:
+            grey = {"colour": FAINT, "width": 0.8, "marker": ".", "size": 3.5, "order": 2.5}
+            out.append(replace(curve, low=(), high=(), **grey))
+            continue
+        out.append(replace(curve, colour=colour, marker=marker, width=1.7, order=4))
+    return out
+
+
+def _axes(
+    axes: Axes, ticks: list[float], x_limits: tuple[float, float], y_limits: tuple[float, float]
+) -> None:
+    while len(ticks) > 9:
+        ticks = ticks[::-2][::-1]
+    token_axis(axes, ticks)
+    axes.set_xlim(*x_limits)
+    axes.set_ylim(*y_limits)
+
+
+def _limits(curves: Sequence[Curve], baseline: float | None) -> tuple[float, float]:
+    """Room for every point and bar, and a tenth above for the label of the trained length.
+
+    Grey lines far above all others leave the axes; their labels state their values.
+    """
+    shown = [curve for curve in curves if curve.colour != FAINT]
+    top = max((y for curve in shown for y in curve.y), default=math.inf)
+    least = min((y for curve in curves for y in curve.y), default=0.0)
+    values = [] if baseline is None else [baseline]
+    for curve in curves:
+        if curve in shown or max(curve.y) <= top + 0.5 * (top - least):
+            values += [y for y in (*curve.y, *curve.low, *curve.high) if math.isfinite(y)]
+    low, high = min(values), max(values)
+    room = max(high - low, 0.05)
+    return low - 0.07 * room, high + 0.13 * room
