@@ -11,8 +11,8 @@ from pydantic import ValidationError
 from interop.errors import InteropError
 from interop.weights import LAYOUT
 from model import ModelSettings
-from model.position.rotary import RopeSettings
 from model.position.scaling import YaRNScaling, plain_frequencies, ramp_ends
+from model.position.schemes.rope import RopeSettings
 
 
 @dataclass(frozen=True)

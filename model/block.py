@@ -9,45 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from model.attention.kernels import AttentionHook
+from model.attention.linear import LinearAttention
+from model.attention.softmax import Attention
 from model.cache import LayerCache, LinearLayerCache
-from model.kernels import AttentionHook, attend
-from model.linear_attention import LinearAttention
 from model.position import AttentionContext, AttentionPlan, ContentPlan, PositionSettings
-from model.projection import Projection
 from model.settings import ModelSettings
-
-
-class Attention(Projection):
-    """Softmax attention: projects, updates the cache and attends. The plan defines the attention pattern."""
-
-    def forward(
-        self,
-        x: Tensor,
-        context: AttentionContext,
-        plan: AttentionPlan | ContentPlan,
-        layer_cache: LayerCache | None,
-        hook: AttentionHook | None = None,
-    ) -> Tensor:
-        """x (B, T, C) → (B, K, C) for the K queries of `context`."""
-        bound = plan.bind(x, layer_cache)
-        k, v = bound.write(self.keys(x)), self.values(x)  # (B, G, T, ·), (B, G, T, D)
-        if layer_cache is not None:
-            k, v = layer_cache.append(k, v)  # (B, G, S, ·)
-        x = context.of_queries(x)
-        if x.shape[1] == 0:  # the pass only fills the cache
-            return x
-        views = bound.read(self.queries(x), k)
-        out = attend(views, v, self.scale, sink=bound.sink)
-        if hook is not None:
-            hook(views, v, self.scale, bound.sink, out)
-        return self.joined(out)
-
-    def pair_flops(self, length: int) -> float:
-        """Training FLOPs per token without the projections: 12·H·D per visible key, averaged over a causal
-        (windowed) sequence."""
-        window = min(self.position.settings.window or length, length)
-        return 12 * self.heads * self.head_dim * (window - window * (window - 1) / (2 * length))
-
 
 MIXERS: dict[str, type[Attention] | type[LinearAttention]] = {
     "attention": Attention,

@@ -17,7 +17,7 @@ from pydantic import (
 
 from model.errors import ModelError
 from model.position import SCHEMES, PositionSettings
-from model.position.rotary import RopeSettings
+from model.position.schemes.rope import RopeSettings
 
 
 def _union(*choices: type[BaseModel]) -> Any:

@@ -16,11 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from model.attention.kernels import AttentionHook
+from model.attention.linear import check_scheme
 from model.block import Block
 from model.cache import Cache
 from model.errors import ModelError
-from model.kernels import AttentionHook
-from model.linear_attention import check_scheme
 from model.loss import token_nll
 from model.position import (
     SCHEMES,

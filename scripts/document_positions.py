@@ -21,7 +21,7 @@ from pydantic.fields import FieldInfo
 from data.files import write_text
 from data.settings import DataSettings
 from model import SCHEMES, ModelSettings, TokenPositions, Transformer
-from model.kernels import choose
+from model.attention.kernels import choose
 from model.position import AttentionContext, PositionalScheme, PositionSettings
 from training.logging.console import Parser, run_main
 

@@ -1,7 +1,7 @@
 """The house rules that a syntax tree can show: who may import whom, and what may not be written at all.
 
-See the import order in CONTRIBUTING: kernels ← position.base ← schemes ← registry ← settings ← cache ←
-linear_attention ← block ← transformer ← sampling, and the packages side by side above it.
+Import order within `model`: attention.kernels ← position.base ← schemes ← registry ← settings ← cache ←
+attention.softmax ← attention.linear ← block ← transformer ← sampling; the other packages are above it.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ RANKS = {
     "model.errors": 0,
     "model.transfer": 1,
     "model.loss": 1,
-    "model.attention_mask": 1,
-    "model.kernels": 2,
+    "model.attention": 0,
+    "model.attention.mask": 1,
+    "model.attention.kernels": 2,
     "model.position.token_positions": 1,
     "model.position.temperature": 1,
     "model.position.base": 3,
@@ -39,12 +40,12 @@ RANKS = {
     "model.position": 6,
     "model.settings": 7,
     "model.cache": 8,
-    "model.projection": 8,
-    "model.linear_attention": 9,
-    "model.block": 10,
-    "model.transformer": 11,
-    "model.sampling": 12,
-    "model": 13,
+    "model.attention.softmax": 9,
+    "model.attention.linear": 10,
+    "model.block": 11,
+    "model.transformer": 12,
+    "model.sampling": 13,
+    "model": 14,
 }
 SCHEME = 4
 
@@ -107,7 +108,7 @@ def arrows(path: Path) -> list[tuple[int, str]]:
 
 
 def rank(module: str) -> int:
-    return RANKS.get(module, SCHEME if module.startswith("model.position.") else 12)
+    return RANKS.get(module, SCHEME if module.startswith("model.position.") else 13)
 
 
 every_source = pytest.mark.parametrize("path", sources(), ids=shown)
@@ -198,15 +199,16 @@ def test_nothing_is_left_to_do(path):
 def test_the_readers_of_trees_see_what_they_should():
     """The rules above hold nothing if the walk misses an import."""
     code = (
-        "import a.b\nfrom model import kernels, Cache\nfrom . import registry\nfrom .base import Span\n"
+        "import a.b\nfrom model.attention import kernels\nfrom model import Cache\nfrom . import registry\n"
+        "from .base import Span\n"
         "try:\n    import c\nexcept ImportError:\n    pass\n"
         "if TYPE_CHECKING:\n    import unseen\n"
         "def f():\n    def g():\n        from data import prepare\n"
     )
-    found = {name for _, name in imports(ast.parse(code), "model.position.rotary", package=False)}
+    found = {name for _, name in imports(ast.parse(code), "model.position.schemes.rope", package=False)}
     assert found == {
         "a.b",
-        "model.kernels",
+        "model.attention.kernels",
         "model",
         "model.position.registry",
         "model.position.base",
@@ -215,7 +217,7 @@ def test_the_readers_of_trees_see_what_they_should():
     }
     found = {name for _, name in imports(ast.parse("from .base import Span"), "model.position", package=True)}
     assert found == {"model.position.base"}
-    assert rank("model.position.rotary") == rank("model.position.a_new_scheme") == SCHEME
+    assert rank("model.position.schemes.rope") == rank("model.position.schemes.a_new_scheme") == SCHEME
     work = "/wo" + "rk/x"
     assert MACHINE_PATH.search(f"see {work}")
     assert not any(MACHINE_PATH.search(before + work) for before in ("runs", "~", "." * 2, "$" + "HOME"))

@@ -19,7 +19,7 @@ from evaluation.schemes.curves import SchemeShape
 from evaluation.schemes.encoding_figure import _oblique
 from evaluation.schemes.figures import FIGURES, FigureRequest
 from model import ModelSettings, Transformer
-from model.attention_mask import AttentionView
+from model.attention.mask import AttentionView
 from model.position import SCHEMES, AttentionPlan, PositionalScheme, PositionSettings
 from scripts import plot_positions
 from training.errors import TrainingError

@@ -12,8 +12,8 @@ from torch import Tensor
 from evaluation.diagnostics.weights import last_outputs
 from model import TokenPositions, Transformer
 from model.position import PositionalScheme
-from model.position.rotary import Rope
 from model.position.scaling import turns_within
+from model.position.schemes.rope import Rope
 
 
 def scheme_of_layer(model: Transformer, layer: int) -> PositionalScheme:

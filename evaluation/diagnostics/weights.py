@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from model import Cache, TokenPositions, Transformer
-from model.attention_mask import AttentionView, mask_dtype, repeated
-from model.kernels import AttentionDetails, AttentionHook, attention_details
+from model.attention.kernels import AttentionDetails, AttentionHook, attention_details
+from model.attention.mask import AttentionView, mask_dtype, repeated
 
 PAIRS_AT_ONCE = 1 << 22  # B·H·t·S of a block of queries
 REACH = 0.9  # of the mass

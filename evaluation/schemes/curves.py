@@ -25,8 +25,8 @@ from model.position import (
     PositionSettings,
     TokenPositions,
 )
-from model.position.rotary import Rope
 from model.position.scaling import AnyScaling, Scaling
+from model.position.schemes.rope import Rope
 
 SEED = 0  # of random parameters
 

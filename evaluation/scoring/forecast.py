@@ -13,8 +13,8 @@ import torch
 from evaluation.errors import EvaluationError
 from evaluation.scoring.scoring import ModelScorer
 from model import LinearMixer, TokenPositions, Transformer
-from model.block import Attention
-from model.kernels import choose, query_block
+from model.attention.kernels import choose, query_block
+from model.attention.softmax import Attention
 
 # Blocks of scores alive at once, measured as resident memory: the largest value for each kind of kernel.
 BLOCKS = {"masked": 4, "views": 6, "weighed": 14}

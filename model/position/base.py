@@ -15,7 +15,8 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
 
-from model.attention_mask import (
+from model.attention.kernels import precompute_masks
+from model.attention.mask import (
     AttentionMask,
     AttentionView,
     BiasFunction,
@@ -24,7 +25,6 @@ from model.attention_mask import (
     MaskFunction,
 )
 from model.errors import ModelError
-from model.kernels import precompute_masks
 from model.position.temperature import AnyTemperature, NoTemperature
 from model.position.token_positions import TokenPositions
 

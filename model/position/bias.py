@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from model.attention_mask import AttentionView
+from model.attention.mask import AttentionView
 from model.position.base import (
     AttentionContext,
     AttentionPlan,

@@ -1,10 +1,12 @@
-"""The registry of positional schemes. To add a scheme, add a file to this folder and an entry here."""
+"""The registry of positional schemes. To add a scheme, add a file to `schemes/` and an entry here."""
 
 from __future__ import annotations
 
-from model.position import (
+from model.position.base import PositionalScheme, PositionSettings
+from model.position.schemes import (
     absolute,
     alibi,
+    content_rotation,
     cope,
     counting,
     dape,
@@ -18,7 +20,7 @@ from model.position import (
     p_rope,
     path,
     pope,
-    rotary,
+    rope,
     sandwich,
     shaw,
     stick_breaking,
@@ -26,8 +28,6 @@ from model.position import (
     transformer_xl,
     xpos,
 )
-from model.position import content_rotation as rotated_pairs
-from model.position.base import PositionalScheme, PositionSettings
 
 SCHEMES: dict[str, tuple[type[PositionSettings], type[PositionalScheme]]] = {
     # added to tokens
@@ -39,7 +39,7 @@ SCHEMES: dict[str, tuple[type[PositionSettings], type[PositionalScheme]]] = {
     "sinusoidal": (absolute.SinusoidalSettings, absolute.Sinusoidal),
     "learned": (absolute.LearnedSettings, absolute.Learned),
     # rotations and decays of queries and keys
-    "rope": (rotary.RopeSettings, rotary.Rope),
+    "rope": (rope.RopeSettings, rope.Rope),
     "p_rope": (p_rope.PRopeSettings, p_rope.PRope),
     "he_xu": (he_xu.HeXuSettings, he_xu.HeXu),
     "learned_rope": (learned_rope.LearnedRopeSettings, learned_rope.LearnedRope),
@@ -62,6 +62,6 @@ SCHEMES: dict[str, tuple[type[PositionSettings], type[PositionalScheme]]] = {
     # content-dependent
     "fox": (fox.FoxSettings, fox.Fox),
     "path": (path.PathSettings, path.PathAttention),
-    "selective_rope": (rotated_pairs.SelectiveRopeSettings, rotated_pairs.SelectiveRope),
-    "carope": (rotated_pairs.CaropeSettings, rotated_pairs.Carope),
+    "selective_rope": (content_rotation.SelectiveRopeSettings, content_rotation.SelectiveRope),
+    "carope": (content_rotation.CaropeSettings, content_rotation.Carope),
 }

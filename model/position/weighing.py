@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from model.attention_mask import AttentionMask, QueryBlock
+from model.attention.mask import AttentionMask, QueryBlock
 from model.errors import ModelError
 from model.position.base import AttentionContext
 from model.position.token_positions import TokenPositions

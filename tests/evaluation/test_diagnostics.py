@@ -11,7 +11,7 @@ from evaluation.diagnostics.repetition import by_bucket, distinct, repeated_runs
 from evaluation.diagnostics.turns import output_drift, pairs_of, scored, table_drift, unturned_features
 from evaluation.diagnostics.weights import AttentionRecorder, bucket_edges, last_outputs
 from model import TokenPositions
-from model.kernels import attend, attention_details
+from model.attention.kernels import attend, attention_details
 from model.position import SCHEMES, AttentionContext, HeadGeometry
 from tests.model.zoo import CASES, T, build, ids, reach_of
 

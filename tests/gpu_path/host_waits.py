@@ -18,7 +18,7 @@ from types import SimpleNamespace
 import torch
 import torch.nn.functional as F
 
-import model.kernels as kernels
+import model.attention.kernels as kernels
 from evaluation.scoring.scoring import ModelScorer
 from model import TokenPositions
 from model.sampling import Generation, SamplingParams

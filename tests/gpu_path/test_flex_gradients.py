@@ -10,9 +10,9 @@ import torch
 import torch._dynamo
 import torch.nn.attention.flex_attention as flex_module
 
-import model.block
+import model.attention.softmax
 from model import TokenPositions
-from model.kernels import attend
+from model.attention.kernels import attend
 from tests.gpu_path.common import needs_patched_torch
 from tests.model.zoo import CASES, build, ids, packed, reach_of
 
@@ -65,7 +65,7 @@ def step(net, tokens, positions, kernel, monkeypatch) -> tuple[dict[str, torch.T
             args[0].retain_grad()
         inputs.append(args[0])
 
-    monkeypatch.setattr(model.block, "attend", attended)
+    monkeypatch.setattr(model.attention.softmax, "attend", attended)
     hooks = [block.register_forward_pre_hook(keep_input) for block in net.layers]
     targets = tokens.roll(-1, 1).masked_fill(positions.document.expand_as(tokens) < 0, -100)
     net.zero_grad()

@@ -53,7 +53,7 @@ def test_the_host_waits_no_more_than_the_budget_allows():
     # The count is alive: the known waits are found, and plain RoPE trains without one.
     assert found["rope"]["train plain"] == found["rope"]["train packed"] == {}
     assert found["rope"]["decode"] == {"model/sampling.py": 1}
-    assert found["learned_rope-layer"]["train plain"]["model/position/learned_rope.py"] > 0
+    assert found["learned_rope-layer"]["train plain"]["model/position/schemes/learned_rope.py"] > 0
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ import torch.nn.attention.flex_attention as flex_module
 from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch._dynamo.testing import CompileCounter
 
-import model.kernels as kernels
+import model.attention.kernels as kernels
 from model import TokenPositions, Transformer
 from model.sampling import Generation, SamplingParams
 from tests.gpu_path.common import gpu_model, needs_patched_torch

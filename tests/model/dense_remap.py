@@ -13,9 +13,9 @@ import torch
 from pydantic import ValidationError
 
 from model import ModelError, ModelSettings, TokenPositions, Transformer
-from model.kernels import attend
+from model.attention.kernels import attend
 from model.position import AttentionContext, HeadGeometry, PositionalScheme
-from model.position.rotary import Rope, RopeSettings
+from model.position.schemes.rope import Rope, RopeSettings
 from tests.model.zoo import V
 
 B, H, G, D, L0, T = 2, 6, 3, 10, 16, 23

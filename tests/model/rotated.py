@@ -10,7 +10,7 @@ import math
 import torch
 
 from model import SCHEMES, TokenPositions
-from model.kernels import attend
+from model.attention.kernels import attend
 from model.position import HeadGeometry, PositionalScheme
 from tests.model.dense_remap import D, G, H, context_of
 

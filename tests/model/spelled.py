@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from model import SCHEMES, TokenPositions
-from model.kernels import attend
+from model.attention.kernels import attend
 from model.position import AttentionContext, HeadGeometry, PositionalScheme
 from tests.model.zoo import G, H, packed
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from model import Cache, ModelError, TokenPositions
-from model.kernels import attention_details
+from model.attention.kernels import attention_details
 from tests.model.zoo import CASES, T, build, cached, close, ids, reach_of
 
 LAST = 4

@@ -15,8 +15,8 @@ from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from model import ModelError, ModelSettings, TokenPositions, Transformer, check_override
-from model.attention_mask import QUERY_BLOCK
-from model.kernels import attend
+from model.attention.kernels import attend
+from model.attention.mask import QUERY_BLOCK
 from model.position import AttentionContext
 from tests.model.pairwise import bias_of, distances, pairs_of, put, scheme_of
 from tests.model.zoo import T, V, build, cached, close, ids, settings_of

@@ -7,7 +7,7 @@ import torch
 import torch._dynamo
 from torch._dynamo.testing import CompileCounter
 
-import model.kernels
+import model.attention.kernels
 from model import SCHEMES, TokenPositions
 from tests.model.zoo import build, cached, close, ids, packed, reach_of, schemes_of
 
@@ -64,12 +64,12 @@ def test_many_lengths_share_a_bounded_number_of_graphs(case, monkeypatch):
             pytest.skip(scheme.exempt["graphs"])
     chosen = set()
 
-    def spy(views, sink, device, choose=model.kernels.choose):
+    def spy(views, sink, device, choose=model.attention.kernels.choose):
         chosen.add(choose(views, sink, device))
         return choose(views, sink, device)
 
     with monkeypatch.context() as patch:
-        patch.setattr(model.kernels, "choose", spy)
+        patch.setattr(model.attention.kernels, "choose", spy)
         plain(ids(B, 11), TokenPositions.plain(11))
     if chosen <= {"blocks", "explicit"}:
         pytest.skip("the CPU's blocks of queries are unrolled: one graph for each length")

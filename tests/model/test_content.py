@@ -14,8 +14,8 @@ from pydantic import ValidationError
 
 from model import SCHEMES, Cache, ModelError, ModelSettings, TokenPositions, Transformer, check_override
 from model.position import AttentionContext, HeadGeometry
-from model.position.alibi import alibi_slopes
 from model.position.content import causal_convolution, running_sum, series_of
+from model.position.schemes.alibi import alibi_slopes
 from tests.model.alone import doubles
 from tests.model.spelled import (
     LAYOUTS,

@@ -10,13 +10,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import model.block
-import model.kernels
+import model.attention.kernels as kernels
+import model.attention.softmax
 from model import TokenPositions
-from model.attention_mask import QUERY_BLOCK, AttentionMask, AttentionView, CausalBand
-from model.kernels import attend, choose
+from model.attention.kernels import attend, choose
+from model.attention.mask import QUERY_BLOCK, AttentionMask, AttentionView, CausalBand
 from model.position import AttentionContext
-from model.position.alibi import alibi_slopes
+from model.position.schemes.alibi import alibi_slopes
 from tests.model.zoo import CASES, build, close, ids, packed, reach_of
 
 B, H, G, D = 2, 6, 3, 8
@@ -143,7 +143,7 @@ def test_all_lowerings_agree(t, before, window, bias, layout, block):
     q, k, v = tensors(t, s, seed=t)
     pairs = pairs_of(positions, t, window, bias)
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
-        patch.setattr("model.kernels.QUERY_BLOCK", block)
+        patch.setattr("model.attention.kernels.QUERY_BLOCK", block)
         views = [AttentionView(q, k, pairs)]
         slow = attend(views, v, D**-0.5, "dense")
         for kernel in ("blocks", "flex"):
@@ -229,7 +229,7 @@ def test_a_model_gives_the_same_logits_through_every_kernel(case, layout, monkey
     tokens, real = ids(2, length), positions.document.expand(2, -1) >= 0
     auto = small(tokens, positions)
     for kernel in ("dense", "flex"):
-        monkeypatch.setattr(model.block, "attend", functools.partial(attend, kernel=kernel))
+        monkeypatch.setattr(model.attention.softmax, "attend", functools.partial(attend, kernel=kernel))
         close(small(tokens, positions)[real], auto[real])
 
 
@@ -239,8 +239,8 @@ def test_a_model_gives_the_same_logits_through_every_kernel(case, layout, monkey
 def test_the_kernel_that_is_named_runs(kernel, called, monkeypatch):
     found = []
     for name in ("_flex", "_explicit"):
-        real = getattr(model.kernels, name)
-        monkeypatch.setattr(model.kernels, name, lambda *a, n=name, f=real: (found.append(n), f(*a))[1])
+        real = getattr(kernels, name)
+        monkeypatch.setattr(kernels, name, lambda *a, n=name, f=real: (found.append(n), f(*a))[1])
     q, k, v = tensors(9, 9)
     attend([AttentionView(q, k, pairs_of(TokenPositions.plain(9), 9, None, None))], v, 0.3, kernel=kernel)
     assert found == called
@@ -254,7 +254,7 @@ def test_packed_documents_go_through_flex_on_a_gpu_and_plain_windows_through_sdp
         found.append(choose(views, more.get("sink"), "cuda"))
         return attend(views, v, scale, **more)
 
-    monkeypatch.setattr(model.block, "attend", asked)
+    monkeypatch.setattr(model.attention.softmax, "attend", asked)
     small = build("rope", heads=3, dim=96, head_dim=32, dtype=torch.float32)
     for positions in (packed([[4, 5], [6, 3]]), TokenPositions.plain(9)):
         small(ids(2, 9), positions)

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from model import Cache, TokenPositions, Transformer
-from model.kernels import attend
+from model.attention.kernels import attend
 from model.position import AttentionContext, HeadGeometry
-from model.position.alibi import Alibi, AlibiSettings
+from model.position.schemes.alibi import Alibi, AlibiSettings
 from tests.model.zoo import TRAIN, T, V, build, close, ids, schemes_of, settings_of
 
 RULES = ["linear", "ntk", "yarn", "llama3"]

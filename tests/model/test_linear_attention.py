@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch._dynamo.testing import CompileCounter
 
 from model import Cache, ModelError, ModelSettings, TokenPositions, check_override
-from model.attention_mask import repeated
-from model.linear_attention import positive
+from model.attention.linear import positive
+from model.attention.mask import repeated
 from tests.model.linear import (
     by_definition,
     dot,

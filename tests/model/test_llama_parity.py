@@ -8,7 +8,7 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from model import ModelSettings, TokenPositions, Transformer
-from model.position.rotary import RopeSettings
+from model.position.schemes.rope import RopeSettings
 from tests.model.zoo import close
 
 C, LAYERS, H, D, HIDDEN, V, B, T = 30, 3, 6, 10, 43, 37, 2, 23

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-import model.block
+import model.attention.softmax
 import model.transformer
 from model import IGNORED, SCHEMES, Cache, ModelSettings, TokenPositions, Transformer
-from model.kernels import attend
+from model.attention.kernels import attend
 from tests.model.zoo import C, D, G, H, V, build, close, ids, packed, settings_of
 
 B, T = 4, 11
@@ -201,7 +201,7 @@ def test_flops_of_a_pattern_count_each_layers_own_window():
 
 def test_the_stated_flops_are_those_torch_counts(monkeypatch):
     """Over one training step on the explicit kernel, which computes the whole square of pairs."""
-    monkeypatch.setattr(model.block, "attend", functools.partial(attend, kernel="dense"))
+    monkeypatch.setattr(model.attention.softmax, "attend", functools.partial(attend, kernel="dense"))
     net, t = build("none", dtype=torch.float32), 16
     tokens = ids(1, t)
     with FlopCounterMode(display=False) as counter:

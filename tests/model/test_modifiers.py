@@ -13,8 +13,8 @@ from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
 from transformers.models.ministral3.modeling_ministral3 import get_llama_4_attn_scale
 
 from model import ModelError, TokenPositions, check_override
-from model.attention_mask import AttentionView
-from model.kernels import attend
+from model.attention.kernels import attend
+from model.attention.mask import AttentionView
 from model.position import AttentionContext, temperature_factors
 from tests.model.zoo import D, G, H, T, build, close, ids, packed, settings_of
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from model import TokenPositions
-from model.attention_mask import AttentionMask, AttentionView, CausalBand
-from model.kernels import attend
+from model.attention.kernels import attend
+from model.attention.mask import AttentionMask, AttentionView, CausalBand
 from model.position.table import LookupTable
 from tests.model.zoo import CASES, T, build, close, ids, reach_of, schemes_of
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from model import Cache, ModelError, TokenPositions, check_override
-from model.kernels import attend
+from model.attention.kernels import attend
 from tests.model.dense_remap import (
     L0,
     D,

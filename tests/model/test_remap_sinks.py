@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from model import TokenPositions, check_override
-from model.kernels import attend
+from model.attention.kernels import attend
 from tests.model.dense_remap import (
     D,
     T,

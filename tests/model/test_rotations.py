@@ -15,11 +15,11 @@ import yaml
 from pydantic import ValidationError
 
 from model import SCHEMES, ModelError, ModelSettings, TokenPositions, Transformer
-from model.kernels import attend
+from model.attention.kernels import attend
 from model.position import HeadGeometry
-from model.position.pope import Pope
-from model.position.rotary import rotate
-from model.position.xpos import XPos
+from model.position.schemes.pope import Pope
+from model.position.schemes.rope import rotate
+from model.position.schemes.xpos import XPos
 from tests.model.alone import at
 from tests.model.dense_remap import B, D, G, H, context_of, drawn
 from tests.model.rotated import (

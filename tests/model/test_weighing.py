@@ -17,7 +17,7 @@ from transformers.models.speecht5.modeling_speecht5 import SpeechT5RelativePosit
 from transformers.models.xlnet.modeling_xlnet import XLNetRelativeAttention
 
 from model import SCHEMES, TokenPositions
-from model.kernels import attend
+from model.attention.kernels import attend
 from model.position import AttentionContext, HeadGeometry, PositionalScheme
 from tests.model.zoo import close, packed
 
@@ -322,7 +322,7 @@ def test_many_small_blocks_are_one_large_one_with_their_gradients(name, layout, 
     positions, found = LAYOUTS[layout](), []
     direction = torch.randn(B, H, S, D, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
     for size in (S, 3):
-        monkeypatch.setattr("model.kernels.query_block", lambda rows, keys, size=size: size)
+        monkeypatch.setattr("model.attention.kernels.query_block", lambda rows, keys, size=size: size)
         scheme, leaves = made(name, **CASES[name], **window), [x.requires_grad_() for x in tensors(S)]
         out = run(scheme, positions, *leaves)
         (out * direction).sum().backward()

@@ -7,7 +7,7 @@ import torch
 
 from data import BatchSampler
 from model import LinearMixer, Transformer
-from model.position.rotary import Rope
+from model.position.schemes.rope import Rope
 from training.checkpoint.retention import best_of
 from training.config.settings import RunSettings
 from training.logging.console import Console

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from model.attention_mask import AttentionView, QueryBlock, precise, repeated
+from model.attention.mask import AttentionView, QueryBlock, precise, repeated
 from model.position.base import AttentionContext, ContentPlan, HeadGeometry, PositionalScheme
 from model.position.content import (
     ContentSettings,

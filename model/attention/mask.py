@@ -1,7 +1,7 @@
 """Attention masks: which queries attend to which keys in a pass, and the bias of each pair.
 
 Mask and bias functions are elementwise over indices. This module evaluates them for blocks of queries and
-keys; `model/kernels.py` computes attention with them.
+keys; `model/attention/kernels.py` computes attention with them.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from model.attention_mask import AttentionView, mask_dtype
+from model.attention.mask import AttentionView, mask_dtype
 from model.errors import ModelError
 from model.position.base import (
     AttentionContext,
@@ -18,8 +18,8 @@ from model.position.base import (
     PositionalScheme,
     PositionSettings,
 )
-from model.position.rotary import check_even, rotate
 from model.position.scaling import plain_frequencies
+from model.position.schemes.rope import check_even, rotate
 from model.position.sharing import to_queries
 from model.position.table import LookupTable
 from model.position.token_positions import TokenPositions

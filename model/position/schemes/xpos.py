@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from model.attention_mask import AttentionView
+from model.attention.mask import AttentionView
 from model.position.base import (
     AttentionContext,
     AttentionPlan,
@@ -17,8 +17,8 @@ from model.position.base import (
     PositionalScheme,
     PositionSettings,
 )
-from model.position.rotary import check_even, rotate
 from model.position.scaling import plain_frequencies
+from model.position.schemes.rope import check_even, rotate
 from model.position.table import LookupTable
 from model.position.token_positions import TokenPositions
 

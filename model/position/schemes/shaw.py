@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from model.attention_mask import AttentionView, QueryBlock
+from model.attention.mask import AttentionView, QueryBlock
 from model.position.base import (
     AttentionContext,
     AttentionPlan,

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from model.attention_mask import AttentionView, QueryBlock, mask_dtype
+from model.attention.mask import AttentionView, QueryBlock, mask_dtype
 from model.position.base import (
     AttentionContext,
     AttentionPlan,
@@ -17,8 +17,8 @@ from model.position.base import (
     PositionalScheme,
     PositionSettings,
 )
-from model.position.rotary import check_even
 from model.position.scaling import plain_frequencies
+from model.position.schemes.rope import check_even
 from model.position.table import wide
 
 QUERIES = 16  # block size for pairwise scores: QUERIES² · D numbers per head

@@ -14,10 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model.attention_mask import AttentionMask, AttentionView, mask_dtype
+from model.attention.kernels import AttentionHook
+from model.attention.mask import AttentionMask, AttentionView, mask_dtype
+from model.attention.softmax import Projection
 from model.cache import LinearLayerCache, LinearState
 from model.errors import ModelError
-from model.kernels import AttentionHook
 from model.position import (
     SCHEMES,
     AttentionContext,
@@ -28,7 +29,6 @@ from model.position import (
     TokenPositions,
 )
 from model.position.temperature import NoTemperature
-from model.projection import Projection
 from model.settings import LinearMixer, ModelSettings
 
 Compared = tuple[Tensor, Tensor]  # queries (B, H, K, E) and keys (B, G, T, E)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from model.attention_mask import AttentionView, precise, repeated
+from model.attention.mask import AttentionView, precise, repeated
 from model.position.base import AttentionContext, ContentPlan, HeadGeometry, PositionalScheme
 from model.position.content import (
     ContentSettings,
@@ -22,8 +22,8 @@ from model.position.content import (
     series_of,
     wrapped,
 )
-from model.position.rotary import check_even, rotate
 from model.position.scaling import plain_frequencies
+from model.position.schemes.rope import check_even, rotate
 from model.position.token_positions import TokenPositions
 
 

@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from model.attention_mask import AttentionView, QueryBlock
-from model.position.alibi import alibi_slopes
+from model.attention.mask import AttentionView, QueryBlock
 from model.position.base import (
     AttentionContext,
     AttentionPlan,
@@ -18,7 +17,8 @@ from model.position.base import (
     PositionalScheme,
     PositionSettings,
 )
-from model.position.kerple import SMALLEST
+from model.position.schemes.alibi import alibi_slopes
+from model.position.schemes.kerple import SMALLEST
 from model.position.token_positions import TokenPositions
 from model.position.weighing import UNROLLED, over_pairs, pairs_by_position
 

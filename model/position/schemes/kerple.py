@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from model.attention_mask import precise
+from model.attention.mask import precise
 from model.position.base import AttentionContext, HeadGeometry
 from model.position.bias import DistanceBias, DistanceSettings, RowBias
 from model.position.token_positions import TokenPositions

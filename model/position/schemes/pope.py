@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from model.attention_mask import AttentionView, mask_dtype
+from model.attention.mask import AttentionView, mask_dtype
 from model.position.base import AttentionContext, AttentionPlan, HeadGeometry, PositionalScheme, QueryScale
 from model.position.sharing import Share, SharedSettings, parameter
 from model.position.table import LookupTable

@@ -8,7 +8,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from model.attention_mask import precise
+from model.attention.mask import precise
 from model.errors import ModelError
 from model.position.base import AttentionContext, HeadGeometry
 from model.position.bias import DistanceBias, DistanceSettings, RowBias

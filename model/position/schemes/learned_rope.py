@@ -9,10 +9,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from model.attention_mask import AttentionView, mask_dtype
+from model.attention.mask import AttentionView, mask_dtype
 from model.position.base import AttentionContext, AttentionPlan, HeadGeometry, PositionalScheme
-from model.position.rotary import check_even, rotate
 from model.position.scaling import plain_frequencies
+from model.position.schemes.rope import check_even, rotate
 from model.position.sharing import Share, SharedSettings, parameter, to_queries
 from model.position.table import wide
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from model.errors import ModelError
 from model.position.base import HeadGeometry
-from model.position.rotary import Rope, RotarySettings
+from model.position.schemes.rope import Rope, RotarySettings
 
 
 class PRopeSettings(RotarySettings):

@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
 from torch.utils.checkpoint import checkpoint
 
-from model.attention_mask import (
+from model.attention.mask import (
     QUERY_BLOCK,
     AttentionMask,
     AttentionView,

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field
 from torch import Tensor
 
-from model.position.rotary import Rope, RotarySettings
+from model.position.schemes.rope import Rope, RotarySettings
 
 
 class HeXuSettings(RotarySettings):

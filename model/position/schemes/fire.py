@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from model.attention_mask import AttentionView, precise
+from model.attention.mask import AttentionView, precise
 from model.position.base import (
     AttentionContext,
     AttentionPlan,

@@ -9,11 +9,11 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from model.attention_mask import AttentionMask, AttentionView, mask_dtype, precise
-from model.position.alibi import alibi_slopes
+from model.attention.mask import AttentionMask, AttentionView, mask_dtype, precise
 from model.position.base import AttentionContext, ContentPlan, HeadGeometry, PositionalScheme
 from model.position.content import ContentSettings, drawn, latest, linear, running_sum
-from model.position.rotary import Rope, RopeSettings, rotate
+from model.position.schemes.alibi import alibi_slopes
+from model.position.schemes.rope import Rope, RopeSettings, rotate
 from model.position.token_positions import TokenPositions
 
 

@@ -8,7 +8,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from model.attention_mask import AttentionMask, AttentionView
+from model.attention.mask import AttentionMask, AttentionView
 from model.errors import ModelError
 from model.position.base import (
     AttentionContext,

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from model.attention_mask import AttentionView, QueryBlock
+from model.attention.mask import AttentionView, QueryBlock
 from model.errors import ModelError
 from model.position.base import (
     AttentionContext,

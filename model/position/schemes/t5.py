@@ -9,7 +9,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from model.attention_mask import AttentionView, precise
+from model.attention.mask import AttentionView, precise
 from model.errors import ModelError
 from model.position.base import (
     AttentionContext,

@@ -1,0 +1,1 @@
+"""Attention: masks, kernels, and the token mixers (softmax and linear attention)."""

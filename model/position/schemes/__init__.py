@@ -1,0 +1,1 @@
+"""One file per positional scheme; `model.position.registry` lists them."""
