@@ -6,7 +6,8 @@ from evaluation.comparable import comparable
 from evaluation.errors import EvaluationError
 from evaluation.monitor import MonitorTargets, monitor_targets
 from evaluation.reports.loss_figures import draw_figures
-from evaluation.scoring.evaluate import EvaluatedModel, EvaluationResult, evaluate
+from evaluation.run import EvaluatedModel
+from evaluation.scoring.evaluate import EvaluationResult, evaluate
 from evaluation.scoring.methods import Method, compatible_methods, read_methods, resolve_methods
 from evaluation.scoring.protocols import TargetWindows
 from evaluation.scoring.scoring import CellFailed, ModelScorer, gather, measure, unigram_nll

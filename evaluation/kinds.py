@@ -23,7 +23,7 @@ from evaluation.reports.base import Report
 from evaluation.reports.exposure_strip import add_strip
 from evaluation.reports.loss import LossReport
 from evaluation.run import EvaluatedRun
-from evaluation.scoring.evaluate import EvaluationResult, prepare_session
+from evaluation.scoring.evaluate import EvaluationResult, EvaluationSession
 from evaluation.scoring.methods import Method, builtin_methods, compatible_methods, resolve_methods
 from evaluation.settings import EvaluationSettings, MeasurementSettings
 from evaluation.statistics.analysis import analyse
@@ -98,13 +98,15 @@ class LossEvaluation(Evaluation):
         if len(self.runs) > 1:
             return [method for method in methods if not method.truncates]
         if self.settings.matrix:
-            resolve = partial(run.position_settings, bos=self.settings.bos)
-            found, self.left_out = compatible_methods(builtin_methods(), run.model.trained_length, resolve)
+            bos, length = self.settings.bos, run.model.trained_length
+            found, self.left_out = compatible_methods(
+                builtin_methods(), length, lambda overrides: run.position_settings(overrides, bos)
+            )
             methods += [method for method in found if method.label not in {one.label for one in methods}]
         return methods
 
     def session(self, run: EvaluatedRun, dry_run: bool = False) -> Session:
-        return prepare_session(
+        return EvaluationSession(
             self.settings,
             run.model,
             store=self.stores.read,

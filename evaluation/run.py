@@ -1,4 +1,4 @@
-"""A trained run as an evaluation receives it: the model, the tokenizer and where its text is."""
+"""What is evaluated: a checkpoint under several methods, and the run it belongs to."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,8 +8,28 @@ from typing import Any
 from data.sampling.exposure import Exposure
 from data.tasks.settings import Task
 from data.tokenizer import Tokenizer
-from evaluation.scoring.evaluate import EvaluatedModel
+from evaluation.errors import EvaluationError
+from evaluation.scoring.methods import Method
 from evaluation.stores import EvaluationStores
+from model import Transformer
+
+
+@dataclass(frozen=True)
+class EvaluatedModel:
+    """The checkpoint under evaluation. `resolve(words)` -> position settings as evaluated (raises where
+    illegal); `load(words, dtype)` -> the model in eval mode on the evaluation's device; `longest(words)` ->
+    the longest input it can place (None: unlimited); `legal`: which settings may change, as a sentence."""
+
+    name: str
+    checkpoint_hash: str
+    step: int
+    trained_length: int
+    original_length: int
+    resolve: Callable[[Sequence[str]], dict]
+    load: Callable[[Sequence[str], str], Transformer]
+    longest: Callable[[Sequence[str]], int | None] = lambda words: None
+    legal: str = ""
+    bos_first: str = ""  # why this model expects BOS as the first token, '' if it does not
 
 
 @dataclass(frozen=True)
@@ -39,3 +59,40 @@ class EvaluatedRun:
     open_stores: Callable[[Any, Sequence[Path]], EvaluationStores]
     position_settings: Callable[[Sequence[str], str], dict]
     exposure: Callable[[], Exposure | None]
+
+
+def resolve_all(methods: Sequence[Method], subject: EvaluatedModel) -> dict[str, dict]:
+    """Position settings of every method; the error names all illegal methods at once."""
+    schemes, refused = {}, []
+    for method in methods:
+        try:
+            schemes[method.label] = subject.resolve(method.words)
+        except ValueError as error:
+            refused.append(f"method {method.label!r}: {error}")
+    if refused:
+        raise EvaluationError("\n       ".join(refused))
+    return schemes
+
+
+def absent_cells(
+    methods: Sequence[Method], lengths: Sequence[int], subject: EvaluatedModel, refuse: bool
+) -> dict[tuple[str, int], str]:
+    """The cells beyond the reach of a method's positions, and why.
+
+    Raises EvaluationError if no cell remains at a length, with `refuse`.
+    """
+    limits = {method.label: subject.longest(method.words) for method in methods if not method.truncates}
+    absent = {
+        (label, length): f"its positions end after {limit} tokens"
+        for label, limit in limits.items()
+        for length in lengths
+        if limit is not None and length > limit
+    }
+    for length in lengths if refuse else ():
+        if all((label, length) in absent for label in limits):
+            raise EvaluationError(
+                f"length {length} is beyond the reach of {', '.join(limits)}: at most "
+                f"{max(limit or 0 for limit in limits.values())} tokens; shorten lengths, or add a method "
+                f"with a longer reach (--matrix tries all). {subject.legal}".rstrip()
+            )
+    return absent

@@ -125,6 +125,10 @@ class EvaluationSettings(MeasurementSettings):
             )
         return self
 
+    def step(self, length: int) -> int:
+        """sliding: new targets per window."""
+        return self.stride or max(1, length // 8)
+
     def grid(self, trained_length: int) -> list[int]:
         """The lengths in ascending order, including the trained length."""
         lengths = self.lengths or [trained_length * 2**k for k in range(5)]

@@ -17,7 +17,7 @@ import numpy as np
 
 from data.preparation.duplicates import CHARACTERS, WORDS, range_hashes
 
-VERSION = 2  # of the cache format: files of other versions are ignored
+VERSION = 3  # of the cache format: files of other versions are ignored
 BLOCK = 1 << 17  # tokens per block: bounds memory
 OVERLAP = 1 << 10  # tokens shared by blocks of one document, far more than a passage
 
@@ -34,7 +34,6 @@ _UNSPACED = [
     (0x20000, 0x3FFFF),
 ]
 _NONE, _LETTER, _SINGLE, _MARK = range(4)  # no word, part of a word, a word by itself, combining mark
-_HIGHEST = 0x110000
 _FULL = WORDS * CHARACTERS  # the weight of a passage; a word weighs CHARACTERS, a single character WORDS
 
 
@@ -47,34 +46,20 @@ class Passages(NamedTuple):
     last: np.ndarray  # ... and of the last
 
 
-class _CharacterHasher:
-    """Table of characters: the folded decomposition, and the kind of each of its characters."""
+class HashedWords(NamedTuple):
+    """The words of one block of text. All arrays (n,)."""
 
-    def __init__(self):
-        self.known = np.zeros(_HIGHEST, dtype=bool)
-        self.kind = np.zeros(_HIGHEST, dtype=np.uint8)
-        self.order = np.zeros(_HIGHEST, dtype=np.uint8)  # canonical combining class
-        self.size = np.ones(_HIGHEST, dtype=np.uint8)  # characters of the decomposition
-        self.folded = np.arange(_HIGHEST, dtype=np.uint32)  # the decomposition, if it is one character
-        self.longer: dict[int, list[int]] = {}  # the decomposition otherwise
-
-    def learn(self, codes: np.ndarray) -> None:
-        new = np.unique(codes[~self.known[codes]])
-        for code in new.tolist():
-            folded = _folded(chr(code))
-            if len(folded) == 1:
-                self.folded[code] = ord(folded)
-            else:
-                self.size[code] = len(folded)
-                self.longer[code] = [ord(one) for one in folded]
-            for one in (chr(code), *folded):
-                self.kind[ord(one)] = _kind(one)
-                self.order[ord(one)] = unicodedata.combining(one)
-        self.known[new] = True
+    hashes: np.ndarray  # uint64
+    weight: np.ndarray  # int64
+    first: np.ndarray  # byte at which the word begins
+    last: np.ndarray  # its last byte
 
 
-def _folded(character: str) -> str:
-    return unicodedata.normalize("NFKD", unicodedata.normalize("NFKC", character).casefold())
+@functools.cache
+def _folded(code: int) -> np.ndarray:
+    """The folded decomposition of a character: rows (code, kind, canonical combining class)."""
+    text = unicodedata.normalize("NFKD", unicodedata.normalize("NFKC", chr(code)).casefold())
+    return np.array([(ord(one), _kind(one), unicodedata.combining(one)) for one in text]).reshape(-1, 3)
 
 
 def _kind(character: str) -> int:
@@ -86,81 +71,55 @@ def _kind(character: str) -> int:
     return _SINGLE if any(low <= code <= high for low, high in _UNSPACED) else _LETTER
 
 
-@functools.cache
-def _characters() -> _CharacterHasher:
-    return _CharacterHasher()
-
-
 def _decode(raw: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Code points of UTF-8 bytes (n,) and the byte at which each begins, (m,) both."""
-    starts = np.flatnonzero((raw & 0xC0) != 0x80)
-    lead = raw[starts].astype(np.uint32)
-    if len(starts) == len(raw):
-        return np.minimum(lead, 0x7F), starts
-    code = lead.copy()
-    size = np.diff(np.append(starts, len(raw)))
-    for length, mask in ((2, 0x1F), (3, 0x0F), (4, 0x07)):
-        here = np.flatnonzero((size == length) & (lead >= 0xC0))
-        value = lead[here] & mask
-        for k in range(1, length):
-            value = (value << 6) | (raw[starts[here] + k] & 0x3F)
-        code[here] = value
-    return np.minimum(code, _HIGHEST - 1), starts
+    """Code points of UTF-8 bytes (n,) and the byte at which each begins, (m,) both. A byte that is not UTF-8
+    is a character by itself, which belongs to no word."""
+    if raw.max(initial=0) < 0x80:
+        return raw.astype(np.int64), np.arange(len(raw))
+    text = raw.tobytes().decode("utf-8", "surrogateescape").encode("utf-32-le", "surrogatepass")
+    codes = np.frombuffer(text, dtype=np.uint32).astype(np.int64)
+    size = 1 + (codes >= 0x80) + (codes >= 0x800) + (codes >= 0x10000)
+    size[(codes >= 0xDC80) & (codes <= 0xDCFF)] = 1  # escaped bytes
+    return codes, np.cumsum(size) - size
 
 
 def _normal(raw: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Folded characters (m,), their kinds, and the first and last byte of their source characters."""
-    table = _characters()
     codes, starts = _decode(raw)
     ends = np.append(starts[1:], len(raw)) - 1
-    table.learn(codes)
-    size = table.size[codes]
-    if (size == 1).all():
-        codes = table.folded[codes]
-    else:
-        origin = np.repeat(np.arange(len(codes)), size)
-        folded = table.folded[codes]
-        out = folded[origin]
-        first = np.cumsum(size, dtype=np.int64) - size
-        for at in np.flatnonzero(size > 1).tolist():
-            longer = table.longer[int(codes[at])]
-            out[first[at] : first[at] + len(longer)] = longer
-        codes, starts, ends = out, starts[origin], ends[origin]
-    order = table.order[codes]
+    distinct = np.flatnonzero(np.bincount(codes))
+    folded = [_folded(code) for code in distinct.tolist()]
+    code, kind, order = np.concatenate(folded).T.copy()
+    kind, order = kind.astype(np.uint8), order.astype(np.uint8)
+    sizes = np.array([len(rows) for rows in folded])
+    index = np.zeros(int(distinct[-1]) + 1, dtype=np.int64)
+    index[distinct] = np.arange(len(distinct))
+    which = index[codes]
+    row = (np.cumsum(sizes) - sizes)[which]  # of the three columns
+    if (size := sizes[which]).max() > 1:
+        within = np.arange(int(size.sum())) - np.repeat(np.cumsum(size) - size, size)
+        row, starts, ends = (np.repeat(one, size) for one in (row, starts, ends))
+        row = row + within
+    order = order[row]
     if ((order[1:] < order[:-1]) & (order[1:] > 0)).any():  # marks on one letter, in another order
         by_order = np.lexsort((order, np.cumsum(order == 0)))
-        codes, starts, ends = codes[by_order], starts[by_order], ends[by_order]
-    return codes, table.kind[codes], starts, ends
+        row, starts, ends = row[by_order], starts[by_order], ends[by_order]
+    return code[row], kind[row], starts, ends
 
 
-class _WordHasher(NamedTuple):
-    hashes: np.ndarray  # (n,) uint64
-    weight: np.ndarray  # (n,) int64
-    first: np.ndarray  # (n,) byte at which the word begins
-    last: np.ndarray  # (n,) its last byte
-
-
-def _words(raw: np.ndarray) -> _WordHasher:
+def _words(raw: np.ndarray) -> HashedWords:
     codes, kind, first_byte, last_byte = _normal(raw)
-    inside = kind != _NONE
-    before = np.concatenate([np.zeros(1, dtype=np.uint8), kind[:-1]])
+    inside, before = kind != _NONE, np.append(_NONE, kind[:-1])
     # A mark continues the previous character; a letter starts a word after a single character and its marks,
     # so the kind of the marked character is carried forward.
-    base = before
-    if (kind == _MARK).any():
-        where = np.where(kind != _MARK, np.arange(len(kind)), 0)
-        carried = kind[np.maximum.accumulate(where)]
-        base = np.concatenate([np.zeros(1, dtype=np.uint8), carried[:-1]])
+    unmarked = np.where(kind != _MARK, np.arange(len(kind)), 0)
+    base = np.append(_NONE, kind[np.maximum.accumulate(unmarked)][:-1])
     begins = inside & ((before == _NONE) | (kind == _SINGLE) | ((kind == _LETTER) & (base == _SINGLE)))
-    starts = np.flatnonzero(begins)
-    if not len(starts):
-        nothing = np.zeros(0, dtype=np.int64)
-        return _WordHasher(nothing.astype(np.uint64), nothing, nothing, nothing)
-    closes = np.append(begins[1:], True) | np.append(~inside[1:], True)
-    last = np.flatnonzero(inside & closes)
+    closes = inside & (np.append(begins[1:], True) | np.append(~inside[1:], True))
+    starts, last = np.flatnonzero(begins), np.flatnonzero(closes)
     hashes = range_hashes(np.where(inside, codes + 1, 0).astype(np.uint64), starts, last + 1)
     weight = np.where(kind[starts] == _SINGLE, WORDS, CHARACTERS)
-    return _WordHasher(hashes, weight, first_byte[starts], last_byte[last])
+    return HashedWords(hashes, weight, first_byte[starts], last_byte[last])
 
 
 class PassageReader:
@@ -191,9 +150,12 @@ class PassageReader:
         begins = np.cumsum(size) - size  # of each token, in bytes
         raw = self.bytes[np.repeat(self.start[ids] - begins, size) + np.arange(int(size.sum()))]
         words = _words(raw)
-        ends, hashes = _spans(words)
-        starts = np.arange(len(words.hashes))[ends >= 0]
-        ends = ends[ends >= 0]
+        # The last word of the passage that each word starts, where the text does not end before.
+        weight = np.cumsum(words.weight)
+        ends = np.searchsorted(weight, weight - words.weight + _FULL)
+        starts = np.flatnonzero(ends < len(weight))
+        ends = ends[starts]
+        hashes = range_hashes(words.hashes, starts, ends + 1)
         # Keep passages within one document.
         edges = begins[np.cumsum(tokens) - tokens]
         part = np.searchsorted(edges, words.first, side="right") - 1
@@ -206,17 +168,6 @@ class PassageReader:
         shift = np.array([offset for _, offset, _ in parts]) - (np.cumsum(tokens) - tokens)
         document = np.array([number for number, _, _ in parts], dtype=np.int64)
         return Passages(hashes, document[part], first + shift[part], last + shift[part])
-
-
-def _spans(words: _WordHasher) -> tuple[np.ndarray, np.ndarray]:
-    """For each word the last word of the passage it starts, (n,), -1 if the text ends before; and the hashes
-    of the complete passages."""
-    n = len(words.hashes)
-    weight = np.cumsum(words.weight)
-    ends = np.searchsorted(weight, weight - words.weight + _FULL)
-    ends = np.where(ends < n, ends, -1)
-    starts = np.flatnonzero(ends >= 0)
-    return ends, range_hashes(words.hashes, starts, ends[starts] + 1)
 
 
 def _blocks(store) -> Iterator[list[tuple[int, int, np.ndarray]]]:

@@ -12,7 +12,7 @@ shared by documents of the corpus count once: they are excluded from all but the
 import zipfile
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -53,21 +53,22 @@ def find_overlap(
     `tokenizer`. Cached in the folder `cache`, if it is writable."""
     known = {"version": VERSION, "corpus": store.hash, "train": None if train is None else train.hash}
     path = None if cache is None else Path(cache) / f"{content_hash({**known, 'most': most})[:16]}.npz"
-    found = None if path is None else _read(path)
-    if found is None:
-        tokens = 0 if train is None else int(train.lengths.sum())
-        progress = nullcontext()
-        if console is not None and tokens >= LONG:
-            progress = console.bar("comparing with the training text", total=tokens / 1e6, unit="Mtok")
-        with progress as bar:
-
-            def advance(n: int) -> None:
-                if bar:
-                    bar.advance(n / 1e6)
-
-            found = _search(store, train, PassageReader(tokenizer), most, advance)
-        if path is not None:
-            _save(path, found, console)
+    if path is not None and (found := _read(path)) is not None:
+        return found
+    tokens = 0 if train is None else int(train.lengths.sum())
+    progress = nullcontext()
+    if console is not None and tokens >= LONG:
+        progress = console.bar("comparing with the training text", total=tokens / 1e6, unit="Mtok")
+    with progress as bar:
+        advance = (lambda n: bar.advance(n / 1e6)) if bar else (lambda n: None)
+        found = _search(store, train, PassageReader(tokenizer), most, advance)
+    if path is not None:
+        try:
+            with atomic(path) as file:
+                np.savez_compressed(file, **asdict(found))
+        except OSError as error:  # a read-only folder: only time is lost
+            if console:
+                console.warn(f"cannot cache the shared passages: {error}")
     return found
 
 
@@ -120,20 +121,6 @@ def _read(path: Path) -> Overlap | None:
         return None
 
 
-def _save(path: Path, found: Overlap, console) -> None:
-    try:
-        with atomic(path) as file:
-            np.savez_compressed(
-                file,
-                trained=found.trained,
-                repeated=found.repeated,
-                sample=np.array(found.sample),
-            )
-    except OSError as error:  # a read-only folder: only time is lost
-        if console:
-            console.warn(f"cannot cache the shared passages: {error}")
-
-
 def shared_text(
     settings: ContaminationSettings,
     store,
@@ -147,18 +134,20 @@ def shared_text(
     """What of `store` is excluded. `train`: the model's own training store; `earlier`: those of its parent
     runs; None for one that no longer exists."""
     trained = [train, *earlier]
-    nothing = np.zeros((0, 3), dtype=np.int64)
+    unchecked = ""
     if not settings.check:
-        why = "Not compared with the training text (contamination.check=false)."
-        return Overlap(nothing, nothing, unchecked=why)
-    if any(one is not None and one.hash == store.hash for one in trained):
-        why = "This is training text, not held-out text."
-        return Overlap(nothing, nothing, unchecked=why)
+        unchecked = "Not compared with the training text (contamination.check=false)."
+    elif any(one is not None and one.hash == store.hash for one in trained):
+        unchecked = "This is training text, not held-out text."
+    if unchecked:
+        nothing = np.zeros((0, 3), dtype=np.int64)
+        return Overlap(nothing, nothing, unchecked=unchecked)
+    if None in trained:
+        unchecked = "Not compared with all of the training text: some of it no longer exists."
     known = [one for one in trained if one is not None] or [None]
     found = [find_overlap(store, one, tokenizer, cache=cache, console=console) for one in known]
-    gone = "Not compared with all of the training text: some of it no longer exists."
     together = _merged(np.concatenate([one.trained for one in found]))
-    return Overlap(together, found[0].repeated, found[0].sample, gone if None in trained else "")
+    return Overlap(together, found[0].repeated, found[0].sample, unchecked)
 
 
 @dataclass(frozen=True)
@@ -199,31 +188,26 @@ def screen(
 
 def _targets_in(rows: np.ndarray, text: EvaluationText, windows: TargetWindows) -> np.ndarray:
     """(n_targets,) which targets are inside one of the passages `rows` (tokens as stored)."""
+    if not len(rows):
+        return np.zeros(windows.n_targets, dtype=bool)
     documents, index = windows.target_documents(), windows.target_indices() + text.shift
-    inside = np.zeros(len(index), dtype=bool)
-    for document in np.intersect1d(documents, rows[:, 0]):
-        here, own = documents == document, rows[rows[:, 0] == document]
-        row = np.searchsorted(own[:, 1], index[here], side="right") - 1
-        inside[here] = (row >= 0) & (index[here] <= own[row, 2])
-    return inside
+    gap = 1 + max(int(index.max(initial=0)), int(rows[:, 2].max()))  # documents are offset on one axis
+    at = documents * gap + index
+    row = np.searchsorted(rows[:, 0] * gap + rows[:, 1], at, side="right") - 1
+    return (row >= 0) & (at <= rows[row, 0] * gap + rows[row, 2])
 
 
 def _by_document(
     text: EvaluationText, windows: TargetWindows, seen: np.ndarray, again: np.ndarray
 ) -> list[dict]:
     """Documents with excluded text, the worst first."""
-    documents = windows.target_documents()
-    rows = []
-    for document in np.unique(documents[seen | again]):
-        here = documents == document
-        rows.append(
-            {
-                "name": str(text.store.names[document]),
-                "tokens": int(here.sum()),
-                "in_training": int(seen[here].sum()),
-                "repeated": int(again[here].sum()),
-            }
-        )
+    documents, of = np.unique(windows.target_documents(), return_inverse=True)
+    counts = np.stack([np.bincount(of), np.bincount(of, weights=seen), np.bincount(of, weights=again)])
+    rows = [
+        {"name": str(text.store.names[document]), "tokens": tokens, "in_training": ours, "repeated": others}
+        for document, (tokens, ours, others) in zip(documents, counts.T.astype(int).tolist(), strict=True)
+        if ours + others
+    ]
     return sorted(rows, key=lambda row: -(row["in_training"] + row["repeated"]) / row["tokens"])
 
 

@@ -21,7 +21,8 @@ from evaluation.diagnostics.turns import (
 )
 from evaluation.diagnostics.weights import AttentionRecorder, AttentionSample, bucket_edges, last_outputs
 from evaluation.errors import EvaluationError
-from evaluation.scoring.evaluate import EvaluatedModel, absent_cells, resolve_all
+from evaluation.run import EvaluatedModel, absent_cells, resolve_all
+from evaluation.scoring.evaluate import evenly_spread
 from evaluation.scoring.forecast import (
     ForecastRow,
     choose_batch,
@@ -33,7 +34,6 @@ from evaluation.scoring.forecast import (
 )
 from evaluation.scoring.methods import TRAINED, Method
 from evaluation.scoring.plan import EvaluationPlan, make_plan
-from evaluation.scoring.session import evenly_spread
 from evaluation.scoring.text import EvaluationText
 from evaluation.statistics.intervals import unit_means
 from model import LinearMixer, ModelError, Transformer, find_device

@@ -12,7 +12,7 @@ import numpy as np
 from evaluation.diagnostics.repetition import by_bucket
 from evaluation.diagnostics.settings import GenerationDiagnosticSettings
 from evaluation.errors import EvaluationError
-from evaluation.scoring.evaluate import EvaluatedModel, resolve_all
+from evaluation.run import EvaluatedModel, resolve_all
 from evaluation.scoring.forecast import (
     ForecastRow,
     choose_batch,

@@ -1,4 +1,4 @@
-"""Evaluate one checkpoint under every method at every length; finished cells are reused."""
+"""Evaluate the loss of one checkpoint under every method at every length; finished cells are reused."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -9,45 +9,26 @@ import numpy as np
 from evaluation.contamination.screening import Screening, screen, shared_text
 from evaluation.errors import EvaluationError
 from evaluation.ranks import EvaluationRanks
-from evaluation.scoring.cells import CellStore
-from evaluation.scoring.methods import Method, new_sinks
-from evaluation.scoring.plan import EvaluationPlan, make_plan, spelled_out, targets_bytes
-from evaluation.scoring.scoring import unigram_nll
-from evaluation.scoring.session import EvaluationSession
+from evaluation.run import EvaluatedModel, absent_cells, resolve_all
+from evaluation.scoring.methods import TRAINED, TRUNCATE, Method, new_sinks
+from evaluation.scoring.plan import EvaluationPlan, make_plan, raw_bytes, truncation_step
+from evaluation.scoring.protocols import TargetWindows
+from evaluation.scoring.scoring import CellFailed, ModelScorer, batches, gather, measure, unigram_nll
+from evaluation.scoring.session import CellSession, EvaluationCell, MeasuredCells
 from evaluation.scoring.text import EvaluationText
 from evaluation.settings import ContaminationSettings, EvaluationSettings
-from model import Transformer
+from model import ModelError, Transformer
+
+PRECISION_SAMPLE = 32  # windows scored again in float32 for comparison with bfloat16
 
 
-@dataclass(frozen=True)
-class EvaluatedModel:
-    """The checkpoint under evaluation. `resolve(words)` -> position settings as evaluated (raises where
-    illegal); `load(words, dtype)` -> the model in eval mode on the evaluation's device; `longest(words)` ->
-    the longest input it can place (None: unlimited); `legal`: which settings may change, as a sentence."""
-
-    name: str
-    checkpoint_hash: str
-    step: int
-    trained_length: int
-    original_length: int
-    resolve: Callable[[Sequence[str]], dict]
-    load: Callable[[Sequence[str], str], Transformer]
-    longest: Callable[[Sequence[str]], int | None] = lambda words: None
-    legal: str = ""
-    bos_first: str = ""  # why this model expects BOS as the first token, '' if it does not
-
-
-@dataclass
-class EvaluationResult:
+@dataclass(kw_only=True)
+class EvaluationResult(MeasuredCells):
     """Everything measured. `nll[method, length]` is per-target, in the order of `document` (n,): the plan's
     targets in their order, without those that `screening` drops."""
 
     settings: EvaluationSettings
-    subject: EvaluatedModel
     plan: EvaluationPlan
-    facts: dict
-    methods: list[Method]
-    schemes: dict[str, dict]  # label -> position settings as evaluated
     document: np.ndarray
     unit: np.ndarray
     unit_kind: str
@@ -58,45 +39,28 @@ class EvaluationResult:
     seen: np.ndarray | None = None  # per target: its cluster is also in the training text; None: unknown
     nll: dict[tuple[str, int], np.ndarray] = field(default_factory=dict)
     truncated: np.ndarray | None = None  # context truncated to L0: the baseline of every net gain
-    failed: dict[tuple[str, int], str] = field(default_factory=dict)
-    absent: dict[tuple[str, int], str] = field(default_factory=dict)  # cells that cannot exist, and why
     notes: list[str] = field(default_factory=list)  # caveats about the methods
     left_out: dict[str, str] = field(default_factory=dict)  # built-in methods that do not apply, and why
     precision: dict[tuple[str, int], float] = field(default_factory=dict)  # mean bfloat16 - float32, nats
-    files: dict[str, str] = field(default_factory=dict)  # "method@length" -> file of per-target NLL
 
 
 def evaluate(
     settings: EvaluationSettings, subject: EvaluatedModel, *, dry_run: bool = False, **inputs
 ) -> EvaluationResult:
-    """Measure every cell that is not on disk yet; `inputs`: as for `prepare_session`.
+    """Measure every cell that is not on disk yet; `inputs`: as for `EvaluationSession`.
 
     With `dry_run` the cells and their cost are printed, nothing is measured, and the search for passages
     shared with the training text is skipped. An interrupted call keeps every finished cell and the finished
     part of the current one. With several `ranks` all of them must call; each measures its share and all
     return the same result.
     """
-    session = prepare_session(settings, subject, dry_run=dry_run, **inputs)
+    session = EvaluationSession(settings, subject, dry_run=dry_run, **inputs)
     session.forecast() if dry_run else session.run()
     return session.result
 
 
-def prepare_session(
-    settings: EvaluationSettings,
-    subject: EvaluatedModel,
-    *,
-    store,
-    train,
-    tokenizer,
-    methods: list[Method],
-    cells: Path,
-    earlier: Sequence = (),
-    overlaps: Path | None = None,
-    console=None,
-    ranks: EvaluationRanks | None = None,
-    dry_run: bool = False,
-) -> EvaluationSession:
-    """Choose the targets and the cells of one evaluation. Raises EvaluationError for invalid settings.
+class EvaluationSession(CellSession):
+    """The targets and the cells of one evaluation of loss. Raises EvaluationError for invalid settings.
 
     Args:
         store: the text to read.
@@ -104,42 +68,163 @@ def prepare_session(
             shares with it, or with the text of `earlier` trainings, are excluded.
         overlaps: folder that caches the shared passages.
     """
-    schemes = resolve_all(methods, subject)
-    notes = _sinks(methods, schemes, settings.bos, subject)
-    if dry_run:
-        train, earlier = None, ()
-        settings = settings.model_copy(update={"contamination": ContaminationSettings(check=False)})
-    how = {"earlier": earlier, "cache": overlaps, "console": console}
-    text, plan, screening = choose_targets(settings, store, train, tokenizer, subject.trained_length, **how)
-    if plan.note and console:
-        console.warn(plan.note)
-    ids = plan.target_ids(text)[screening.kept]
-    unit_of, unit_names, unit_kind = text.units()
-    seen = text.seen(train, *earlier)
-    document = plan.truncated.target_documents()[screening.kept]
-    result = EvaluationResult(
-        settings=settings,
-        subject=subject,
-        plan=plan,
-        facts={
-            "corpus_hash": store.hash,
-            "tokenizer_hash": tokenizer.hash,
-            "documents_in_corpus": store.n_documents,
-        },
-        methods=methods,
-        schemes=schemes,
-        document=document,
-        unit=unit_of[document],
-        unit_kind=unit_kind,
-        screening=screening,
-        n_bytes=targets_bytes(ids, tokenizer.token_bytes) if spelled_out(text, document, tokenizer) else None,
-        unigram=None if train is None else unigram_nll(train, ids, tokenizer.vocab_size),
-        unit_names=unit_names,
-        seen=None if seen is None else seen[document],
-        absent=absent_cells(methods, plan.lengths, subject, settings.unreachable == "refuse"),
-        notes=notes,
-    )
-    return EvaluationSession(result, text, CellStore(cells), console, ranks or EvaluationRanks())
+
+    result: EvaluationResult
+
+    def __init__(
+        self,
+        settings: EvaluationSettings,
+        subject: EvaluatedModel,
+        *,
+        store,
+        train,
+        tokenizer,
+        methods: list[Method],
+        cells: Path,
+        earlier: Sequence = (),
+        overlaps: Path | None = None,
+        console=None,
+        ranks: EvaluationRanks | None = None,
+        dry_run: bool = False,
+    ):
+        schemes = resolve_all(methods, subject)
+        notes = _sinks(methods, schemes, settings.bos, subject)
+        if dry_run:
+            train, earlier = None, ()
+            settings = settings.model_copy(update={"contamination": ContaminationSettings(check=False)})
+        how = {"earlier": earlier, "cache": overlaps, "console": console}
+        self.text, self.plan, screening = choose_targets(
+            settings, store, train, tokenizer, subject.trained_length, **how
+        )
+        if self.plan.note and console:
+            console.warn(self.plan.note)
+        ids = self.plan.target_ids(self.text)[screening.kept]
+        document = self.plan.truncated.target_documents()[screening.kept]
+        unit_of, unit_names, unit_kind = self.text.units()
+        seen = self.text.seen(train, *earlier)
+        result = EvaluationResult(
+            settings=settings,
+            subject=subject,
+            plan=self.plan,
+            facts={
+                "corpus_hash": store.hash,
+                "tokenizer_hash": tokenizer.hash,
+                "documents_in_corpus": store.n_documents,
+            },
+            methods=methods,
+            schemes=schemes,
+            document=document,
+            unit=unit_of[document],
+            unit_kind=unit_kind,
+            screening=screening,
+            n_bytes=raw_bytes(ids, document, self.text, tokenizer),
+            unigram=None if train is None else unigram_nll(train, ids, tokenizer.vocab_size),
+            unit_names=unit_names,
+            seen=None if seen is None else seen[document],
+            absent=absent_cells(methods, self.plan.lengths, subject, settings.unreachable == "refuse"),
+            notes=notes,
+        )
+        super().__init__(result, cells, console, ranks or EvaluationRanks())
+        self.samples: dict[tuple[str, int], np.ndarray] = {}  # float32 reference for bfloat16
+
+    def title(self) -> str:
+        return f"{self.subject.name}: {self.plan.n_targets:,} targets"
+
+    def cells(self) -> list[EvaluationCell]:
+        out, plan, sampled = [], self.plan, self.settings.dtype == "bfloat16"
+        for method in (method for method in self.result.methods if not method.truncates):
+            lengths = [n for n in plan.lengths if (method.label, n) not in self.result.absent]
+            out += [self._cell(method, length, plan.windows[length]) for length in lengths]
+            for length in lengths if sampled else []:
+                few = evenly_spread(plan.windows[length], PRECISION_SAMPLE)
+                out.append(self._cell(method, length, few, "sample", sample=PRECISION_SAMPLE))
+        if plan.protocol == "by-position":
+            trained = next(method for method in self.result.methods if method.label == TRAINED)
+            length = self.subject.trained_length
+            step = truncation_step(self.settings, length)
+            out.append(self._cell(trained, length, plan.truncated, "baseline", truncated=True, step=step))
+        return out
+
+    def _cell(
+        self, method: Method, length: int, windows: TargetWindows, role: str = "", **more
+    ) -> EvaluationCell:
+        key = self.key(method, length, "float32" if role == "sample" else None)
+        key |= {"targets": self.plan.hash, "protocol": self.plan.protocol, **more}
+        if self.plan.protocol == "sliding":
+            key["stride"] = self.settings.step(length)
+        label = "truncated" if role == "baseline" else method.label
+        return EvaluationCell(
+            method,
+            length,
+            key,
+            windows.inputs,
+            int(windows.keep.max()),
+            self.settings.chunk,
+            f"{label} (float32 sample)" if role == "sample" else label,
+            role=role,
+            windows=windows,
+        )
+
+    def score(
+        self, cell: EvaluationCell, model: Transformer, batch: int, advance: Callable[[float], None]
+    ) -> np.ndarray:
+        """Score this rank's windows and gather those of the others; progress is estimated from this rank."""
+        rank, world, windows = self.ranks.rank, self.ranks.world, cell.windows
+        assert windows is not None
+        known = self.of_main(lambda: self.store.load_partial(cell.key))
+        if known is None:
+            known = np.full(windows.n_targets, np.nan)
+        out = known.copy()
+        total = sum(windows.inputs[members].sum() for members in batches(windows, batch)[rank::world])
+
+        def after(inputs: int, out: np.ndarray) -> None:
+            advance(inputs / total)
+            self.store.save_partial(cell.key, out, rank)
+
+        scorer = ModelScorer(model, device=self.device, chunk=cell.chunk, length=cell.length)
+        how = {"batch": batch, "rank": rank, "world": world, "out": out, "after_batch": after}
+        error = ""
+        try:
+            measure(scorer, self.text, windows, **how)
+        except KeyboardInterrupt:
+            self.store.save_partial(cell.key, out, rank, now=True)
+            raise
+        except (CellFailed, ModelError) as failure:
+            error = str(failure)
+        if world > 1 and not error:  # the process may end while waiting for the others
+            self.store.save_partial(cell.key, out, rank, now=True)
+        # Losses from an earlier call belong to rank 0.
+        mine = out if self.ranks.main else np.where(np.isnan(known), out, np.nan)
+        errors, parts = zip(*self.ranks.collect((error, mine)), strict=True)
+        if any(errors):
+            raise CellFailed(next(filter(None, errors)))
+        return gather(list(parts))
+
+    def keep(self, cell: EvaluationCell, values: np.ndarray) -> None:
+        if cell.role == "baseline":
+            self.result.truncated = values
+        else:
+            (self.samples if cell.role == "sample" else self.result.nll)[cell.where] = values
+
+    def run(self) -> EvaluationResult:
+        """Measure; drop the screened targets, add the precision of bfloat16 and the truncation baseline."""
+        super().run()
+        result, kept = self.result, self.result.screening.kept
+        for where, exact in self.samples.items():
+            if where in result.nll:
+                windows = self.plan.windows[where[1]]
+                of_window = np.repeat(np.arange(len(windows)), windows.keep)
+                here = np.isin(of_window, _chosen(len(windows), PRECISION_SAMPLE))
+                result.precision[where] = float((result.nll[where][here] - exact).mean())
+        result.nll = {where: nll[kept] for where, nll in result.nll.items()}
+        if result.truncated is not None:
+            result.truncated = result.truncated[kept]
+        baseline = result.nll.get((TRAINED, self.subject.trained_length))
+        if self.plan.protocol != "by-position" and baseline is not None:
+            result.truncated = baseline
+            if any(method.truncates for method in result.methods):
+                result.nll.update({(TRUNCATE, length): baseline for length in self.plan.lengths})
+        return result
 
 
 def choose_targets(
@@ -153,19 +238,6 @@ def choose_targets(
     text = EvaluationText(store, settings.bos, getattr(tokenizer, "bos_id", None), shared.rows)
     plan = make_plan(settings, text, store.hash, tokenizer.hash, trained_length)
     return text, plan, screen(shared, text, plan.truncated, plan.candidates)
-
-
-def resolve_all(methods: list[Method], subject: EvaluatedModel) -> dict[str, dict]:
-    """Position settings of every method; the error names all illegal methods at once."""
-    schemes, refused = {}, []
-    for method in methods:
-        try:
-            schemes[method.label] = subject.resolve(method.words)
-        except ValueError as error:
-            refused.append(f"method {method.label!r}: {error}")
-    if refused:
-        raise EvaluationError("\n       ".join(refused))
-    return schemes
 
 
 def _sinks(methods: list[Method], schemes: dict[str, dict], bos: str, subject: EvaluatedModel) -> list[str]:
@@ -189,25 +261,11 @@ def _sinks(methods: list[Method], schemes: dict[str, dict], bos: str, subject: E
     ]
 
 
-def absent_cells(
-    methods: list[Method], lengths: list[int], subject: EvaluatedModel, refuse: bool
-) -> dict[tuple[str, int], str]:
-    """The cells beyond the reach of a method's positions, and why.
+def _chosen(n: int, count: int) -> np.ndarray:
+    return np.unique(np.linspace(0, n - 1, min(n, count)).round().astype(np.int64))
 
-    Raises EvaluationError if no cell remains at a length, with `refuse`.
-    """
-    limits = {method.label: subject.longest(method.words) for method in methods if not method.truncates}
-    absent = {
-        (label, length): f"its positions end after {limit} tokens"
-        for label, limit in limits.items()
-        for length in lengths
-        if limit is not None and length > limit
-    }
-    for length in lengths if refuse else ():
-        if all((label, length) in absent for label in limits):
-            raise EvaluationError(
-                f"length {length} is beyond the reach of {', '.join(limits)}: at most "
-                f"{max(limit or 0 for limit in limits.values())} tokens; shorten lengths, or add a method "
-                f"with a longer reach (--matrix tries all). {subject.legal}".rstrip()
-            )
-    return absent
+
+def evenly_spread(windows: TargetWindows, count: int) -> TargetWindows:
+    """At most `count` windows, evenly spread."""
+    rows = _chosen(len(windows), count)
+    return TargetWindows(windows.document[rows], windows.end[rows], windows.inputs[rows], windows.keep[rows])

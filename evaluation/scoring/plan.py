@@ -1,6 +1,7 @@
 """Plan an evaluation: the windows of every length, and the counted targets."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from evaluation.scoring.protocols import (
     sliding_windows,
     truncated_windows,
 )
-from evaluation.scoring.targets import TargetSet, content_hash, draw_targets, shorten_lengths
+from evaluation.scoring.targets import content_hash, draw_targets, shorten_lengths
 from evaluation.scoring.text import EvaluationText
 from evaluation.settings import EvaluationSettings
 
@@ -34,8 +35,8 @@ class EvaluationPlan:
     candidates: TargetWindows  # all possible targets, a window per document; else `truncated`
     hash: str
     record: dict
-    span: int | None  # targets per span, if every document has equally many
-    note: str  # changes to the requested settings, '' if none
+    span: int | None = None  # targets per span, if every document has equally many
+    note: str = ""  # changes to the requested settings
 
     @property
     def n_targets(self) -> int:
@@ -44,11 +45,8 @@ class EvaluationPlan:
     def target_ids(self, text: EvaluationText) -> np.ndarray:
         """(n_targets,) token id of every counted target."""
         w = self.truncated
-        parts = [
-            text.slice(d, e - k, e)
-            for d, e, k in zip(w.document.tolist(), w.end.tolist(), w.keep.tolist(), strict=True)
-        ]
-        return np.concatenate(parts)
+        rows = zip(w.document.tolist(), w.end.tolist(), w.keep.tolist(), strict=True)
+        return np.concatenate([text.slice(document, end - keep, end) for document, end, keep in rows])
 
 
 def make_plan(
@@ -58,17 +56,15 @@ def make_plan(
     tokenizer_hash: str,
     trained_length: int,
 ) -> EvaluationPlan:
-    """Draw the targets and build the windows. Raises EvaluationError if documents are too few or too
-    short.
-    """
-    lengths = settings.grid(trained_length)
+    """Draw the targets and build the windows. Raises EvaluationError if documents are too few or short."""
+    hashes = {"corpus_hash": corpus_hash, "tokenizer_hash": tokenizer_hash}
     if settings.protocol == "fixed-targets":
-        return _fixed(settings, text, corpus_hash, tokenizer_hash, trained_length, lengths)
+        return _fixed(settings, text, hashes, trained_length)
+    lengths = settings.grid(trained_length)
     longest = lengths[-1]
     documents = long_documents(text, longest, settings.documents, settings.seed, settings.least_documents)
     spec = {
-        "corpus_hash": corpus_hash,
-        "tokenizer_hash": tokenizer_hash,
+        **hashes,
         "protocol": settings.protocol,
         "longest": longest,
         "bos_rule": settings.bos,
@@ -77,17 +73,19 @@ def make_plan(
     }
     if excluded := text.excluded_in(documents):
         spec["excluded"] = excluded
+    truncated = None
     if settings.protocol == "by-position":
         spec["windows_per_document"] = settings.windows_per_document
         whole = position_windows(text, documents, longest, settings.windows_per_document, settings.seed)
         windows = {longest: whole}
         truncated = truncated_windows(whole, trained_length, truncation_step(settings, trained_length))
+    elif settings.protocol == "non-overlapping":
+        windows = {length: block_windows(text, documents, length, longest) for length in lengths}
     else:
-        windows = {length: _cover(settings, text, documents, length, longest) for length in lengths}
-        truncated = windows[trained_length]
-    targets_hash = content_hash(spec)
+        windows = {n: sliding_windows(text, documents, n, settings.step(n)) for n in lengths}
+    truncated = truncated or windows[trained_length]
     return EvaluationPlan(
-        settings.protocol, sorted(windows), windows, truncated, truncated, targets_hash, spec, None, ""
+        settings.protocol, sorted(windows), windows, truncated, truncated, content_hash(spec), spec
     )
 
 
@@ -98,57 +96,28 @@ def truncation_step(settings: EvaluationSettings, trained_length: int) -> int:
     return max(1, min(settings.targets, trained_length // 4))
 
 
-def _cover(
-    settings: EvaluationSettings, text: EvaluationText, documents: np.ndarray, length: int, longest: int
-) -> TargetWindows:
-    if settings.protocol == "non-overlapping":
-        return block_windows(text, documents, length, longest)
-    return sliding_windows(text, documents, length, settings.stride or max(1, length // 8))
-
-
 def _fixed(
-    settings: EvaluationSettings,
-    text: EvaluationText,
-    corpus_hash: str,
-    tokenizer_hash: str,
-    trained_length: int,
-    lengths: list[int],
+    settings: EvaluationSettings, text: EvaluationText, hashes: dict[str, Any], trained_length: int
 ) -> EvaluationPlan:
-    if lengths[0] < settings.targets:
-        raise EvaluationError(
-            f"length {lengths[0]} is shorter than a span of targets={settings.targets} tokens; lower targets"
-        )
-    note = ""
+    lengths, note = settings.grid(trained_length), ""
+    spans: dict[str, Any] = {"span": settings.targets, "spans_per_document": settings.spans_per_document}
+    spans["least_documents"] = settings.least_documents
     if settings.shorten:
-        lengths, note = shorten_lengths(
-            text,
-            lengths,
-            span=settings.targets,
-            spans_per_document=settings.spans_per_document,
-            least_documents=settings.least_documents,
-        )
+        lengths, note = shorten_lengths(text, lengths, **spans)
         if trained_length not in lengths:
             raise EvaluationError(
                 f"too few documents reach even the trained length {trained_length}: {note}; "
                 "lower spans_per_document or least_documents, or evaluate on another store"
             )
-    targets: TargetSet = draw_targets(
-        text,
-        corpus_hash=corpus_hash,
-        tokenizer_hash=tokenizer_hash,
-        longest=lengths[-1],
-        span=settings.targets,
-        documents=settings.documents,
-        spans_per_document=settings.spans_per_document,
-        seed=settings.seed,
-        least_documents=settings.least_documents,
+    targets = draw_targets(
+        text, longest=lengths[-1], documents=settings.documents, seed=settings.seed, **hashes, **spans
     )
     windows = {length: fixed_windows(targets, length) for length in lengths}
     documents = np.unique(targets.document)
     ends = text.lengths[documents]
     candidates = TargetWindows(documents, ends, ends - 1, ends - (targets.longest + 1 - targets.span))
     return EvaluationPlan(
-        "fixed-targets",
+        settings.protocol,
         lengths,
         windows,
         windows[trained_length],
@@ -160,19 +129,16 @@ def _fixed(
     )
 
 
-def targets_bytes(ids: np.ndarray, token_bytes: np.ndarray) -> int | None:
-    """Raw bytes of the targets; None if an id has no bytes, as the tokenization lost text."""
-    sizes = np.asarray(token_bytes, dtype=np.int64)[ids]
-    return int(sizes.sum()) if len(sizes) and (sizes > 0).all() else None
+def raw_bytes(ids: np.ndarray, documents: np.ndarray, text: EvaluationText, tokenizer) -> int | None:
+    """Raw bytes of the targets with these token `ids` in these `documents`.
 
-
-def spelled_out(text: EvaluationText, documents: np.ndarray, tokenizer) -> bool:
-    """Whether the tokens of `documents` have exactly as many bytes as their raw text, which bits per byte
-    require."""
-    raw, prefix = getattr(text.store, "bytes", None), len(getattr(tokenizer, "prefix", b""))
-    if raw is None:
-        return True  # the store does not record its bytes
-    return all(
-        int(tokenizer.token_bytes[text.store.document(document)].sum()) == int(raw[document]) + prefix
-        for document in np.unique(documents).tolist()
-    )
+    None if an id has no bytes, or a document's tokens have other bytes than its raw text: bits per byte would
+    be wrong.
+    """
+    size, raw = np.asarray(tokenizer.token_bytes, dtype=np.int64), getattr(text.store, "bytes", None)
+    prefix = len(getattr(tokenizer, "prefix", b""))
+    if raw is not None:  # else the store does not record its bytes
+        for document in np.unique(documents).tolist():
+            if int(size[text.store.document(document)].sum()) != int(raw[document]) + prefix:
+                return None
+    return int(size[ids].sum()) if len(ids) and (size[ids] > 0).all() else None

@@ -6,11 +6,12 @@ A protocol defines the windows and how many of the last outputs of each count. T
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
 from evaluation.errors import EvaluationError
-from evaluation.scoring.targets import TargetSet, draw_integer
+from evaluation.scoring.targets import TargetSet, draw_documents, draw_integer, too_few
 from evaluation.scoring.text import EvaluationText
 
 Scorer = Callable[
@@ -63,11 +64,16 @@ def fixed_windows(targets: TargetSet, length: int) -> TargetWindows:
     """`fixed-targets`: one window of `length` inputs per span; target k of K sees length - K + k tokens."""
     if not targets.span <= length <= targets.longest:
         raise EvaluationError(
-            f"length {length} is outside {targets.span}..{targets.longest}, for which these targets were "
-            "drawn"
+            f"length {length} must lie between targets={targets.span} and the longest, {targets.longest}"
         )
     n = len(targets.end)
     return TargetWindows(targets.document, targets.end, np.full(n, length), np.full(n, targets.span))
+
+
+def _stepped(document: int, end: int, stop: int, length: int, step: int) -> list[tuple[int, int, int, int]]:
+    """Windows of `length` inputs after one that ends at `end`; each counts the next `step` outputs."""
+    ends = [*range(end + step, stop, step), stop] if end < stop else []
+    return [(document, at, length, at - before) for before, at in pairwise([end, *ends])]
 
 
 def sliding_windows(text: EvaluationText, documents: np.ndarray, length: int, stride: int) -> TargetWindows:
@@ -76,13 +82,8 @@ def sliding_windows(text: EvaluationText, documents: np.ndarray, length: int, st
         raise EvaluationError(f"stride={stride} must lie between 1 and the length {length}")
     rows = []
     for document in documents.tolist():
-        size = int(text.lengths[document])
-        end = length + 1
-        rows.append((document, end, length, length))
-        while end < size:
-            step = min(stride, size - end)
-            end += step
-            rows.append((document, end, length, step))
+        rows.append((document, length + 1, length, length))
+        rows += _stepped(document, length + 1, int(text.lengths[document]), length, stride)
     return _windows(rows)
 
 
@@ -123,31 +124,17 @@ def truncated_windows(whole: TargetWindows, length: int, span: int) -> TargetWin
     where the window itself offers fewer (its first `length` positions), exactly what the window offers.
     """
     rows = []
-    for document, end, inputs in zip(
-        whole.document.tolist(), whole.end.tolist(), whole.inputs.tolist(), strict=True
-    ):
-        start = end - inputs - 1
+    for document, end, inputs in np.stack([whole.document, whole.end, whole.inputs], axis=1).tolist():
         first = min(length, inputs)
-        at = start + first + 1
-        rows.append((document, at, first, first))
-        while at < end:
-            step = min(span, end - at)
-            at += step
-            rows.append((document, at, length, step))
+        begin = end - inputs + first
+        rows.append((document, begin, first, first))
+        rows += _stepped(document, begin, end, length, span)
     return _windows(rows)
 
 
 def long_documents(text: EvaluationText, longest: int, limit: int, seed: int, least: int = 1) -> np.ndarray:
     """Documents with more than `longest` tokens, at most `limit` of them by a seeded choice; ascending."""
-    eligible = np.flatnonzero(text.lengths >= longest + 1)
-    if len(eligible) < max(1, least):
-        ordered = np.sort(text.lengths)[::-1]
-        usable = int(ordered[max(1, least) - 1]) - 1 if len(ordered) >= max(1, least) else 0
-        raise EvaluationError(
-            f"length {longest} needs {max(1, least)} document(s) of at least {longest + 1} tokens; "
-            f"{len(eligible)} of {len(text.lengths)} ({len(eligible) / max(1, len(text.lengths)):.1%}) "
-            "have that many; "
-            f"the longest usable length is {max(0, usable)}"
-        )
-    ranked = sorted(eligible.tolist(), key=lambda d: (draw_integer(f"{seed}|{longest}", "document", d), d))
-    return np.array(sorted(ranked[:limit]), dtype=np.int64)
+    room, least = text.lengths - 1, max(1, least)
+    if (room >= longest).sum() < least:
+        raise EvaluationError(too_few(room, longest, least, f"at least {longest + 1} tokens"))
+    return draw_documents(f"{seed}|{longest}", room >= longest, limit)

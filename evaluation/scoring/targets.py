@@ -8,7 +8,7 @@ import hashlib
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 import numpy as np
@@ -39,9 +39,9 @@ class TargetSet:
         return len(self.end) * self.span
 
     def spec(self) -> dict:
-        keys = ("corpus_hash", "tokenizer_hash", "longest", "span", "documents", "spans_per_document")
-        spec = {key: getattr(self, key) for key in (*keys, "bos_rule", "seed")}
-        return spec | ({"excluded": self.excluded} if self.excluded else {})
+        """Every field but the spans; `excluded` only where there is any."""
+        spec = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {key: spec[key] for key in spec if key not in ("document", "end") and spec[key] != []}
 
     @property
     def hash(self) -> str:
@@ -49,7 +49,7 @@ class TargetSet:
         return content_hash({**self.spec(), "spans": self.pairs()})
 
     def pairs(self) -> list[list[int]]:
-        return [[d, e] for d, e in zip(self.document.tolist(), self.end.tolist(), strict=True)]
+        return np.stack([self.document, self.end], axis=1).tolist()
 
     def record(self) -> dict:
         """What `targets.json` holds."""
@@ -120,14 +120,10 @@ def draw_targets(
     """
     if span > longest:
         raise EvaluationError(f"targets={span} is more than the longest length {longest}; lower it")
-    eligible = np.flatnonzero(reaches(text, span, spans_per_document) >= longest)
-    if len(eligible) < max(1, least_documents):
-        raise EvaluationError(
-            _too_few(text, longest, span, spans_per_document, len(eligible), least_documents)
-        )
+    room = reaches(text, span, spans_per_document)
+    _check_documents(text, room, longest, span, spans_per_document, least_documents)
     key = f"{seed}|{corpus_hash}|{tokenizer_hash}|{longest}|{span}|{spans_per_document}|{text.bos_rule}"
-    ranked = sorted(eligible.tolist(), key=lambda d: (draw_integer(key, "document", d), d))
-    chosen = sorted(ranked[:documents])
+    chosen = draw_documents(key, room >= longest, documents).tolist()
     pairs, moved, first = [], [], longest + 1 - span
     for d in chosen:
         clean = text.clean(d, first)
@@ -138,20 +134,9 @@ def draw_targets(
             ends = _disjoint_ends(f"{key}|{d}|clean", clean, first, span, spans_per_document)
             moved.append(d)
         pairs += [(d, end) for end in ends]
-    spans = np.array(pairs, dtype=np.int64)
-    return TargetSet(
-        corpus_hash,
-        tokenizer_hash,
-        longest,
-        span,
-        documents,
-        spans_per_document,
-        text.bos_rule,
-        seed,
-        document=spans[:, 0],
-        end=spans[:, 1],
-        excluded=text.excluded_in(moved),
-    )
+    document, end = np.array(pairs, dtype=np.int64).T
+    drawn = (corpus_hash, tokenizer_hash, longest, span, documents, spans_per_document, text.bos_rule, seed)
+    return TargetSet(*drawn, document, end, text.excluded_in(moved))
 
 
 def shorten_lengths(
@@ -164,17 +149,14 @@ def shorten_lengths(
     """
     ordered = sorted(lengths)
     room = reaches(text, span, spans_per_document)
+    _check_documents(text, room, ordered[0], span, spans_per_document, least_documents)
     counts = {n: int((room >= n).sum()) for n in ordered}
     kept = [n for n in ordered if counts[n] >= max(1, least_documents)]
-    if not kept:
-        raise EvaluationError(
-            _too_few(text, ordered[0], span, spans_per_document, counts[ordered[0]], least_documents)
-        )
-    if len(kept) == len(ordered):
+    dropped = next((n for n in ordered if n not in kept), None)
+    if dropped is None:
         return kept, ""
-    dropped = [n for n in ordered if n not in kept]
     return kept, (
-        f"only {counts[dropped[0]]} of {len(text.lengths)} documents are long enough for length {dropped[0]} "
+        f"only {counts[dropped]} of {len(room)} documents are long enough for length {dropped} "
         f"(at least {least_documents} are required): the longest length is now {kept[-1]}, "
         f"for which there are {counts[kept[-1]]}"
     )
@@ -182,28 +164,43 @@ def shorten_lengths(
 
 def longest_usable(text: EvaluationText, span: int, spans_per_document: int, least_documents: int) -> int:
     """The longest length for which `least_documents` documents have room; 0 where there is none."""
-    if len(text.lengths) < least_documents:
-        return 0
-    return max(0, int(np.sort(reaches(text, span, spans_per_document))[::-1][least_documents - 1]))
+    return _longest(reaches(text, span, spans_per_document), least_documents)
 
 
-def _too_few(text: EvaluationText, longest: int, span: int, per_document: int, have: int, wanted: int) -> str:
-    wanted = max(1, wanted)
-    usable = longest_usable(text, span, per_document, wanted)
-    need = tokens_needed(longest, span, per_document)
-    share = have / max(1, len(text.lengths))
-    outside = " outside text that also occurs in the training text" if len(text.excluded) else ""
-    fix = (
-        f"the longest usable length is {usable}"
-        if usable >= span
-        else "no length is usable with these settings: lower targets"
-        + (" or spans_per_document" if per_document > 1 else "")
-    )
+def _longest(room: np.ndarray, least: int) -> int:
+    return max(0, int(np.sort(room)[-least])) if len(room) >= least else 0
+
+
+def draw_documents(key: str, eligible: np.ndarray, limit: int) -> np.ndarray:
+    """At most `limit` of the documents with `eligible` (n_documents,), ascending, by a choice of the key."""
+    ranked = sorted(np.flatnonzero(eligible).tolist(), key=lambda d: (draw_integer(key, "document", d), d))
+    return np.array(sorted(ranked[:limit]), dtype=np.int64)
+
+
+def too_few(room: np.ndarray, longest: int, least: int, need: str, shortest: int = 0, fix: str = "") -> str:
+    """The error for fewer than `least` documents with `room` (n_documents,) for a length. `fix`: what to
+    lower where the longest usable length is below `shortest`."""
+    have, usable = int((room >= longest).sum()), _longest(room, least)
+    advice = f"the longest usable length is {usable}"
+    if usable < shortest:
+        advice = f"no length is usable with these settings: {fix}"
     return (
-        f"length {longest} needs {wanted} document(s) of at least {need} tokens ({per_document} spans of "
-        f"{span} "
-        f"targets each){outside}; {have} of {len(text.lengths)} ({share:.1%}) have that many; {fix}"
+        f"length {longest} needs {least} document(s) of {need}; {have} of {len(room)} "
+        f"({have / max(1, len(room)):.1%}) have that many; {advice}"
     )
+
+
+def _check_documents(
+    text: EvaluationText, room: np.ndarray, longest: int, span: int, per_document: int, least: int
+) -> None:
+    least = max(1, least)
+    if (room >= longest).sum() >= least:
+        return
+    outside = " outside text that also occurs in the training text" if len(text.excluded) else ""
+    tokens = tokens_needed(longest, span, per_document)
+    need = f"at least {tokens} tokens ({per_document} spans of {span} targets each){outside}"
+    fix = "lower targets" + (" or spans_per_document" if per_document > 1 else "")
+    raise EvaluationError(too_few(room, longest, least, need, span, fix))
 
 
 def _disjoint_ends(

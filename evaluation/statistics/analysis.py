@@ -84,198 +84,163 @@ def analyse(result: EvaluationResult) -> Analysis:
             f"{result.subject.name}: no cell of step {result.subject.step} could be measured, under any "
             f"method at any length ({next(iter(result.failed.values()))}); evaluate another checkpoint"
         )
-    settings, l0 = result.settings, result.subject.trained_length
-    alpha = 1 - settings.confidence
-    how = {"resamples": settings.resamples, "seed": settings.seed}
-    judged, notes = _judged_methods(result)
-    # The family: every method that is judged at every length beyond L0, against one named reference.
-    span = result.plan.span if result.screening.kept.all() else None  # else spans are not equally long
-    beyond = [length for length in result.plan.lengths if length > l0]
-    family = max(1, sum((label, n) not in result.absent for label in judged for n in beyond))
-    verdicts, each = [], {"alpha": alpha, "family": family}
-    if result.truncated is not None and result.plan.protocol != "by-position":
-        if settings.simultaneous == "max-t":
-            each = {"alpha": _max_t(result, judged, alpha, family, how), "family": 1}
-        for label in judged:
-            verdicts.append(
-                judge(
-                    label,
-                    _of_method(result, label),
-                    result.truncated,
-                    result.unit,
-                    l0,
-                    tolerance=settings.tolerance,
-                    span=span,
-                    document=result.document,
-                    failed=[n for method, n in result.failed if method == label],
-                    **each,
-                    **how,
-                )
-            )
+    it = _Analyser(result)
+    verdicts = it.verdicts()
+    verdict_of = {(v.method, one.length): one for v in verdicts for one in v.verdicts}
     unigram = None if result.unigram is None else pooled(result.unigram)
     base = None if result.truncated is None else pooled(result.truncated)
     return Analysis(
-        rows=_rows(result, verdicts, alpha, how),
-        parts=_parts(result, judged, each, alpha, how),
+        rows=[it.row(*cell, verdict=verdict_of.get(cell)) for cell in it.cells if it.known(cell)],
+        parts=it.parts(),
         verdicts=verdicts,
-        reaches=_reaches(result, alpha, how),
-        buckets=_buckets(result, alpha, how),
-        family=family,
+        reaches=it.reaches(),
+        buckets=it.buckets(),
+        family=it.family,
         units=len(np.unique(result.unit)),
         unit_kind=result.unit_kind,
         documents=len(np.unique(result.document)),
         n_targets=len(result.document),
         unigram=unigram,
         learned=None if unigram is None or base is None else unigram - base,
-        notes=notes,
+        notes=it.notes,
     )
 
 
-def _of_method(result: EvaluationResult, label: str) -> dict[int, np.ndarray]:
-    return {length: nll for (method, length), nll in result.nll.items() if method == label}
+class _Analyser:
+    """`family`: every method that is judged at every length beyond L0, against as trained at L0."""
 
+    def __init__(self, result: EvaluationResult):
+        self.result, settings = result, result.settings
+        self.trained_length = result.subject.trained_length
+        self.by_position = settings.protocol == "by-position"
+        self.cells = [(method.label, n) for method in result.methods for n in result.plan.lengths]
+        self.judged, self.notes = _judged_methods(result)
+        beyond = [cell for cell in self.cells if cell[0] in self.judged and cell[1] > self.trained_length]
+        self.family = max(1, sum(cell not in result.absent for cell in beyond))
+        self.each = {  # of an individual interval
+            "alpha": 1 - settings.confidence,
+            "resamples": settings.resamples,
+            "seed": settings.seed,
+        }
+        self.joint = self.each | {"family": self.family}  # of an interval of the family
+        changes = [
+            unit_means(result.nll[cell] - result.truncated, result.unit)
+            for cell in beyond
+            if cell in result.nll and result.truncated is not None
+        ]
+        # Bonferroni where a cell of the family failed.
+        if settings.simultaneous == "max-t" and len(changes) == self.family and not self.by_position:
+            self.joint |= {"alpha": max_t_alpha(np.stack(changes, axis=1), **self.each), "family": 1}
 
-def _max_t(result: EvaluationResult, judged: list[str], alpha: float, family: int, how: dict) -> float:
-    """The alpha of each interval of the family; that of Bonferroni where a cell of it failed."""
-    l0 = result.subject.trained_length
-    found = [
-        unit_means(nll - result.truncated, result.unit)
-        for (label, length), nll in result.nll.items()
-        if label in judged and length > l0
-    ]
-    return (
-        max_t_alpha(np.stack(found, axis=1), alpha=alpha, **how) if len(found) == family else alpha / family
-    )
+    def known(self, cell: tuple[str, int]) -> bool:
+        return any(cell in found for found in (self.result.absent, self.result.failed, self.result.nll))
 
+    def nll_of(self, label: str) -> dict[int, np.ndarray]:
+        return {length: nll for (method, length), nll in self.result.nll.items() if method == label}
 
-def _rows(
-    result: EvaluationResult, verdicts: list[MethodVerdicts], alpha: float, how: dict
-) -> list[AnalysisRow]:
-    found = {(v.method, one.length): one for v in verdicts for one in v.verdicts}
-    rows = []
-    for method in result.methods:
-        for length in result.plan.lengths:
-            where = (method.label, length)
-            scheme = describe_scheme(result, method.label, length)
-            nll = result.nll.get(where)
-            if where in result.absent:
-                rows.append(
-                    AnalysisRow(method.label, scheme, length, failure=result.absent[where], exists=False)
-                )
-            elif where in result.failed:
-                rows.append(AnalysisRow(method.label, scheme, length, failure=result.failed[where]))
-            elif nll is not None:
-                verdict = found.get(where)
-                rows.append(
-                    AnalysisRow(
-                        method.label,
-                        scheme,
-                        length,
-                        pooled(nll),
-                        perplexity(nll),
-                        bits_per_byte(nll, result.n_bytes),
-                        interval(unit_means(nll, result.unit), alpha=alpha, **how),
-                        verdict,
-                        verdict.delta if verdict else None,
-                        _gain(result, nll, slice(None), alpha, how),
-                        result.precision.get(where),
-                    )
-                )
-    return rows
+    def failed_of(self, label: str) -> list[int]:
+        return [length for method, length in self.result.failed if method == label]
 
-
-def _gain(result: EvaluationResult, nll: np.ndarray, where, alpha: float, how: dict) -> Interval | None:
-    if result.truncated is None:
-        return None
-    return net_gain(nll[where], result.truncated[where], result.unit[where], alpha=alpha, **how)
-
-
-def _parts(
-    result: EvaluationResult, judged: list[str], each: dict, alpha: float, how: dict
-) -> list[SubsetAnalysis]:
-    """The units whose cluster (or document) is not in the training text, and the others, without verdicts."""
-    seen = result.seen
-    if seen is None or result.plan.protocol == "by-position" or seen.all() or not seen.any():
-        return []
-    parts, l0 = [], result.subject.trained_length
-    for known in (False, True):
-        where = seen == known
-        unit, rows = result.unit[where], []
-        for (label, length), nll in result.nll.items():
-            delta = None
-            if result.truncated is not None and label in judged and length > l0:
-                delta = interval(unit_means((nll - result.truncated)[where], unit), **each, **how)
-            rows.append(
-                AnalysisRow(
-                    label,
-                    describe_scheme(result, label, length),
-                    length,
-                    pooled(nll[where]),
-                    perplexity(nll[where]),
-                    level=interval(unit_means(nll[where], unit), alpha=alpha, **how),
-                    delta=delta,
-                    gain=_gain(result, nll, where, alpha, how),
-                )
-            )
-        rows.sort(key=lambda row: [one.label for one in result.methods].index(row.method))
-        documents = len(np.unique(result.document[where]))
-        parts.append(SubsetAnalysis(known, len(np.unique(unit)), documents, int(where.sum()), rows))
-    return parts
-
-
-def _reaches(result: EvaluationResult, alpha: float, how: dict) -> list[ContextReach]:
-    """Context reach of every method with two lengths. Not for non-overlapping windows, where a longer length
-    also means fewer targets with little context, nor by position, which has one length.
-    """
-    if result.plan.protocol not in ("fixed-targets", "sliding"):
-        return []
-    found = {
-        method.label: _of_method(result, method.label) for method in result.methods if not method.truncates
-    }
-    return [
-        context_reach(
+    def row(
+        self, label: str, length: int, where: np.ndarray | None = None, verdict: Verdict | None = None
+    ) -> AnalysisRow:
+        """One cell, of all targets or of those in the mask `where` (n_targets,)."""
+        result, cell = self.result, (label, length)
+        scheme = describe_scheme(result, label, length)
+        for reasons, exists in ((result.absent, False), (result.failed, True)):
+            if cell in reasons:
+                return AnalysisRow(label, scheme, length, failure=reasons[cell], exists=exists)
+        some = slice(None) if where is None else where
+        nll, unit, base = result.nll[cell][some], result.unit[some], result.truncated
+        delta = verdict.delta if verdict else None
+        if where is not None and base is not None and label in self.judged and length > self.trained_length:
+            delta = interval(unit_means(nll - base[some], unit), **self.joint)
+        return AnalysisRow(
             label,
-            nll,
-            result.unit,
-            tolerance=result.settings.tolerance,
-            failed=[n for method, n in result.failed if method == label],
-            alpha=alpha,
-            **how,
+            scheme,
+            length,
+            pooled(nll),
+            perplexity(nll),
+            bits_per_byte(nll, result.n_bytes) if where is None else None,
+            interval(unit_means(nll, unit), **self.each),
+            verdict,
+            delta,
+            None if base is None else net_gain(nll, base[some], unit, **self.each),
+            result.precision.get(cell) if where is None else None,
         )
-        for label, nll in found.items()
-        if len(nll) > 1
-    ]
+
+    def verdicts(self) -> list[MethodVerdicts]:
+        result = self.result
+        if result.truncated is None or self.by_position:
+            return []
+        span = result.plan.span if result.screening.kept.all() else None  # else spans are not equally long
+        return [
+            judge(
+                label,
+                self.nll_of(label),
+                result.truncated,
+                result.unit,
+                self.trained_length,
+                tolerance=result.settings.tolerance,
+                span=span,
+                document=result.document,
+                failed=self.failed_of(label),
+                **self.joint,
+            )
+            for label in self.judged
+        ]
+
+    def parts(self) -> list[SubsetAnalysis]:
+        """The units whose cluster (or document) is not in the training text, and the others, no verdicts."""
+        result, seen = self.result, self.result.seen
+        if seen is None or self.by_position or seen.all() or not seen.any():
+            return []
+        parts = []
+        for known in (False, True):
+            where = seen == known
+            units, documents = (len(np.unique(ids[where])) for ids in (result.unit, result.document))
+            rows = [self.row(*cell, where) for cell in self.cells if cell in result.nll]
+            parts.append(SubsetAnalysis(known, units, documents, int(where.sum()), rows))
+        return parts
+
+    def reaches(self) -> list[ContextReach]:
+        """Context reach of every method with two lengths. Not for non-overlapping windows, where a longer
+        length also means fewer targets with little context, nor by position, which has one length."""
+        result = self.result
+        if result.plan.protocol not in ("fixed-targets", "sliding"):
+            return []
+        how = {"tolerance": result.settings.tolerance, **self.each}
+        return [
+            context_reach(method.label, nll, result.unit, failed=self.failed_of(method.label), **how)
+            for method in result.methods
+            if not method.truncates and len(nll := self.nll_of(method.label)) > 1
+        ]
+
+    def buckets(self) -> dict[str, list[PositionBucket]]:
+        result = self.result
+        if not self.by_position or result.truncated is None:
+            return {}
+        position = result.plan.windows[result.plan.lengths[-1]].target_positions()[result.screening.kept]
+        return {
+            method: by_position(nll, result.truncated, position, result.unit, **self.each)
+            for (method, _), nll in result.nll.items()
+        }
 
 
 def _judged_methods(result: EvaluationResult) -> tuple[list[str], list[str]]:
     """Labels that get a verdict, and a note for each that does not."""
-    allowed = result.settings.tolerance / 10
-    labels = [method.label for method in result.methods if method.label != TRUNCATE]
-
-    def off(label: str) -> float:
-        return max((abs(d) for (method, _), d in result.precision.items() if method == label), default=0.0)
-
-    bad = {label: off(label) for label in labels if off(label) >= allowed}
+    allowed, worst = result.settings.tolerance / 10, {}
+    for (label, _), difference in result.precision.items():
+        worst[label] = max(worst.get(label, 0.0), abs(difference))
+    labels = [method.label for method in result.methods if not method.truncates]
+    bad = [label for label in labels if worst.get(label, 0.0) >= allowed]
     notes = [
-        f"{label}: no verdict: bfloat16 differs by {value:.4f} nats on average from float32 (allowed: "
-        f"{allowed:.4f}); "
-        "use dtype=float32"
-        for label, value in bad.items()
+        f"{label}: no verdict: bfloat16 differs by {worst[label]:.4f} nats on average from float32 (allowed: "
+        f"{allowed:.4f}); use dtype=float32"
+        for label in bad
     ]
-    if TRAINED in bad:  # every verdict is about a difference from it
-        return [], notes
-    return [label for label in labels if label not in bad], notes
-
-
-def _buckets(result: EvaluationResult, alpha: float, how: dict) -> dict[str, list[PositionBucket]]:
-    if result.plan.protocol != "by-position" or result.truncated is None:
-        return {}
-    longest = result.plan.lengths[-1]
-    position = result.plan.windows[longest].target_positions()[result.screening.kept]
-    return {
-        method: by_position(nll, result.truncated, position, result.unit, alpha=alpha, **how)
-        for (method, _), nll in result.nll.items()
-    }
+    # Every verdict is about a difference from the checkpoint as trained.
+    return ([] if TRAINED in bad else [label for label in labels if label not in bad]), notes
 
 
 def describe_scheme(result: EvaluationResult, label: str, length: int) -> str:

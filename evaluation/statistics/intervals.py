@@ -5,9 +5,10 @@ on such documents; they do not include the variance between training seeds.
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 from scipy import special
@@ -18,18 +19,15 @@ DISAGREEMENT = 0.2  # of the half-width, between the t interval and the bootstra
 
 
 @dataclass(frozen=True)
-class Interval:
-    """A two-sided interval for a mean over units, in nats. Ends are NaN with fewer than 6 units."""
+class MeanInterval:
+    """A two-sided interval for a mean, in nats. Ends are NaN where only the point estimate is reported."""
 
     estimate: float
     low: float
     high: float
-    sd: float  # of the unit means
-    units: int
     level: float  # 0.95 for a 95% interval, after the split over `family`
     family: int
-    bootstrap_low: float
-    bootstrap_high: float
+    units: int
 
     @property
     def half(self) -> float:
@@ -38,6 +36,15 @@ class Interval:
     @property
     def few(self) -> bool:
         return self.units < FEW_BELOW
+
+
+@dataclass(frozen=True)
+class Interval(MeanInterval):
+    """Of a mean over units."""
+
+    sd: float  # of the unit means
+    bootstrap_low: float
+    bootstrap_high: float
 
     @property
     def disagrees(self) -> bool:
@@ -56,38 +63,41 @@ def interval(
     means: np.ndarray, *, alpha: float = 0.05, family: int = 1, resamples: int = 10_000, seed: int = 0
 ) -> Interval:
     """mean ± t(D−1)·sd/√D at level 1 − alpha/family (simultaneous over `family` intervals by Bonferroni)."""
-    n = len(means)
-    estimate = float(means.mean())
-    level = 1 - alpha / family
-    if n < POINTS_ONLY_BELOW:
-        sd = float(means.std(ddof=1)) if n > 1 else math.nan
-        return Interval(estimate, math.nan, math.nan, sd, n, level, family, math.nan, math.nan)
-    sd = float(means.std(ddof=1))
-    half = t_quantile(1 - alpha / family / 2, n - 1) * sd / math.sqrt(n)
-    low, high = bootstrap_t(means, alpha=alpha / family, resamples=resamples, seed=seed)
-    return Interval(estimate, estimate - half, estimate + half, sd, n, level, family, low, high)
+    n, estimate, alpha = len(means), float(means.mean()), alpha / family
+    sd = float(means.std(ddof=1)) if n > 1 else math.nan
+    half = low = high = math.nan
+    if n >= POINTS_ONLY_BELOW:
+        half = t_quantile(1 - alpha / 2, n - 1) * sd / math.sqrt(n)
+        low, high = bootstrap_t(means, alpha=alpha, resamples=resamples, seed=seed)
+    return Interval(estimate, estimate - half, estimate + half, 1 - alpha, family, n, sd, low, high)
 
 
 def bootstrap_t(
     means: np.ndarray, *, alpha: float = 0.05, resamples: int = 10_000, seed: int = 0
 ) -> tuple[float, float]:
     """Studentised bootstrap interval for the mean; NaN for no resamples."""
-    n, estimate, sd = len(means), means.mean(), means.std(ddof=1)
+    n, estimate, sd = len(means), float(means.mean()), means.std(ddof=1)
     if resamples == 0:
         return math.nan, math.nan
     if sd == 0:
-        return float(estimate), float(estimate)
+        return estimate, estimate
+    t = _resampled_t(means[:, None], resamples, seed)[:, 0]
+    # A resample of one unit n times has no spread, and is negligible for n >= 6.
+    low, high = np.quantile(t[np.isfinite(t)], [alpha / 2, 1 - alpha / 2])
+    scale = sd / math.sqrt(n)
+    return float(estimate - high * scale), float(estimate - low * scale)
+
+
+def _resampled_t(means: np.ndarray, resamples: int, seed: int) -> np.ndarray:
+    """Student's t of m means over resamples of the units, (D, m) -> (resamples, m)."""
+    n = len(means)
     # In units of sd around the mean, so that the sum of squares below does not cancel.
-    z = (means - estimate) / sd
+    z = (means - means.mean(axis=0)) / means.std(axis=0, ddof=1)
     counts = _resample_counts(n, resamples, seed)
     mean = counts @ z / n
     variance = np.maximum(counts @ (z * z) / n - mean**2, 0) * n / (n - 1)
     with np.errstate(divide="ignore", invalid="ignore"):
-        t = mean / np.sqrt(variance / n)
-    t = t[np.isfinite(t)]  # a resample of one unit n times has no spread, and is negligible for n >= 6
-    scale = sd / math.sqrt(n)
-    low, high = np.quantile(t, [alpha / 2, 1 - alpha / 2])
-    return float(estimate - high * scale), float(estimate - low * scale)
+        return mean / np.sqrt(variance / n)
 
 
 @lru_cache(maxsize=4)
@@ -111,24 +121,15 @@ def upper_bound(means: np.ndarray, confidence: float = 0.975) -> float:
 def units_needed(sd: float, half: float, *, alpha: float = 0.05, family: int = 1, limit: int = 10**7) -> int:
     """The smallest number of units whose interval has a half-width of at most `half`, given `sd`."""
 
-    def enough(n: int) -> bool:
-        return t_quantile(1 - alpha / family / 2, n - 1) * sd / math.sqrt(n) <= half
-
-    found = smallest(enough, POINTS_ONLY_BELOW, limit)
+    quantile = partial(t_quantile, 1 - alpha / family / 2)
+    found = smallest(lambda n: quantile(n - 1) * sd / math.sqrt(n) <= half, POINTS_ONLY_BELOW, limit)
     return limit if found is None else found
 
 
 def smallest(enough: Callable[[int], bool], start: int, limit: int) -> int | None:
-    """The smallest n >= `start` that is enough, by doubling and bisection; None above `limit`."""
-    low, high = start, start
-    while not enough(high):
-        low, high = high + 1, high * 2
-        if high > limit:
-            return None
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if enough(middle) else (middle + 1, high)
-    return low
+    """The smallest n >= `start` that is enough, as is every larger one; None above `limit`."""
+    found = bisect_left(range(limit + 1), True, lo=start, key=enough)
+    return None if found > limit else found
 
 
 def spans_needed(
@@ -168,15 +169,10 @@ def max_t_alpha(means: np.ndarray, *, alpha: float = 0.05, resamples: int = 10_0
     gamma(2) differences over 20 units the coverage is 96%, and 87% by Bonferroni.
     """
     n, m = means.shape
-    sd = means.std(axis=0, ddof=1) if n > 1 else np.zeros(m)
-    if n < POINTS_ONLY_BELOW or not (sd > 0).any():
+    varies = means.std(axis=0, ddof=1) > 0 if n > 1 else np.zeros(m, dtype=bool)
+    if n < POINTS_ONLY_BELOW or not varies.any():
         return alpha / m
-    z = ((means - means.mean(axis=0)) / np.where(sd > 0, sd, 1.0))[:, sd > 0]
-    counts = _resample_counts(n, resamples, seed)
-    mean = counts @ z / n
-    variance = np.maximum(counts @ (z * z) / n - mean**2, 0) * n / (n - 1)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        largest = np.abs(mean / np.sqrt(variance / n)).max(axis=1)
+    largest = np.abs(_resampled_t(means[:, varies], resamples, seed)).max(axis=1)
     critical = float(np.quantile(largest[np.isfinite(largest)], 1 - alpha))
     return min(alpha, 2 * float(special.stdtr(n - 1, -critical)))
 

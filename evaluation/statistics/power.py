@@ -20,23 +20,30 @@ from evaluation.statistics.seeds import MANY_UNITS, SeedInterval, change, compar
 
 @dataclass(frozen=True)
 class PowerInputs:
-    """One scheme: all its seeds in one evaluation on the same targets."""
+    """One scheme: all its seeds in one evaluation on the same targets.
+
+    tables: (method, length) -> mean NLL (S, D) by seed and unit, of the cells that every seed has.
+    """
 
     name: str  # of the scheme
     trained_length: int
     unit_kind: str
-    seeds: tuple[
-        dict[tuple[str, int], np.ndarray], ...
-    ]  # for each: (method, length) -> mean NLL by unit (D,)
+    tables: dict[tuple[str, int], np.ndarray]
 
-    def cells(self) -> list[tuple[str, int]]:
-        """The cells that every seed has, by method and length."""
-        rest = self.seeds[1:]
-        return [cell for cell in self.seeds[0] if all(cell in seed for seed in rest)]
-
-    def table(self, cell: tuple[str, int]) -> np.ndarray:
-        """(S, D)"""
-        return np.stack([seed[cell] for seed in self.seeds])
+    @classmethod
+    def of_seeds(cls, name: str, documents: Sequence[dict]) -> "PowerInputs":
+        """From the results.json of every seed."""
+        seeds = [
+            {
+                (cell["method"], cell["length"]): np.array(cell["unit_nll"])
+                for cell in document["cells"]
+                if cell["unit_nll"] is not None and cell["method"] != TRUNCATE
+            }
+            for document in documents
+        ]
+        shared = [cell for cell in seeds[0] if all(cell in seed for seed in seeds)]
+        tables = {cell: np.stack([seed[cell] for seed in seeds]) for cell in shared}
+        return cls(name, documents[0]["trained_length"], documents[0]["units"]["kind"], tables)
 
 
 @dataclass(frozen=True)
@@ -86,32 +93,15 @@ def read_measured(paths: Sequence[Path], evaluation: str | None = None) -> list[
     groups: dict[str, list[dict]] = {}
     for name, _, document in documents:
         groups.setdefault(name, []).append(document)
-    return [
-        PowerInputs(
-            name,
-            group[0]["trained_length"],
-            group[0]["units"]["kind"],
-            tuple(
-                {
-                    (cell["method"], cell["length"]): np.array(cell["unit_nll"])
-                    for cell in document["cells"]
-                    if cell["unit_nll"] is not None and cell["method"] != TRUNCATE
-                }
-                for document in group
-            ),
-        )
-        for name, group in groups.items()
-    ]
+    return [PowerInputs.of_seeds(name, group) for name, group in groups.items()]
 
 
 def _documents(path: Path, evaluation: str | None) -> list[tuple[str, str, dict]]:
     """(scheme, location, results of an evaluation) of one file."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise EvaluationError(f"{path}: {error.strerror}; pass a results.json") from error
-    except ValueError as error:
-        raise EvaluationError(f"{path} is not JSON ({error}); pass a results.json") from error
+    except (OSError, ValueError) as error:
+        raise EvaluationError(f"{path} is no readable JSON ({error}); pass a results.json") from error
     if not isinstance(content, dict) or not isinstance(content.get("cells"), list):
         raise EvaluationError(f"{path} is not the results.json of an evaluation or a study")
     if "study" not in content:
@@ -166,26 +156,24 @@ def needs(
     found = []
     for scheme in schemes:
         base = (TRAINED, scheme.trained_length)
-        for method, length in scheme.cells():
-            if base not in scheme.cells() or (method, length) == base or not wanted(method, length):
+        for (method, length), table in scheme.tables.items():
+            if base not in scheme.tables or (method, length) == base or not wanted(method, length):
                 continue
-            paired = scheme.table((method, length)) - scheme.table(base)
+            paired = table - scheme.tables[base]
             name = f"{scheme.name}: {method} against {TRAINED} at {scheme.trained_length}"
             if len(paired) > 1:
                 found.append(_need(name, length, change(paired, **how), half))
-            else:  # of this one checkpoint
-                one = interval(paired[0], resamples=0, **how)
-                units = units_needed(one.sd, half, limit=MANY_UNITS, **how) if one.units > 1 else MANY_UNITS
-                more = units if units < MANY_UNITS else None
-                found.append(
-                    RequiredSamples(name, length, one.estimate, one.half, (1,), one.units, more, None)
-                )
+                continue
+            one = interval(paired[0], resamples=0, **how)  # of this one checkpoint
+            units = units_needed(one.sd, half, limit=MANY_UNITS, **how) if one.units > 1 else MANY_UNITS
+            more = units if units < MANY_UNITS else None
+            found.append(RequiredSamples(name, length, one.estimate, one.half, (1,), one.units, more, None))
+    first = schemes[0]
     for scheme in schemes[1:]:
-        for cell in scheme.cells():
-            if cell in schemes[0].cells() and wanted(*cell):
-                a, b = scheme.table(cell), schemes[0].table(cell)
-                name = f"{scheme.name} against {schemes[0].name}: {cell[0]}"
-                found.append(_need(name, cell[1], compare(a, b, **how), half))
+        for cell, table in scheme.tables.items():
+            if cell in first.tables and wanted(*cell):
+                name = f"{scheme.name} against {first.name}: {cell[0]}"
+                found.append(_need(name, cell[1], compare(table, first.tables[cell], **how), half))
     return found
 
 

@@ -12,37 +12,58 @@ from dataclasses import dataclass
 import numpy as np
 
 from evaluation.errors import EvaluationError
-from evaluation.statistics.intervals import FEW_BELOW, POINTS_ONLY_BELOW, smallest, t_quantile
+from evaluation.statistics.intervals import POINTS_ONLY_BELOW, MeanInterval, smallest, t_quantile
 
 CLAIM_SEEDS = 3  # fewer seeds of a scheme: point estimates only
 MANY_SEEDS = 10_000  # a larger number of seeds is not useful advice
 MANY_UNITS = 10**7
-FAMILY_POWER = 4 / 3  # of the shares of the variance in the degrees of freedom of a family; see `_spread`
+FAMILY_POWER = 4 / 3  # of the shares of V in the degrees of freedom of a family; see `SeedVariance`
 
 
 @dataclass(frozen=True)
-class SeedInterval:
-    """A two-sided interval for a mean over seeds and units, in nats. Ends are NaN if no claim is made."""
+class SeedVariance:
+    """The parts of the variance of an estimate: of seed means, for each scheme (NaN with one seed), and of
+    seed-averaged unit values. `pooled_df`: of a seed variance pooled over schemes by declaration."""
 
-    estimate: float
-    low: float
-    high: float
-    df: float  # Welch-Satterthwaite, fewer in a family; NaN where a variance cannot be estimated
-    level: float  # 0.95 for a 95% interval, after the split over `family`
+    of_seeds: tuple[float, ...]
+    of_units: float
+    pooled_df: float | None
     family: int
+
+    def total(self, seeds: Sequence[int], units: int) -> tuple[float, float]:
+        """(V, its degrees of freedom 1 / Σ wᵖ/dfᵢ over the shares w of V); NaN where a part is unknown.
+
+        p = 2 is Welch-Satterthwaite. It takes too many degrees of freedom where the largest variance happens
+        to be estimated small, which shows in the far tail of a family: 6 schemes of 3 seeds with unequal
+        variances have a simultaneous coverage of 89 to 95% at a nominal 95%. p = 4/3 gives 94 to 98%, ends 0
+        to 30% wider.
+        """
+        if self.pooled_df is None:
+            parts = [(variance / n, n - 1) for variance, n in zip(self.of_seeds, seeds, strict=True)]
+        else:  # one estimate for all schemes: its error is shared
+            parts = [(self.of_seeds[0] * sum(1 / n for n in seeds), self.pooled_df)]
+        parts.append((self.of_units / units, units - 1))
+        total = sum(variance for variance, _ in parts)
+        if math.isnan(total):
+            return math.nan, math.nan
+        if total == 0:
+            return 0.0, float(min(df for _, df in parts))
+        power = 2 if self.family == 1 else FAMILY_POWER
+        return total, 1 / sum((variance / total) ** power / df for variance, df in parts)
+
+    def half(self, seeds: Sequence[int], units: int, alpha: float) -> float:
+        """The half-width of an interval at level 1 − alpha."""
+        variance, df = self.total(seeds, units)
+        return t_quantile(1 - alpha / 2, df) * math.sqrt(variance)
+
+
+@dataclass(frozen=True)
+class SeedInterval(MeanInterval):
+    """Of a mean over seeds and units. Ends are NaN if no claim is made."""
+
+    df: float  # Welch-Satterthwaite, fewer in a family; NaN where a variance cannot be estimated
     seeds: tuple[int, ...]  # of each scheme
-    units: int
-    seed_variance: tuple[float, ...]  # of seed means, of each scheme: NaN with one seed
-    unit_variance: float  # of seed-averaged unit values
-    pooled_df: float | None = None  # of a seed variance pooled over schemes by declaration
-
-    @property
-    def half(self) -> float:
-        return (self.high - self.low) / 2
-
-    @property
-    def few(self) -> bool:
-        return self.units < FEW_BELOW
+    variance: SeedVariance
 
     @property
     def claimed(self) -> bool:
@@ -94,7 +115,7 @@ def pool(schemes: Sequence[np.ndarray]) -> tuple[float, float]:
 
     Raises EvaluationError if no scheme has two seeds.
     """
-    parts = [(len(one) - 1, float(_checked(one).mean(axis=1).var(ddof=1))) for one in schemes if len(one) > 1]
+    parts = [(len(one) - 1, _of_seeds(_checked(one))) for one in schemes if len(one) > 1]
     df = sum(n for n, _ in parts)
     if df == 0:
         raise EvaluationError("no scheme has two seeds: there is no seed variance to pool")
@@ -109,20 +130,21 @@ def needed(interval: SeedInterval, half: float) -> tuple[int | None, int | None]
     """
     if not half > 0:
         raise EvaluationError(f"a half-width of {half} nats is impossible; choose one above 0")
-    known = all(math.isfinite(v) for v in (*interval.seed_variance, interval.unit_variance))
-
-    def width(seeds: Sequence[int], units: int) -> float:
-        variance, df = _spread(
-            interval.seed_variance, seeds, interval.unit_variance, units, interval.pooled_df, interval.family
-        )
-        return _half(variance, df, 1 - interval.level)
-
+    parts, seeds, units, alpha = interval.variance, interval.seeds, interval.units, 1 - interval.level
     more_seeds = more_units = None
-    if known and interval.units >= POINTS_ONLY_BELOW:
-        each = len(interval.seeds)
-        more_seeds = smallest(lambda n: width([n] * each, interval.units) <= half, CLAIM_SEEDS, MANY_SEEDS)
-    if known and min(interval.seeds) >= CLAIM_SEEDS:
-        more_units = smallest(lambda n: width(interval.seeds, n) <= half, POINTS_ONLY_BELOW, MANY_UNITS)
+    if not any(math.isnan(v) for v in (*parts.of_seeds, parts.of_units)):
+        if units >= POINTS_ONLY_BELOW:
+
+            def with_seeds(n: int) -> bool:
+                return parts.half([n] * len(seeds), units, alpha) <= half
+
+            more_seeds = smallest(with_seeds, CLAIM_SEEDS, MANY_SEEDS)
+        if min(seeds) >= CLAIM_SEEDS:
+
+            def with_units(n: int) -> bool:
+                return parts.half(seeds, n, alpha) <= half
+
+            more_units = smallest(with_units, POINTS_ONLY_BELOW, MANY_UNITS)
     return more_seeds, more_units
 
 
@@ -135,66 +157,23 @@ def _checked(values: np.ndarray) -> np.ndarray:
     return values
 
 
+def _of_seeds(scheme: np.ndarray) -> float:
+    return float(scheme.mean(axis=1).var(ddof=1)) if len(scheme) > 1 else math.nan
+
+
 def _interval(
     schemes: tuple[np.ndarray, ...],
-    unit_values: np.ndarray,
+    values: np.ndarray,
     alpha: float,
     family: int,
     pooled: tuple[float, float] | None,
 ) -> SeedInterval:
-    seeds, units = tuple(len(one) for one in schemes), len(unit_values)
-    if pooled is None:
-        own = tuple(float(one.mean(axis=1).var(ddof=1)) if len(one) > 1 else math.nan for one in schemes)
-    else:
-        own = (pooled[0],) * len(schemes)
-    unit_variance = float(unit_values.var(ddof=1)) if units > 1 else math.nan
-    estimate, level = float(unit_values.mean()), 1 - alpha / family
-    df = pooled[1] if pooled else None
-    variance, total_df = _spread(own, seeds, unit_variance, units, df, family)
+    """`values` (D,): the seed-averaged estimate of each unit."""
+    seeds, units = tuple(map(len, schemes)), len(values)
+    of_seeds = tuple(_of_seeds(one) if pooled is None else pooled[0] for one in schemes)
+    of_units = float(values.var(ddof=1)) if units > 1 else math.nan
+    parts = SeedVariance(of_seeds, of_units, None if pooled is None else pooled[1], family)
     enough = min(seeds) >= CLAIM_SEEDS and units >= POINTS_ONLY_BELOW
-    half = _half(variance, total_df, alpha / family) if enough else math.nan
-    return SeedInterval(
-        estimate,
-        estimate - half,
-        estimate + half,
-        total_df,
-        level,
-        family,
-        seeds,
-        units,
-        own,
-        unit_variance,
-        df,
-    )
-
-
-def _spread(
-    seed_variance: Sequence[float],
-    seeds: Sequence[int],
-    unit_variance: float,
-    units: int,
-    pooled_df: float | None,
-    family: int,
-) -> tuple[float, float]:
-    """(V, its degrees of freedom 1 / Σ wᵖ/dfᵢ over the shares w of V); NaN where a part cannot be estimated.
-
-    p = 2 is Welch-Satterthwaite. It takes too many degrees of freedom where the largest variance happens to
-    be estimated small, which shows in the far tail of a family: 6 schemes of 3 seeds with unequal variances
-    have a simultaneous coverage of 89 to 95% at a nominal 95%. p = 4/3 gives 94 to 98%, ends 0 to 30% wider.
-    """
-    if pooled_df is None:
-        parts = [(variance / n, n - 1) for variance, n in zip(seed_variance, seeds, strict=True)]
-    else:  # one estimate for all schemes: its error is shared
-        parts = [(seed_variance[0] * sum(1 / n for n in seeds), pooled_df)]
-    parts.append((unit_variance / units, units - 1))
-    total = sum(variance for variance, _ in parts)
-    if math.isnan(total):
-        return math.nan, math.nan
-    if total == 0:
-        return 0.0, float(min(df for _, df in parts))
-    power = 2 if family == 1 else FAMILY_POWER
-    return total, 1 / sum((variance / total) ** power / df for variance, df in parts)
-
-
-def _half(variance: float, df: float, alpha: float) -> float:
-    return t_quantile(1 - alpha / 2, df) * math.sqrt(variance)
+    half = parts.half(seeds, units, alpha / family) if enough else math.nan
+    mean, df = float(values.mean()), parts.total(seeds, units)[1]
+    return SeedInterval(mean, mean - half, mean + half, 1 - alpha / family, family, units, df, seeds, parts)

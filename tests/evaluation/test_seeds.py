@@ -108,7 +108,7 @@ def test_needed_solves_the_half_width_for_either(family, factor):
 
 def test_needed_says_where_no_number_would_do():
     got = compare(A, B)
-    seeds_only, units_only = got.seed_variance, got.unit_variance
+    seeds_only, units_only = got.variance.of_seeds, got.variance.of_units
     assert needed(got, math.sqrt(units_only / 9) * 1.9) == (
         None,
         needed(got, math.sqrt(units_only / 9) * 1.9)[1],

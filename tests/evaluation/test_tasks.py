@@ -1,5 +1,7 @@
 """Evaluation by tasks: scorers whose answers are known, and a model read in the slow way."""
 
+import copy
+import functools
 import json
 
 import numpy as np
@@ -9,7 +11,7 @@ import torch
 from data import ByteTokenizer
 from data.tasks.settings import CopyTask, PasskeyTask, RecallTask
 from evaluation import EvaluationError
-from evaluation.scoring.evaluate import EvaluatedModel
+from evaluation.run import EvaluatedModel
 from evaluation.scoring.methods import Method
 from evaluation.scoring.scoring import CellFailed
 from evaluation.tasks.analysis import UNDECIDED, analyse_tasks, distance_edges, share_of
@@ -43,7 +45,7 @@ def subject(load=None, trained_length=100):
         trained_length,
         trained_length,
         lambda words: {"name": "rope"},
-        load or (lambda w, d: None),
+        load or (lambda words, dtype: small_model()),
     )
 
 
@@ -147,10 +149,15 @@ def test_shares_average_over_haystacks_and_their_units_are_kept(tmp_path):
     assert distance_edges([5, 9, 64]) == [4, 8, 16, 32, 64, 128]
 
 
+@functools.cache
+def small_model():
+    settings = ModelSettings(dim=24, layers=2, heads=6, kv_heads=2, ffn_dim=40)
+    return Transformer(settings, TOKENIZER.vocab_size, 100).initialise(1).to(torch.float64).eval()
+
+
 @pytest.fixture(scope="module")
 def model():
-    settings = ModelSettings(dim=24, layers=2, heads=6, kv_heads=2, ffn_dim=40)
-    made = Transformer(settings, TOKENIZER.vocab_size, 100).initialise(1).to(torch.float64).eval()
+    made = copy.deepcopy(small_model())
     with torch.no_grad():
         for weight in made.parameters():
             if weight.ndim == 2:

@@ -197,7 +197,7 @@ def test_pooled_seed_variance_only_by_declaration(record):
             shifts.append((nll - raw(record, line.variant.scheme, "trained", L0)).mean(1))
     expected = np.mean([one.var(ddof=1) for one in shifts])
     for name in names:
-        assert pooled.line(name).at(2048).delta.seed_variance == (pytest.approx(expected),)
+        assert pooled.line(name).at(2048).delta.variance.of_seeds == (pytest.approx(expected),)
         assert pooled.line(name).at(2048).delta.df > plain.line(name).at(2048).delta.df
     of_rope = [d.interval for d in plain.differences if d.variant == "window"]
     assert [d.interval for d in pooled.differences if d.variant == "window"] != of_rope
@@ -211,7 +211,7 @@ def test_what_cannot_change_makes_no_pooled_variance_smaller(record):
         (row,) = rows(declared, "rope", seed, "yarn", [L0])
         row["unit_nll"] = [value + off for value in row["unit_nll"]]
     at = derived(declared).line("rope + yarn").at(L0)
-    assert at.delta.seed_variance == (pytest.approx(np.var([0.0, 0.01, 0.05], ddof=1)),)
+    assert at.delta.variance.of_seeds == (pytest.approx(np.var([0.0, 0.01, 0.05], ddof=1)),)
     assert derived(declared).line("rope + yarn").held_to is None  # 0.02 is not bounded by 0.02 at L0
 
 
