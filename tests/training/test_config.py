@@ -20,7 +20,7 @@ from training.config.load import (
 )
 from training.config.schema import leaves, schema_of
 from training.config.settings import RunSettings
-from training.config.validate import ALIASES
+from training.config.validate import ALIASES, RENAMED
 from training.errors import ConfigError
 
 
@@ -116,7 +116,7 @@ def test_missing_file_names_the_nearest(tmp_path):
         ("model.position.name=alibbi", "model.position.name = alibbi is unknown; did you mean alibi?"),
         ("model.position.name=zzz", "known: rope, alibi, pattern"),
         ("model.position.name=null", "known: rope, alibi, pattern"),
-        ("model.position=alibi", "written model.position.name=alibi"),
+        ("model.position=alibi", "did you mean model.position.name=alibi"),
         (
             "model.position.scaling.factor=4",
             "belongs to yarn, not to none; choose model.position.scaling.name=yarn",
@@ -326,3 +326,10 @@ def test_every_name_from_elsewhere_leads_to_a_setting_or_a_choice():
     assert set(ALIASES) <= known
     aliases = " ".join(ALIASES.values()).split()
     assert len(aliases) == len(set(aliases)) and not known & set(aliases)
+
+
+@pytest.mark.parametrize("old", [old for old in RENAMED if old.startswith(("training", "checkpoint"))])
+def test_an_old_key_names_the_new_one(old):
+    assert f"did you mean {RENAMED[old]}?" in complaint(
+        f"training.{old.removeprefix('training.')}=3", cls=RunSettings
+    )

@@ -4,10 +4,10 @@ import difflib
 import re
 import shutil
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from training.config.schema import SchemaNode, leaves
+from training.config.schema import SchemaNode, leaves, walk
 from training.errors import ConfigError
 
 
@@ -26,7 +26,7 @@ def describe_setting(
     width = width or _width()
     found = [page for schema in schemas if (page := _describe(schema, word, width, inside))]
     if not found:
-        known = [name for schema in schemas for name, _ in _walk(schema)]
+        known = [name for schema in schemas for name, _ in walk(schema)]
         close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
         raise ConfigError(f"--help {word}: no such setting{f'; did you mean {close[0]}?' if close else ''}")
     text = "\n\n".join(dict.fromkeys(found))
@@ -38,7 +38,7 @@ def describe_setting(
 
 def _describe(schema: SchemaNode, word: str, width: int, inside: bool) -> str:
     if word == "all":
-        return "\n".join(line for name, node in _walk(schema) for line in _entry(name, node, width))
+        return "\n".join(line for name, node in walk(schema) for line in _entry(name, node, width))
     pages = []
     for name, node in _find(schema, word):
         lines = _entry(name, node, width)
@@ -61,7 +61,7 @@ def _find(schema: SchemaNode, word: str) -> list[tuple[str, SchemaNode]]:
     """The settings and choices that a path such as model.position.rope names, or a last part such as rope."""
     word = word.replace(".name=", ".").removesuffix(".name")
     everything: dict[str, SchemaNode] = {}
-    for name, node in _walk(schema):
+    for name, node in walk(schema):
         everything.setdefault(name, node)
     if word in everything:
         return [(word, everything[word])]
@@ -71,28 +71,6 @@ def _find(schema: SchemaNode, word: str) -> list[tuple[str, SchemaNode]]:
     names = exact or [name for plain, name in by_choice.items() if plain.endswith(ends)]
     names = names or [name for name in everything if name.endswith(ends)]
     return [(name, everything[name]) for name in names]
-
-
-def _walk(
-    node: SchemaNode, prefix: str = "", above: tuple[int, ...] = ()
-) -> Iterator[tuple[str, SchemaNode]]:
-    """Every setting and every choice (as model.position.name=rope) below a group, default choices first.  A
-    choice inside another choice of the same kind is not repeated."""
-    for key, field in node.fields.items():
-        name, inner = f"{prefix}{key}", field.inside
-        if key == "name" and (field.literals or not prefix):
-            continue
-        yield name, field
-        inside = f"{name}{'.KEY' if field.values else '[]' if field.items else ''}."
-        first = (field.spec.get("default") or {}).get("name") if inner.choices and inner is field else None
-        choices = sorted(inner.choices.items(), key=lambda item: item[0] != first)
-        entered = (*above, *(id(choice.spec) for _, choice in choices))
-        for choice, group in [("", inner.group), *choices]:
-            if group is None or id(group.spec) in above:
-                continue
-            if choice:
-                yield f"{inside}name={choice}", group
-            yield from _walk(group, inside, (*entered, id(group.spec)))
 
 
 def _entry(name: str, node: SchemaNode, width: int) -> list[str]:

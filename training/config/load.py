@@ -11,13 +11,14 @@ import re
 from collections.abc import Sequence
 from functools import reduce
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
+from pydantic_core import to_jsonable_python
 
 from training.config.schema import SchemaNode, defaults, leaves, schema_of
-from training.config.validate import SettingsProblem, check, closest, from_pydantic
+from training.config.validate import FEW, SettingsProblem, check, closest, from_pydantic
 from training.config.yaml_io import parse_yaml, read_yaml, write_yaml
 from training.errors import ConfigError
 
@@ -62,12 +63,12 @@ def _validated(cls: type[S], layers: "SettingsLayers") -> S:
 def asked_for(arguments: list[str], key: str) -> object:
     """The value of a top-level key in files and overrides, before validation; None where it is not set. It
     selects the settings class to validate against."""
-    layers = SettingsLayers({})
     files, overrides = split_arguments(arguments)
+    layers = SettingsLayers({})
     for file in files:
         layers.apply_file(Path(file))
     for override in overrides:
-        if override.partition("=")[0].partition(".")[0] == key:
+        if re.match(rf"{key}[.=]", override):
             layers.apply_override(override)
     return layers.tree.get(key)
 
@@ -88,7 +89,7 @@ def discarded(settings: BaseModel, arguments: list[str]) -> list[str]:
             continue
         *inside, last = name.split(".")
         given = _at(layers.tree, [*place, *inside])
-        now = _plain(_at(choice, [*inside, last]))
+        now = to_jsonable_python(_at(choice, [*inside, last]))
         if now != value and not (isinstance(given, dict) and last in given):
             where, chosen = ".".join(place), getattr(choice, "name", "another")
             warnings.append(
@@ -127,26 +128,17 @@ def split_arguments(arguments: list[str]) -> tuple[list[str], list[str]]:
     return files, overrides
 
 
-def _listed(keys: list[str], most: int = 8) -> str:
-    return ", ".join(keys[:most]) + (", ..." if len(keys) > most else "")
-
-
 def merge(base: dict, over: dict) -> dict:
     """`base` with the values of `over`, merged mapping by mapping.
 
     A mapping with a `name` replaces the one in `base`, except at the root.
     """
-    keys = [*base, *(key for key in over if key not in base)]
-    return {
-        key: (_merged(base[key], over[key]) if key in base else over[key]) if key in over else base[key]
-        for key in keys
-    }
 
+    def merged(old: object, new: object) -> object:
+        both = isinstance(old, dict) and isinstance(new, dict) and "name" not in new
+        return merge(old, new) if both else new
 
-def _merged(base: object, over: object) -> object:
-    if not isinstance(base, dict) or not isinstance(over, dict) or "name" in over:
-        return over
-    return merge(base, over)
+    return base | {key: merged(base[key], value) if key in base else value for key, value in over.items()}
 
 
 class SettingsLayers:
@@ -178,8 +170,8 @@ class SettingsLayers:
             if len(keys) > 1 and not set(keys) & set(schema.fields):  # one message for the file
                 found = [one for one in found if not self.where(one.path).startswith(f"{file}:")]
                 self.problems.append(
-                    f"{file}: none of its settings ({_listed(keys)}) is known here, where they are "
-                    f"{_listed(list(schema.fields))}: is it a file for another script?"
+                    f"{file}: none of its settings ({', '.join(keys[:FEW])}) is known here, where they are "
+                    f"{', '.join([*schema.fields][:FEW])}: is it a file for another script?"
                 )
         self.report(found)
         return tree, found
@@ -195,11 +187,9 @@ class SettingsLayers:
 
     def where(self, path: tuple) -> str:
         """`file:line: ` of the nearest key at or above `path`; empty for an override."""
-        for length in range(len(path), 0, -1):
-            if path[:length] in self.origins:
-                origin = self.origins[path[:length]]
-                return f"{origin}: " if origin else ""
-        return ""
+        above = (path[:length] for length in range(len(path), 0, -1))
+        origin = next((self.origins[one] for one in above if one in self.origins), "")
+        return f"{origin}: " if origin else ""
 
     def apply_file(self, file: Path, above: tuple[Path, ...] = ()) -> None:
         """Merge a file into the tree, after the files it extends."""
@@ -240,7 +230,7 @@ class SettingsLayers:
                     f"{override}: makes a new choice and would discard {text}; put {override} before it"
                 )
         self._overrides.append((path, override))
-        self._merge(tree, {path[:length]: "" for length in range(1, len(path) + 1)})
+        self._merge(tree, {path[: i + 1]: "" for i in range(len(path))})
 
     def _merge(self, tree: dict, origins: dict[tuple, str]) -> None:
         for path in _replaced(self.tree, tree, ()):
@@ -261,18 +251,16 @@ def _replaced(base: object, over: object, path: tuple) -> list[tuple]:
 
 
 def _missing(file: Path, extended_by: Path | None) -> str:
-    by = f" (extended by {extended_by})" if extended_by else ""
+    start, folder = f"{file} (extended by {extended_by})" if extended_by else f"{file}", file.parent
     if file.is_dir():
-        return f"{file}{by}: a folder, not a YAML file"
-    folder = file.parent
+        return f"{start}: a folder, not a YAML file"
     if not folder.is_dir():
-        return f"{file}{by}: no such file; the folder {folder} does not exist"
+        return f"{start}: no such file; the folder {folder} does not exist"
     names = sorted(one.name for one in folder.iterdir() if one.suffix in (".yaml", ".yml"))
     stems = {Path(name).stem: name for name in reversed(names)}
-    close = closest(file.stem, stems, 0.5)
-    if close:
-        return f"{file}{by}: no such file; did you mean {folder / stems[close]}?"
-    return f"{file}{by}: no such file; {folder} holds {', '.join(names) or 'no YAML files'}"
+    if close := closest(file.stem, stems, 0.5):
+        return f"{start}: no such file; did you mean {folder / stems[close]}?"
+    return f"{start}: no such file; {folder} holds {', '.join(names) or 'no YAML files'}"
 
 
 def dump(settings: BaseModel) -> str:
@@ -282,8 +270,7 @@ def dump(settings: BaseModel) -> str:
 
 def identity(settings: BaseModel) -> str:
     """Ten hex digits over every setting that is not `may_change`: equal settings, equal identity."""
-    kept = _identifying(settings)
-    text = json.dumps(kept, sort_keys=True, ensure_ascii=True, allow_nan=False)
+    text = json.dumps(_identifying(settings), sort_keys=True, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()[:10]
 
 
@@ -293,52 +280,37 @@ def _marked(field: FieldInfo, mark: str) -> bool:
     return isinstance(extra, dict) and bool(extra.get(mark))
 
 
-def _identifying(value: object) -> object:
+def _identifying(value: Any) -> Any:
     if isinstance(value, BaseModel):
-        fields = type(value).model_fields
-        return {
-            key: _identifying(getattr(value, key))
-            for key, field in fields.items()
+        kept = {
+            key: getattr(value, key)
+            for key, field in type(value).model_fields.items()
             if not _marked(field, "may_change")
             and not (_marked(field, "counts_if_given") and getattr(value, key) in (None, []))
         }
+        return _identifying(kept)
     if isinstance(value, dict):
         return {str(key): _identifying(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_identifying(item) for item in value]
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    return str(value)
+    return to_jsonable_python(value)
 
 
-def differences(a: BaseModel, b: BaseModel) -> list[tuple[str, object, object, bool]]:
+def differences(
+    a: Any, b: Any, dotted: str = "", free: bool = False
+) -> list[tuple[str, object, object, bool]]:
     """(dotted name, value in a, value in b, may it change) of every differing setting, in field order.
 
     Two different choices of a kind are one difference, named by the choice, with both mappings as values.
     """
-    found: list[tuple[str, object, object, bool]] = []
-    _differ(a, b, "", False, found)
-    return found
-
-
-def _differ(a: object, b: object, dotted: str, free: bool, found: list) -> None:
+    pairs: list[tuple[str, Any, Any, bool]] | None = None
     if isinstance(a, BaseModel) and type(a) is type(b):
-        for key, field in type(a).model_fields.items():
-            name = f"{dotted}.{key}" if dotted else key
-            _differ(getattr(a, key), getattr(b, key), name, free or _marked(field, "may_change"), found)
+        fields = type(a).model_fields.items()
+        pairs = [(k, getattr(a, k), getattr(b, k), free or _marked(f, "may_change")) for k, f in fields]
     elif isinstance(a, dict) and isinstance(b, dict) and a.keys() == b.keys():
-        for key in a:
-            _differ(a[key], b[key], f"{dotted}.{key}", free, found)
-    elif _plain(a) != _plain(b):
-        found.append((dotted, _plain(a), _plain(b), free))
-
-
-def _plain(value: object) -> object:
-    """A plain value for comparison and display, `may_change` keys included."""
-    if isinstance(value, BaseModel):
-        return value.model_dump(mode="json")
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
+        pairs = [(key, a[key], b[key], free) for key in a]
+    if pairs is not None:
+        prefix = f"{dotted}." if dotted else ""
+        return [one for key, x, y, may in pairs for one in differences(x, y, f"{prefix}{key}", may)]
+    a, b = to_jsonable_python(a), to_jsonable_python(b)
+    return [] if a == b else [(dotted, a, b, free)]

@@ -5,7 +5,8 @@ configs/schema, where editors and the command line read them without importing t
 """
 
 import json
-from collections.abc import Iterator
+import operator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -16,15 +17,15 @@ from pydantic.json_schema import GenerateJsonSchema
 
 FOLDER = Path(__file__).resolve().parents[2] / "configs" / "schema"
 SUFFIXED = r"^([-+]?[0-9][0-9_]*(?:\.[0-9]+)?|[-+]?\.[0-9]+)\s?([kKMBGT])$"  # 200M, 1.5B
-_LIMITS = {
-    "exclusiveMinimum": "greater than",
-    "minimum": "at least",
-    "exclusiveMaximum": "less than",
-    "maximum": "at most",
+LIMITS: dict[str, tuple[str, Callable[[float, float], bool]]] = {  # and when a value is outside
+    "exclusiveMinimum": ("greater than", operator.le),
+    "minimum": ("at least", operator.lt),
+    "exclusiveMaximum": ("less than", operator.ge),
+    "maximum": ("at most", operator.gt),
 }
 # pydantic writes limits of a union under its own names.
 _PYDANTIC_LIMITS = {"gt": "exclusiveMinimum", "ge": "minimum", "lt": "exclusiveMaximum", "le": "maximum"}
-_TYPES = {"integer": "whole number", "number": "number", "string": "text", "boolean": "true or false"}
+TYPES = {"integer": "whole number", "number": "number", "string": "text", "boolean": "true or false"}
 
 
 class _Generator(GenerateJsonSchema):
@@ -67,15 +68,22 @@ class _Generator(GenerateJsonSchema):
 
 @dataclass(frozen=True, eq=False)
 class SchemaNode:
-    """One setting, one group of settings or one choice of a kind, with the definitions it refers to."""
+    """One setting, one group of settings or one choice of a kind, with the definitions it refers to.
+
+    Attributes:
+        members: the alternatives that the setting allows, with references and unions resolved.
+        fields: the settings of a group.
+        choices: the groups of which one is chosen by its `name`.
+        group: the only group allowed.
+        items: an item of a list. values: a value of a mapping with free keys.
+        types: the plain types allowed: integer, number, string, boolean.
+    """
 
     spec: dict[str, Any]
     definitions: dict[str, Any]
 
     @cached_property
     def members(self) -> list[dict[str, Any]]:
-        """The alternatives this setting allows, with references and unions resolved."""
-
         def resolve(spec: dict[str, Any]) -> Iterator[dict[str, Any]]:
             if "$ref" in spec:
                 yield from resolve(self.definitions[spec["$ref"].rsplit("/", 1)[-1]])
@@ -89,19 +97,18 @@ class SchemaNode:
 
     @cached_property
     def fields(self) -> dict[str, "SchemaNode"]:
-        """The settings of a group."""
         return {key: self._node(spec) for key, spec in self.spec.get("properties", {}).items()}
 
     @cached_property
     def types(self) -> list[str]:
-        """The plain types allowed: integer, number, string, boolean."""
         found = []
         for member in self.members:
             names = member.get("type", [])
-            names = [names] if isinstance(names, str) else names
-            if "const" not in member and "enum" not in member:
-                suffixed = member.get("pattern") == SUFFIXED
-                found += [name for name in names if name in _TYPES and not (suffixed and name == "string")]
+            if not _constants(member):
+                suffixed = {"string"} if member.get("pattern") == SUFFIXED else set()
+                found += [
+                    n for n in ([names] if isinstance(names, str) else names) if n in TYPES.keys() - suffixed
+                ]
         return [name for name in found if not (name == "integer" and "number" in found)]
 
     @cached_property
@@ -114,32 +121,22 @@ class SchemaNode:
 
     @cached_property
     def choices(self) -> dict[str, "SchemaNode"]:
-        """The groups of which one is chosen by its `name`."""
-        return {
-            name: self._node(member)
-            for member in self.members
-            for name in _constants(member.get("properties", {}).get("name", {}))
-        }
+        return {name: self._node(member) for member in self.members for name in _tags(member)}
 
     @cached_property
     def group(self) -> "SchemaNode | None":
-        """The only group allowed."""
-        for member in self.members:
-            if "properties" in member and not _constants(member["properties"].get("name", {})):
-                return self._node(member)
-        return None
+        groups = (member for member in self.members if "properties" in member and not _tags(member))
+        return next(map(self._node, groups), None)
 
     @cached_property
     def items(self) -> "SchemaNode | None":
-        """An item of a list."""
-        for member in self.members:
-            if member.get("type") == "array":
-                return self._node((member.get("prefixItems") or [member.get("items", {})])[0])
-        return None
+        lists = (member for member in self.members if member.get("type") == "array")
+        return next(
+            (self._node((one.get("prefixItems") or [one.get("items", {})])[0]) for one in lists), None
+        )
 
     @cached_property
     def values(self) -> "SchemaNode | None":
-        """A value of a mapping with free keys."""
         for member in self.members:
             if member.get("type") == "object" and "properties" not in member:
                 values = member.get("additionalProperties", {})
@@ -173,27 +170,24 @@ class SchemaNode:
     def range(self) -> list[tuple[str, float]]:
         """The limits of a number, as keywords of JSON schema with their values."""
         specs = [self.spec, *(member for member in self.members if member is not self.spec)]
-        return [(key, spec[key]) for spec in specs for key in _LIMITS if key in spec]
+        return [(key, spec[key]) for spec in specs for key in LIMITS if key in spec]
 
     @property
     def range_text(self) -> str:
-        """The limits in words, such as `at least 1 and at most 8`."""
-        return " and ".join(f"{_LIMITS[key]} {value:g}" for key, value in self.range)
+        """The limits as text, such as `at least 1 and at most 8`."""
+        return " and ".join(f"{LIMITS[key][0]} {value:g}" for key, value in self.range)
 
     @property
     def type_text(self) -> str:
-        """The types in words, such as `whole number`, `number or auto`, `list of whole numbers`."""
-        found = [_TYPES[name] for name in self.types]
+        """The types as text, such as `whole number`, `number or auto`, `list of whole number`."""
+        found = [TYPES[name] for name in self.types]
         found += [str(one).lower() if isinstance(one, bool) else str(one) for one in self.literals]
         found += ["a choice by name"] if self.choices else []
         found += ["a group of settings"] if self.group else []
-        if self.items is not None:
-            item = self.items.type_text
-            plurals = {"whole number": "whole numbers", "a group of settings": "groups of settings"}
-            found.append("list of " + plurals.get(item, "numbers" if item == "number" else item))
-        found += [f"mapping to {self.values.type_text}"] if self.values is not None else []
+        found += [f"list of {self.items.type_text}"] if self.items else []
+        found += [f"mapping to {self.values.type_text}"] if self.values else []
         found += ["null"] if self.null else []
-        return ", ".join(found[:-1]) + (" or " if found[1:] else "") + found[-1] if found else "anything"
+        return " or ".join([", ".join(found[:-1]), found[-1]] if found[1:] else found) or "anything"
 
     def _node(self, spec: dict[str, Any]) -> "SchemaNode":
         return SchemaNode(spec, self.definitions)
@@ -201,6 +195,11 @@ class SchemaNode:
 
 def _constants(spec: dict[str, Any]) -> list:
     return [spec["const"]] if "const" in spec else spec.get("enum", [])
+
+
+def _tags(member: dict[str, Any]) -> list:
+    """The `name` of a choice."""
+    return _constants(member.get("properties", {}).get("name", {}))
 
 
 @lru_cache(maxsize=64)
@@ -239,14 +238,30 @@ def schema_text(cls: type[BaseModel]) -> str:
     return json.dumps(schema, indent=1, ensure_ascii=False) + "\n"
 
 
-def leaves(node: SchemaNode, prefix: str = "", above: tuple[int, ...] = ()) -> Iterator[str]:
-    """Every dotted name below a group, through all choices; a group inside itself is entered once."""
-    if id(node.spec) in above:
-        return
+def walk(node: SchemaNode, prefix: str = "", above: tuple[int, ...] = ()) -> Iterator[tuple[str, SchemaNode]]:
+    """Every setting and every choice (as model.position.name=rope) below a group, default choices first.  A
+    choice inside another choice of the same kind is not repeated."""
     for key, field in node.fields.items():
-        yield f"{prefix}{key}"
-        for inner in ([field.group] if field.group else []) + list(field.choices.values()):
-            yield from leaves(inner, f"{prefix}{key}.", (*above, id(node.spec)))
+        name, inner = f"{prefix}{key}", field.inside
+        if key == "name" and (field.literals or not prefix):
+            continue
+        yield name, field
+        inside = f"{name}{'.KEY' if field.values else '[]' if field.items else ''}."
+        first = (field.spec.get("default") or {}).get("name") if inner.choices and inner is field else None
+        choices = sorted(inner.choices.items(), key=lambda item: item[0] != first)
+        entered = (*above, *(id(choice.spec) for _, choice in choices))
+        for choice, group in [("", inner.group), *choices]:
+            if group is None or id(group.spec) in above:
+                continue
+            if choice:
+                yield f"{inside}name={choice}", group
+            yield from walk(group, inside, (*entered, id(group.spec)))
+
+
+def leaves(node: SchemaNode) -> list[str]:
+    """The dotted name of every setting below a group that an override can set."""
+    names = (name for name, _ in walk(node) if "=" not in name and "[]" not in name and ".KEY" not in name)
+    return list(dict.fromkeys(names))
 
 
 def defaults(node: SchemaNode) -> dict[str, Any]:

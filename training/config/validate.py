@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from training.config.schema import SUFFIXED, SchemaNode, leaves
+from training.config.schema import LIMITS, SUFFIXED, SchemaNode, leaves, walk
 from training.config.yaml_io import kind_of
 
 FEW = 12  # settings of a group that are listed
@@ -27,6 +27,7 @@ ALIASES = {
     "training.grad_clip": "clip max_grad_norm gradient_clip_val",
     "training.precision": "dtype mixed_precision bf16 fp16",
     "training.optimizer.lr": "learning_rate max_lr",
+    "training.lr_schedule": "lr_scheduler scheduler lr_scheduler_type",
     "training.lr_schedule.warmup": "warmup_steps warmup_iters warmup_ratio num_warmup_steps",
     "training.lr_schedule.min_lr_ratio": "final min_lr",
     "train_length": "block_size seq_len seq_length max_seq_len context_length max_position_embeddings",
@@ -47,11 +48,17 @@ ALIASES = {
     "t5": "relative relative_bias",
 }
 _OURS = {alias: name for name, aliases in ALIASES.items() for alias in aliases.split()}
-_OUT_OF_RANGE = {
-    "exclusiveMinimum": lambda value, limit: value <= limit,
-    "minimum": lambda value, limit: value < limit,
-    "exclusiveMaximum": lambda value, limit: value >= limit,
-    "maximum": lambda value, limit: value > limit,
+# Names of earlier versions, by the end of their path.
+RENAMED = {
+    "training.schedule": "training.lr_schedule",
+    "training.changes": "training.stages",
+    "checkpoint.every": "training.checkpoint.interval",
+    "checkpoint.keep_every": "training.checkpoint.keep_interval",
+    "validation.every": "training.validation.interval",
+    "samples.every": "training.samples.interval",
+    "lasts": "duration",
+    "words": "overrides",
+    "rules": "methods",
 }
 
 
@@ -82,171 +89,143 @@ class _Checker:
         self.root = root
         self.problems: list[SettingsProblem] = []
 
-    def reject(self, path: tuple, text: str) -> None:
+    def reject(self, path: tuple, value: Any, text: str) -> Any:
         self.problems.append(SettingsProblem(path, text))
+        return value
 
     def group(self, node: SchemaNode, tree: dict, path: tuple, kind: SchemaNode | None = None) -> dict:
         """The settings of a group; `kind` is the setting of which the group is one choice."""
         kept = {}
         for key, value in tree.items():
-            field = node.fields.get(key)
-            if field is None:
+            if (field := node.fields.get(key)) is None:
                 owners = [name for name, one in kind.choices.items() if key in one.fields] if kind else []
-                self.reject((*path, key), self.unknown(node, (*path, key), tree.get("name"), owners))
-            else:
-                before = len(self.problems)
-                value = self.value(field, value, (*path, key))
-                if len(self.problems) == before or isinstance(value, (dict, list)):
-                    kept[key] = value
+                self.reject((*path, key), value, self.unknown(node, path, key, tree.get("name"), owners))
+                continue
+            before = len(self.problems)
+            value = self.value(field, value, (*path, key))
+            if len(self.problems) == before or isinstance(value, (dict, list)):
+                kept[key] = value
         return kept
 
-    def value(self, node: SchemaNode, value: object, path: tuple) -> object:
-        if isinstance(value, dict):
-            return self.mapping(node, value, path)
+    def value(self, node: SchemaNode, value: Any, path: tuple) -> Any:
         if isinstance(value, list) and node.items is not None:
             return [self.value(node.items, item, (*path, i)) for i, item in enumerate(value)]
-        if node.is_group_only and not (value is None and node.null):
-            self.reject(path, _no_choice(node, value, path) if node.choices else _no_group(node, value, path))
-            return value
-        return self.scalar(node, value, path)
-
-    def mapping(self, node: SchemaNode, value: dict, path: tuple) -> object:
-        if node.choices:
-            if "name" not in value and node.group is None and len(node.choices) == 1:
-                return self.group(next(iter(node.choices.values())), value, path)
-            if (chosen := _chosen(node, value)) is not None:
+        if isinstance(value, dict):
+            name = value.get("name")
+            chosen = node.choices.get(name) if isinstance(name, str) else None
+            if chosen is not None:
                 return self.group(chosen, value, path, node)
-            if node.group is None:
-                self.reject((*path, "name"), _unknown_choice(path, value, list(node.choices)))
-                return value
-        if node.group is not None:
-            return self.group(node.group, value, path)
-        if node.values is not None:
-            return {key: self.value(node.values, item, (*path, key)) for key, item in value.items()}
+            if "name" not in value and len(node.choices) == 1 and node.group is None:
+                return self.group(next(iter(node.choices.values())), value, path)
+            if node.group is not None:
+                return self.group(node.group, value, path)
+            if node.choices:
+                known, dotted = ", ".join(node.choices), _dotted((*path, "name"))
+                if "name" not in value:
+                    return self.reject((*path, "name"), value, f"{dotted} is missing; known: {known}")
+                guess = _guess(closest(name, node.choices, 0.5))
+                text = f"{dotted} = {_show(name)} is unknown; {guess}known: {known}"
+                return self.reject((*path, "name"), value, text)
+            if node.values is not None:
+                return {key: self.value(node.values, item, (*path, key)) for key, item in value.items()}
+        elif node.is_group_only and not (value is None and node.null):
+            return self.reject(path, value, _no_group(node, value, path))
         return self.scalar(node, value, path)
 
-    def scalar(self, node: SchemaNode, value: object, path: tuple) -> object:
+    def scalar(self, node: SchemaNode, value: Any, path: tuple) -> Any:
         start = f"{_dotted(path)} = {_show(value)}: "
-        is_numeric = bool({"integer", "number"} & set(node.types)) and "string" not in node.types
-        if is_numeric and isinstance(value, str) and (match := re.match(SUFFIXED, value)):
-            number = Decimal(match[1].replace("_", "")) * 10 ** _POWERS[match[2]]
-            value = int(number) if number == int(number) else float(number)
+        value = _number(node, value)
         if isinstance(value, float) and not math.isfinite(value):
-            self.reject(path, f"{start}must be a finite number")
-        elif not _fits(node, value):
+            return self.reject(path, value, f"{start}must be a finite number")
+        if not _fits(node, value):
             if node.types == ["string"] and isinstance(value, (bool, int, float)):
-                self.reject(path, f"{start}must be text; put it between quotes")
-                return value
+                return self.reject(path, value, f"{start}must be text; put it between quotes")
             close = difflib.get_close_matches(str(value), map(str, node.literals), n=1, cutoff=0.6)
-            guess = f"; did you mean {close[0]}?" if close else ""
             got = "" if isinstance(value, (str, int, float)) and value != "" else f", not {kind_of(value)}"
             limits = f", {node.range_text}" if node.range else ""
-            self.reject(path, f"{start}must be {_a(node.type_text)}{limits}{got}{guess}")
-        elif any(_is_beyond(value, key, limit) for key, limit in node.range):
-            self.reject(path, f"{start}out of range, must be {node.range_text}")
+            text = f"{start}must be {_a(node.type_text)}{limits}{got}"
+            return self.reject(path, value, f"{text}; did you mean {close[0]}?" if close else text)
+        if _is_outside(node, value):
+            return self.reject(path, value, f"{start}out of range, must be {node.range_text}")
         return value
 
-    def unknown(self, node: SchemaNode, path: tuple, name: object, owners: list[str]) -> str:
+    def unknown(self, node: SchemaNode, path: tuple, key: str, name: object, owners: list[str]) -> str:
         """The message for an unknown key; `owners` are the other choices of this kind that have it."""
-        *above, key = path
+        dotted, group = _dotted((*path, key)), _dotted(path)
         if owners:
-            fix = f"choose {_dotted((*above, 'name'))}={owners[0]} first"
+            fix = f"choose {group}.name={owners[0]} first"
             if inside := [leaf for leaf in leaves(node) if leaf.rsplit(".", 1)[-1] == key]:
-                fix = f"with {name} it is {_dotted((*above, inside[0]))}"
-            return f"{_dotted(path)} belongs to {', '.join(owners)}, not to {name}; {fix}"
-        return f"{_dotted(path)} is not a setting; {self.nearest(node, tuple(above), key)}"
-
-    def nearest(self, node: SchemaNode, path: tuple, key: str) -> str:
-        """The end of that message: the nearest setting, or all settings of the group."""
-        everywhere = list(dict.fromkeys(leaves(self.root)))
-        if _OURS.get(key) in everywhere:
-            return f"did you mean {_OURS[key]}?"
+                fix = f"with {name} it is {group}.{inside[0]}"
+            return f"{dotted} belongs to {', '.join(owners)}, not to {name}; {fix}"
+        start = f"{dotted} is not a setting; "
+        siblings = [_dotted((*path, one)) for one in node.fields if one != "name"]
+        names = [*siblings, *leaves(self.root)]
+        renamed = (new for old, new in RENAMED.items() if f".{dotted}".endswith(f".{old}"))
+        ours = next(renamed, _OURS.get(key, ""))
+        if ours in names or (ours := f"{group}.{ours}") in siblings:
+            return f"{start}did you mean {ours}?"
         if key in ("threads", "num_threads") and not path:
-            return "set the environment variable OMP_NUM_THREADS"
-        siblings = [one for one in node.fields if one != "name"]
-        prefix = _dotted(path) + "." if path else ""
-        if close := difflib.get_close_matches(key, siblings, n=1, cutoff=0.75):
-            return f"did you mean {prefix}{close[0]}?"
-        if path and len(siblings) <= FEW:  # small enough to list: suggest nothing from elsewhere
-            everywhere = [name for name in everywhere if name.startswith(prefix)]
-        if same := [name for name in everywhere if name.rsplit(".", 1)[-1] == key]:
-            return f"did you mean {same[0]}?" + (f" (or {', '.join(same[1:3])})" if len(same) > 1 else "")
-        if close := difflib.get_close_matches(key, siblings, n=1, cutoff=0.5):
-            return f"did you mean {prefix}{close[0]}?"
-        by_last_key = {name.rsplit(".", 1)[-1]: name for name in reversed(everywhere)}
-        if close := difflib.get_close_matches(key, by_last_key, n=1, cutoff=0.7):
-            return f"did you mean {by_last_key[close[0]]}?"
-        here = f"of {_dotted(path)}" if path else "at the top level"
-        return f"the settings {here} are {', '.join(siblings)}"
+            return f"{start}set the environment variable OMP_NUM_THREADS"
+        if path and len(siblings) <= FEW:  # few enough to list: suggest nothing from elsewhere
+            names = [one for one in names if one.startswith(f"{group}.")] or siblings
+
+        def likeness(one: str) -> float:
+            ratio = difflib.SequenceMatcher(None, key, one.rsplit(".", 1)[-1]).ratio()
+            return ratio + 0.2 * (one in siblings)
+
+        if names and likeness(best := max(names, key=likeness)) >= 0.7:
+            return f"{start}did you mean {best}?"
+        where = f"of {group}" if path else "at the top level"
+        return f"{start}the settings {where} are {', '.join(one for one in node.fields if one != 'name')}"
 
 
-def _fits(node: SchemaNode, value: object) -> bool:
+def _number(node: SchemaNode, value: Any) -> Any:
+    """The number that a text such as 200M stands for in a numeric setting; other values unchanged."""
+    is_numeric = {"integer", "number"} & set(node.types) and "string" not in node.types
+    match = re.match(SUFFIXED, value) if is_numeric and isinstance(value, str) else None
+    if match is None:
+        return value
+    number = Decimal(match[1].replace("_", "")) * 10 ** _POWERS[match[2]]
+    return int(number) if number == int(number) else float(number)
+
+
+def _is_outside(node: SchemaNode, value: Any) -> bool:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_number and any(LIMITS[key][1](value, limit) for key, limit in node.range)
+
+
+def _fits(node: SchemaNode, value: Any) -> bool:
     """Whether a value that is neither a group nor a mapping of a known kind has an allowed type."""
     if value is None or isinstance(value, (dict, list)):
         return node.is_any or (value is None and node.null)
     if node.is_any or any(type(one) is type(value) and one == value for one in node.literals):
         return True
-    if isinstance(value, bool):
-        return "boolean" in node.types
-    if isinstance(value, str):
-        return "string" in node.types
-    return "number" in node.types or ("integer" in node.types and value == int(value))  # pyright: ignore
+    for kind, name in ((bool, "boolean"), (str, "string")):
+        if isinstance(value, kind):
+            return name in node.types
+    return "number" in node.types or ("integer" in node.types and value == int(value))
 
 
-def _is_beyond(value: object, key: str, limit: float) -> bool:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return is_number and _OUT_OF_RANGE[key](value, limit)
-
-
-def _chosen(node: SchemaNode, value: dict) -> SchemaNode | None:
-    name = value.get("name")
-    return node.choices.get(name) if isinstance(name, str) else None
-
-
-def _no_choice(node: SchemaNode, value: object, path: tuple) -> str:
-    """The message for another value where a choice by name is required."""
-    names, dotted = list(node.choices), _dotted(path)
-    if value in names:
-        return f"{dotted} = {value}: a choice is written {dotted}.name={value} (in YAML: {{name: {value}}})"
-    close = closest(value, names, 0.6)
-    guess = f"did you mean {dotted}.name={close}? " if close else f"write {dotted}.name=NAME; "
-    null = " or null" if node.null else ""
-    return f"{dotted} = {_show(value)}: must be a choice by name{null}; {guess}known: {', '.join(names)}"
-
-
-def _no_group(node: SchemaNode, value: object, path: tuple) -> str:
-    """The message for another value where a group of settings is required.  It suggests the first setting of
-    the group that accepts the value."""
-    group = node.group
-    assert group is not None
-    keys, dotted = list(group.fields), _dotted(path)
-    listed = f" ({', '.join(keys)})" if len(keys) <= FEW else ""
-    start = f"{dotted} = {_show(value)}: must be a group of settings{listed}{' or null' if node.null else ''}"
-    fitting = [key for key, field in group.fields.items() if _accepts(field, value)] if listed else []
-    if any(isinstance(part, int) for part in path):  # an item of a list, which no override can set
-        inside = f"{fitting[0]}: {_show(value)}" if fitting else f"{keys[0]}: VALUE"
-        return f"{start}; write {{{inside}}}"
-    if fitting:
-        return f"{start}; write {dotted}.{fitting[0]}={_show(value)}"
-    if any("default" not in field.spec for field in group.fields.values()) or not listed:
-        return f"{start}; write {dotted}.{keys[0]}=VALUE and so on"
-    return f"{start}; write {dotted}.{keys[0]}=VALUE and so on, or {dotted}={{}} for its defaults"
-
-
-def _accepts(node: SchemaNode, value: object) -> bool:
-    checker = _Checker(node)
-    checker.value(node, value, ("",))
-    return not checker.problems and not node.is_group_only
-
-
-def _unknown_choice(path: tuple, value: dict, names: list[str]) -> str:
-    dotted, listed = _dotted(path), ", ".join(names)
-    if "name" not in value:
-        return f"{dotted} needs a name, one of {listed}"
-    name = value["name"]
-    close = closest(name, names, 0.5)
-    guess = f"did you mean {close}? " if close else ""
-    return f"{dotted}.name = {_show(name)} is unknown; {guess}known: {listed}"
+def _no_group(node: SchemaNode, value: Any, path: tuple) -> str:
+    """The message for another value where a choice by name or a group of settings is required."""
+    dotted, null = _dotted(path), " or null" if node.null else ""
+    if node.choices:
+        close = closest(value, node.choices, 0.6)
+        guess = f"did you mean {dotted}.name={close}? " if close else f"write {dotted}.name=NAME; "
+        known = ", ".join(node.choices)
+        return f"{dotted} = {_show(value)}: must be a choice by name{null}; {guess}known: {known}"
+    assert node.group is not None
+    fields = node.group.fields
+    listed = f" ({', '.join(fields)})" if len(fields) <= FEW else ""
+    numbers = {key: _number(field, value) for key, field in fields.items() if not field.is_group_only}
+    fits = [
+        key for key, one in numbers.items() if _fits(fields[key], one) and not _is_outside(fields[key], one)
+    ]
+    key, example = (fits[0], _show(value)) if fits and listed else (next(iter(fields)), "VALUE")
+    # No override can set an item of a list.
+    is_item = any(isinstance(part, int) for part in path)
+    fix = f"{{{key}: {example}}}" if is_item else f"{dotted}.{key}={example}"
+    return f"{dotted} = {_show(value)}: must be a group of settings{listed}{null}; write {fix}"
 
 
 def from_pydantic(
@@ -256,42 +235,38 @@ def from_pydantic(
     found: dict[tuple, SettingsProblem] = {}
     paths = [problem.path for problem in known]
     for item in error.errors(include_url=False):
-        path, node = _locate(root, tree, item["loc"])
+        path = _path(tree, item["loc"], is_missing=item["type"] == "missing")
         if path in found or any(path[: len(k)] == k or k[: len(path)] == path for k in paths):
             continue
-        found[path] = SettingsProblem(path, _message(_dotted(path), node, item))
+        found[path] = SettingsProblem(path, _message(root, _dotted(path), item))
     return list(found.values())
 
 
-def _locate(root: SchemaNode, tree: Any, loc: tuple) -> tuple[tuple, SchemaNode | None]:
-    """The path of an error and its setting.  pydantic's `loc` also holds the names of union members."""
-    path, node, current = [], root, tree
-    for i, part in enumerate(loc):
-        inside = part in current if isinstance(current, dict) else False
-        inside |= isinstance(current, list) and isinstance(part, int) and part < len(current)
-        chosen = _chosen(node, current) if node and isinstance(current, dict) else None
-        group = chosen or (node and (node.group or node))
-        field = group.fields.get(part) if group else None
-        if inside or (i == len(loc) - 1 and field is not None):
+def _path(tree: Any, loc: tuple, is_missing: bool) -> tuple:
+    """The path of an error.  pydantic's `loc` also holds the names of union members."""
+    path, current = [], tree
+    for part in loc[:-1] if is_missing else loc:
+        in_list = isinstance(current, list) and isinstance(part, int) and part < len(current)
+        if in_list or (isinstance(current, dict) and part in current):
             path.append(part)
-            current = current[part] if inside else None
-            node = field or (node and (node.values or node.items))
-    return tuple(path), node
+            current = current[part]
+    return (*path, loc[-1]) if is_missing else tuple(path)
 
 
-def _message(dotted: str, node: SchemaNode | None, item: Any) -> str:
-    value, context = item["input"], item.get("ctx", {})
+def _message(root: SchemaNode, dotted: str, item: Any) -> str:
+    context = item.get("ctx", {})
     if item["type"] == "missing":
-        return f"{dotted} must be given: {(node and node.description) or 'it has no default'}"
+        about = next((node.description for name, node in walk(root) if name == dotted), "it has no default")
+        return f"{dotted} must be given: {about}"
     if item["type"] in ("value_error", "assertion_error"):
         reason = str(context["error"])
         return f"{dotted}: {reason}" if dotted and dotted not in reason else reason
-    start = f"{dotted} = {_show(value)}: " if dotted else f"{_show(value)}: "
-    if item["type"] in ("too_short", "too_long"):
-        least, most = context.get("min_length"), context.get("max_length")
-        bound = f"at least {least}" if item["type"] == "too_short" else f"at most {most}"
-        return f"{start}must hold {bound} items, not {context['actual_length']}"
+    start = f"{dotted} = {_show(item['input'])}: " if dotted else f"{_show(item['input'])}: "
     return f"{start}{item['msg'][0].lower()}{item['msg'][1:]}"
+
+
+def _guess(close: str | None) -> str:
+    return f"did you mean {close}? " if close else ""
 
 
 def _dotted(path: tuple) -> str:
