@@ -10,6 +10,7 @@ checkpoints only. Results are written to RUN/evaluation/parent/. Settings are th
 protocols, except `methods` and protocol=by-position; cached results are reused.
 """
 
+import json
 import math
 import shlex
 import sys
@@ -29,9 +30,10 @@ from studies.subjects import open_stores, subject_of
 from training.config.load import load_settings
 from training.files import read_json
 from training.logging.console import Console, run_main
+from training.run.compatibility import method_of, not_at_test_time
 from training.run.directory import MANIFEST, LoadedRun, load
-from training.run.extension import method_overrides, not_at_test_time, open_parent
 from training.run.hardware import prepare_cpu
+from training.run.parent import open_parent
 
 SAME_METHOD = "same method"
 
@@ -50,7 +52,8 @@ def main() -> int:
     settings = settings.model_copy(update={"lengths": lengths_of(settings, parent, extension)})
     methods = [Method(TRAINED, ())]
     if not note:
-        methods.append(Method(SAME_METHOD, tuple(method_overrides(parent.settings, extension.settings))))
+        position = method_of(parent.settings, extension.settings).position.model_dump(mode="json")
+        methods.append(Method(SAME_METHOD, (f"model.position={json.dumps(position)}",)))
     stores = open_stores(settings, run, extension.tokenizer)
     results = [
         evaluate(

@@ -40,7 +40,7 @@ from training.files import read_json
 from training.logging.console import Console, Parser, run_main
 from training.logging.metrics_file import read_metrics
 from training.run.directory import SETTINGS, not_a_run
-from training.run.extension import read_run_settings
+from training.run.parent import read_run_settings
 
 ROOT = Path(__file__).resolve().parent.parent
 TOLERANCE = 1e-10  # of losses and gradient norms in float64, between numbers of processes

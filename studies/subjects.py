@@ -17,11 +17,11 @@ from evaluation.stores import EvaluationStores
 from model import ModelError, Transformer, legal_overrides
 from studies.results.training_curves import names_of
 from training.config.settings import RunSettings
-from training.config.test_time import longest_input, override, why, widens
 from training.errors import TrainingError
 from training.exposure import exposure_of
 from training.files import read_json
 from training.logging.console import Console
+from training.position_overrides import longest_input, override, why, widens
 from training.run.directory import LoadedRun, load, read_manifest
 
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from model import ModelError, ModelSettings
 from training.config.settings import RunSettings, TrainingSettings
 from training.config.stage_settings import StageSettings
-from training.config.test_time import override
 from training.errors import TrainingError
 from training.optim.lr_schedule import learning_rate, steps_of
+from training.position_overrides import override
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ from studies.running.grid import GridCell
 from studies.settings import SCHEME, EvaluationEntry, StudySettings, matches
 from training.config.load import differences, load_settings
 from training.config.settings import RunSettings
-from training.config.test_time import override
 from training.errors import TrainingError
+from training.position_overrides import override
 from training.run.checks import check_model
 from training.run.directory import is_run, read_settings
 from training.stages import last_trained

@@ -13,7 +13,7 @@ from evaluation.statistics.analysis import describe_scheme
 from model import SCHEMES, Cache, ModelError, TokenPositions, Transformer
 from training.config.load import ConfigError, apply_overrides
 from training.config.settings import RunSettings
-from training.config.test_time import override
+from training.position_overrides import override
 
 BUILTIN = read_methods(Path(__file__).parents[2] / "configs" / "evaluation" / "methods.yaml")
 L0, V = 32, 23

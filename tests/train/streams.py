@@ -22,7 +22,7 @@ from data.preparation.groups import TextGroups
 from tests.train.ranks import TIMEOUT, Pair, wait_for
 from training.logging.console import Console
 from training.logging.metrics_file import read_metrics
-from training.run.extension import read_run_settings
+from training.run.parent import read_run_settings
 
 
 @contextmanager

@@ -19,11 +19,11 @@ from training.config.load import identity
 from training.config.settings import RunSettings
 from training.exposure import exposure_of
 from training.logging.metrics_file import read_metrics
-from training.run import setup, start_extension
+from training.run import first_checkpoint, setup
 from training.run.directory import load, read_settings, text_of
-from training.run.extension import read_run_settings
+from training.run.first_checkpoint import describe_comparison
+from training.run.parent import read_run_settings
 from training.run.setup import step0_score
-from training.run.start_extension import in_words
 
 TUNE = ["training.tokens=960", "training.batch_size=4", "training.validation.interval=null"]
 LONGER = ["train_length=48", "model.position.scaling.name=yarn", *TUNE]
@@ -102,7 +102,7 @@ def load_prepared(folder: Path):
 def test_weights_that_are_not_the_parents_are_found_out(parent, tmp_path, monkeypatch, more):
     """The check reads the parent by another way than the branch: one weight moved on that way is an error,
     and so it is where losses cannot be compared since stretches are measured from elsewhere."""
-    real = start_extension.load
+    real = first_checkpoint.load
 
     def moved(*args, **more):
         found = real(*args, **more)
@@ -110,7 +110,7 @@ def test_weights_that_are_not_the_parents_are_found_out(parent, tmp_path, monkey
             next(found.model.parameters())[101, 3] += 0.5
         return found
 
-    monkeypatch.setattr(start_extension, "load", moved)
+    monkeypatch.setattr(first_checkpoint, "load", moved)
     with pytest.raises(TrainingError, match="at step 0 the extension run scores "):
         trained(monkeypatch, f"parent.run={parent}", *LONGER, *more, "--run-dir", tmp_path / "x")
     assert find_checkpoint(tmp_path / "x") is None
@@ -256,7 +256,7 @@ def test_another_scheme_that_learns_nothing_begins_and_says_it_is_not_compared(p
     assert trained(monkeypatch, f"parent.run={parent}", *words, "--run-dir", folder) == 0
     found = about(folder)["step0"]
     assert found["parent_under_rule"] is None and "trained with 'rope'" in found["not_compared"]
-    assert "not compared with the parent" in in_words(found)
+    assert "not compared with the parent" in describe_comparison(found)
     assert same(weights(folder, 0), weights(parent))
     # NoPE is RoPE with its rotations dropped, which words at test time can say.
     dropped = load(parent, ["model.position.scaling={name: drop}"]).model

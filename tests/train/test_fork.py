@@ -16,8 +16,8 @@ from training.checkpoint.storage import find_checkpoint, folder_of, save_weights
 from training.config.load import load_settings
 from training.config.settings import RunSettings
 from training.exposure import exposure_of
+from training.run.compatibility import check_fork
 from training.run.directory import load, stem_of
-from training.run.fork import check_fork
 
 WSD = Path(__file__).resolve().parents[2] / "configs" / "wsd"
 SHORT = ["training.lr_schedule.warmup=3", "training.lr_schedule.decay=4"]
@@ -156,7 +156,7 @@ def test_a_resume_with_other_settings_lists_each_and_names_the_fork(base, stem):
         (["parent.checkpoint=5"], "no checkpoint of step 5; it has 4, 8, 12, 16"),
         (
             ["training.optimizer.groups={head: {lr: 1e-3}}", "training.tokens=4000"],
-            "are matrices, embeddings, vectors, and here they would be matrices, head, embeddings, vectors: ",
+            "are matrices, embeddings, vectors, and here they would be matrices, head, embeddings, vectors",
         ),
     ],
 )
@@ -167,7 +167,7 @@ def test_what_cannot_go_on_is_refused_and_leaves_nothing(stem, tmp_path, words, 
 
 
 def test_a_later_stage_may_not_cut_the_text_behind_the_fork_anew(stem):
-    """Windows of 16 and 24 share slots of 48, so that the first 8 steps would have been others."""
+    """Windows of 16 and 24 share chunks of 48, so that the first 8 steps would have been others."""
     words = ["train_length=24", "training.batch_size=4", "training.validation.targets=8"]
     old, same, other = (
         load_settings(RunSettings, [*words, f"training.stages=[{stages}]"])
@@ -177,9 +177,9 @@ def test_a_later_stage_may_not_cut_the_text_behind_the_fork_anew(stem):
             "{length: 24, duration: 8}, {length: 16, duration: 4}, {length: 12}",
         )
     )
-    check_fork(stem, 8, old, same)
-    with pytest.raises(TrainingError, match=r"of 12, 16, 24 tokens .* slots of 48, .* that fill 24,"):
-        check_fork(stem, 8, old, other)
+    check_fork(8, old, same)
+    with pytest.raises(TrainingError, match=r"of 12, 16, 24 tokens .* chunks of 48, .* that fill 24,"):
+        check_fork(8, old, other)
 
 
 def test_a_dry_run_of_a_fork_says_what_is_left(stem, capsys):

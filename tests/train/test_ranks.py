@@ -15,7 +15,7 @@ from training.checkpoint.storage import steps_of
 from training.errors import FAILED, INTERRUPTED, RANK_LOST, REQUEUE
 from training.logging.console import Console
 from training.logging.metrics_file import read_metrics
-from training.run.extension import read_run_settings
+from training.run.parent import read_run_settings
 
 WORDS = [
     *("train_length=24", "model.dim=32", "model.layers=2", "model.heads=4", "model.kv_heads=2"),

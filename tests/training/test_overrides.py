@@ -10,9 +10,9 @@ import torch
 from model import SCHEMES, ModelError, Transformer
 from training.config.load import ConfigError, apply_overrides, load_settings
 from training.config.settings import RunSettings
-from training.config.test_time import longest_input, override, why, widens
 from training.errors import TrainingError
-from training.run.extension import check_extension
+from training.position_overrides import longest_input, override, why, widens
+from training.run.compatibility import check_extension
 
 L0 = 32
 SHAPE = ["model.dim=24", "model.heads=2", "model.layers=3", f"train_length={L0}"]
@@ -190,7 +190,7 @@ def test_a_pattern_keeps_narrower_windows_unless_their_kind_is_named():
     assert wide.model.kinds["near"].window == 16 and widens(root, wide)
     assert widens(root, override(root, ["model.position.kinds.near.window=null"]))
     assert not widens(root, override(root, ["model.position.window=16"]))
-    with pytest.raises(ModelError, match=r"(?s)no kind .*near: its window of 8 is narrower"):
+    with pytest.raises(ModelError, match=r"(?s)no layer kind .*near: its window of 8 is narrower"):
         override(apply_overrides(root, ["model.position.kinds.far.window=8"]), ["model.position.window=16"])
 
 
@@ -202,7 +202,7 @@ def test_a_pattern_keeps_narrower_windows_unless_their_kind_is_named():
         (["model.position.kinds.far.name=alibi"], "kinds.far.name: trained with 'none', cannot become"),
         (["model.position.layers=[near, far]"], "pattern of layers cannot be changed"),
         (["model.position.name=rope"], "pattern of layers cannot be changed"),
-        (["model.position.stretch=auto"], r"no kind of layer can take it\n +near: .*\n +far: .*"),
+        (["model.position.stretch=auto"], r"no layer kind supports it\n +near: .*\n +far: .*"),
         (["model.position.layout=interleaved"], r"near: .*layout cannot be changed after training\n"),
     ],
 )

@@ -12,7 +12,7 @@ from training.config.settings import RunSettings
 from training.errors import ConfigError, TrainingError
 from training.optim.optimizer import learnt_by_positions, make_optimizer, set_learning_rates
 from training.run.checks import check_model, check_processes
-from training.run.fork import check_fork
+from training.run.compatibility import check_fork
 from training.stages import last_trained, learning_rates, stage_after, stage_of, stages_of
 
 # 20 steps of 2 × 24 tokens.
@@ -139,7 +139,7 @@ def test_a_fork_keeps_the_stages_that_its_order_comes_from(tmp_path):
     old = staged(two)
 
     def fork(step: int, stages: str, tokens: int = 960) -> None:
-        check_fork(tmp_path, step, old, staged(stages, f"training.tokens={tokens}"))
+        check_fork(step, old, staged(stages, f"training.tokens={tokens}"))
 
     fork(10, "{length: 12, duration: 10}, {length: 8, duration: 8}, {length: 24}")  # where the second begins
     fork(12, "{length: 12, duration: 10}, {length: 24}", 1200)  # the last stage goes on for longer

@@ -21,8 +21,8 @@ from training.exposure import make_ledger, with_parents
 from training.logging.metrics_logger import MetricsLogger
 from training.optim.ema import EMA
 from training.optim.step_guard import StepGuard
+from training.run.first_checkpoint import groups_before
 from training.run.setup import TrainingRun
-from training.run.start_extension import groups_behind
 from training.stages import stage_after, stages_of
 
 
@@ -133,7 +133,7 @@ class Checkpointer:
         )
         run.model.reposition(stage_after(stages_of(settings), self.saved).model)
         self.guard.load(state.get("gate", {}))
-        self.groups = groups_behind(run.folder, settings, state | {"step": self.saved})
+        self.groups = groups_before(run.folder, settings, state | {"step": self.saved})
         return self.saved
 
     def is_due(self, step: int) -> bool:

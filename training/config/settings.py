@@ -182,9 +182,14 @@ class RunSettings(Settings):
         return sum(segment.steps for segment in self.segments)
 
     @property
+    def is_fork(self) -> bool:
+        """Whether the run continues its parent's optimizer, step count and data order."""
+        return self.parent is not None and bool(self.parent.fork)
+
+    @property
     def first_step(self) -> int:
         """The number of updates before the run's own first one: in a fork, those of its parent; else 0."""
-        return self.parent.checkpoint or 0 if self.parent is not None and self.parent.fork else 0
+        return self.parent.checkpoint or 0 if self.parent is not None and self.is_fork else 0
 
     def tokens_after(self, step: int) -> int:
         """Target tokens of the first `step` updates."""

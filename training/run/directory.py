@@ -23,7 +23,7 @@ import torch
 from data import PreparedData, open_prepared
 from data.files import locked
 from data.tokenizer import Tokenizer, load_tokenizer
-from model import Transformer
+from model import ModelSettings, Transformer
 from training.checkpoint.restore import load_average, load_weights
 from training.checkpoint.sharded import shapes_in
 from training.checkpoint.storage import (
@@ -37,10 +37,10 @@ from training.checkpoint.storage import (
 )
 from training.config.load import differences, dump, identity, load_settings, split_arguments
 from training.config.settings import RunSettings
-from training.config.test_time import override
 from training.errors import ConfigError, TrainingError
 from training.files import read_json, with_keys, write_json, write_text
 from training.logging.console import Console
+from training.position_overrides import override
 from training.run.environment import attempt
 from training.stages import last_trained
 
@@ -267,7 +267,7 @@ class LoadedRun:
 
 def load(
     run: str | Path,
-    words: Sequence[str] = (),
+    overrides: Sequence[str] | ModelSettings = (),
     device: str | torch.device = "cpu",
     dtype: torch.dtype | None = None,
     checkpoint: int | None = None,
@@ -278,8 +278,8 @@ def load(
 
     Args:
         run: the run folder.
-        words: overrides of the positional scheme, e.g. `model.position.scaling.name=yarn`, applied to the
-            settings the checkpoint was last trained with (`training.stages`); see `override`.
+        overrides: of the positional scheme, e.g. `model.position.scaling.name=yarn`, applied to the settings
+            the checkpoint was last trained with (`training.stages`), or another model; see `override`.
         dtype: dtype of the weights; None: float64 if they are stored in it, else float32.
         checkpoint: step of the checkpoint; None: the newest good one.
         console: reports damaged checkpoints that are skipped; None: standard error.
@@ -307,7 +307,7 @@ def load(
         if found is None:
             raise TrainingError(f"{folder} has no checkpoint yet; train it first")
         last, changed = last_trained(trained, found.step)
-        settings = override(last, words)
+        settings = override(last, overrides)
         length, original = settings.train_length, settings.original_length
         model = Transformer(settings.model, about["vocab_size"], length, original)
         model.to(dtype or _stored_dtype(found))

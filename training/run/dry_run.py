@@ -15,10 +15,10 @@ from training.logging.console import Console, duration
 from training.logging.summary import steps_in_words
 from training.optim.optimizer import who_learns_at
 from training.run.checks import autocast_type, make_model, sampled
-from training.run.extension import ParentRun
-from training.run.fork import rates_in_words
+from training.run.first_checkpoint import changed_rates
 from training.run.hardware import forecast, free_memory, peak_flops
 from training.run.memory import FLOAT, MemoryLayout, fitting, memory
+from training.run.parent import ParentRun
 from training.stages import stages_of
 
 
@@ -68,13 +68,14 @@ def show_forecast(
         for name, rate in t.optimizer.rates.items()
     ]
     if parent is not None:
-        is_fork = settings.parent is not None and settings.parent.fork
         first, *earlier = lineage_words(parent.lineage(settings))
-        rows += [("fork of" if is_fork else "branch of", first), *(("behind it", one) for one in earlier)]
+        rows += [
+            ("fork of" if settings.is_fork else "extension of", first),
+            *(("before it", one) for one in earlier),
+        ]
         rows += [("changed", text) for text in parent.changed(settings)]
-        if is_fork:
-            told = rates_in_words(parent.folder, parent.settings, settings, parent.checkpoint.step)
-            rows += [("after the fork", text) for text in told]
+        if settings.is_fork:
+            rows += [("after the fork", text) for text in changed_rates(settings, parent)]
     console.table("forecast", ["", ""], rows)
     if f.memory > free:
         console.warn(f"this will not fit: {_fixes(model, settings, layout, free)}")

@@ -35,6 +35,7 @@ from training.run.checks import (
     make_model,
     reach_of,
 )
+from training.run.compatibility import check_text
 from training.run.directory import (
     check_folder,
     create_run,
@@ -47,9 +48,9 @@ from training.run.directory import (
 )
 from training.run.dry_run import check_memory, show_forecast
 from training.run.environment import processes_of
-from training.run.extension import ParentRun, read_run_settings
+from training.run.first_checkpoint import Score, write_first_checkpoint
 from training.run.hardware import prepare_cpu
-from training.run.start_extension import Score, check_text, start_extension
+from training.run.parent import ParentRun, read_run_settings
 from training.stages import stages_of
 
 
@@ -160,7 +161,7 @@ def open_run(options: Namespace, interrupts: Interrupts, draw_targets: DrawTarge
                 stack.enter_context(batches.preparing(parallel.main))
                 if settings.parent is not None and parallel.main:
                     score = step0_score(draw_targets, data, settings, parallel.device)
-                    start_extension(folder, settings, parent, model, score, console)
+                    write_first_checkpoint(folder, settings, parent, model, score, console)
             yield run
         parallel.end()  # monitored by the watchdog, as a process may fail before it arrives here
 

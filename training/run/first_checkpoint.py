@@ -1,4 +1,4 @@
-"""Start an extension run or a fork: copy the parent's checkpoint and verify that it scores as the parent."""
+"""The first checkpoint of a run that starts from another: the parent's, verified to score as the parent."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,10 +6,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from data import PreparedData
 from data.preparation.prepare import USE
 from data.sampling.exposure import write_exposure
-from model import Transformer
+from model import ModelSettings, Transformer
 from training.checkpoint.restore import load_weights
 from training.checkpoint.snapshot import weights_of
 from training.checkpoint.storage import copy_checkpoint, find_checkpoint, save_checkpoint
@@ -19,31 +18,16 @@ from training.exposure import INHERITED, exposure_of
 from training.files import read_json, write_json
 from training.logging.console import Console
 from training.optim.optimizer import make_optimizer
-from training.run.directory import MANIFEST, load
-from training.run.extension import ParentRun, method_overrides, not_at_test_time
-from training.run.fork import first_other_rate, rates_in_words
+from training.run.compatibility import method_of, not_at_test_time
+from training.run.directory import MANIFEST, LoadedRun, load
+from training.run.parent import ParentRun
+from training.stages import TrainingSchedule
 
 Score = Callable[[Transformer], np.ndarray]  # NLL in nats of fixed held-out targets at train_length, (n,)
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}  # nats, of any one target
 
 
-def check_text(settings: RunSettings, prepared: PreparedData, tokenizer_hash: str) -> None:
-    """Check that the text has the parent's tokenizer and, in an extension run, a document of train_length."""
-    found, longest = prepared.tokenizer.hash, prepared.longest
-    if found != tokenizer_hash:
-        raise TrainingError(
-            f"{prepared.folder} was made with another tokenizer ({found[:12]}) than the parent's "
-            f"({tokenizer_hash[:12]}): set data.tokenizer as in the parent"
-        )
-    is_fork = settings.parent is not None and settings.parent.fork
-    if longest < settings.train_length and not is_fork:
-        raise TrainingError(
-            f"train_length {settings.train_length} is longer than every document of {prepared.train.folder} "
-            f"(the longest has {longest:,} tokens): no text has the new length; lower train_length"
-        )
-
-
-def start_extension(
+def write_first_checkpoint(
     folder: Path,
     settings: RunSettings,
     parent: ParentRun | None,
@@ -65,20 +49,20 @@ def start_extension(
     shown = exposure_of(parent.folder, parent.checkpoint.step)
     if shown is not None:
         write_exposure(folder, shown, INHERITED)
-    if settings.parent is not None and settings.parent.fork:
+    if settings.is_fork:
         copy_checkpoint(parent.checkpoint, folder)
-        for line in fork_in_words(settings, parent):
+        for line in _describe_fork(settings, parent):
             console.info(line)
         return
     load_weights(model, parent.checkpoint)
     found = compare(settings, parent, model, score)
-    console.info(in_words(found))
+    console.info(describe_comparison(found))
     write_json(folder / MANIFEST, read_json(folder / MANIFEST) | {"step0": found})
     optimizer = make_optimizer(model, settings.training.optimizer)
     save_checkpoint(folder, 0, model, optimizer, {"step": 0, "tokens": 0})
 
 
-def groups_behind(folder: Path, settings: RunSettings, state: dict) -> list[str]:
+def groups_before(folder: Path, settings: RunSettings, state: dict) -> list[str]:
     """Hashes of the text groups read before a checkpoint. [] at the first step of a fork to other text, whose
     checkpoint records the parent's groups."""
     used: list[str] = state.get("groups", [])
@@ -94,10 +78,9 @@ def compare(settings: RunSettings, parent: ParentRun, model: Transformer, score:
 
     Returns the entry for the manifest; raises TrainingError where the two differ unexpectedly.
     """
-    weight = next(model.parameters())
-    nll = score(model)
+    weight, nll, length = next(model.parameters()), score(model), settings.train_length
     found: dict = {
-        "length": settings.train_length,
+        "length": length,
         "targets": len(nll),
         "nll": float(nll.mean()),
         "parent_under_rule": None,
@@ -106,62 +89,74 @@ def compare(settings: RunSettings, parent: ParentRun, model: Transformer, score:
         "not_compared": not_at_test_time(parent.settings, settings),
     }
 
-    step = parent.checkpoint.step
+    def loaded(method: ModelSettings | tuple = ()) -> LoadedRun:
+        step = parent.checkpoint.step
+        return load(parent.folder, method, weight.device, weight.dtype, step, weights="last")
 
-    def of_parent(words: list[str]) -> np.ndarray | None:
-        own = load(parent.folder, words, weight.device, weight.dtype, step, weights="last").model
-        return score(own) if own.limit is None or own.limit >= settings.train_length else None
+    def scored(own: Transformer) -> np.ndarray | None:
+        return score(own) if own.limit is None or own.limit >= length else None
 
-    plain = of_parent([])
+    plain = scored(loaded().model)
     found["parent_as_trained"] = None if plain is None else float(plain.mean())
     if found["not_compared"]:
         return found
-    under_rule = of_parent(method_overrides(parent.settings, settings))
-    if under_rule is None:
-        return found | {"not_compared": f"its positions end before {settings.train_length}"}
-    largest = float(np.abs(under_rule - nll).max())
-    found |= {"parent_under_rule": float(under_rule.mean()), "largest_difference": largest}
+    under_method = scored(loaded(method_of(parent.settings, settings)).model)
+    if under_method is None:
+        return found | {"not_compared": f"its positions end before {length}"}
+    largest = float(np.abs(under_method - nll).max())
+    found |= {"parent_under_rule": float(under_method.mean()), "largest_difference": largest}
     if largest > TOLERANCE[weight.dtype]:
-        measured = parent.settings.original_length or parent.settings.train_length
-        own = settings.original_length or settings.train_length
-        ours = weights_of(model)
-        theirs = weights_of(load(parent.folder, [], weight.device, weight.dtype, step, weights="last").model)
-        if measured != own and _equal(ours, theirs):  # the one setting that has no test-time override
+        measured, own = (s.original_length or s.train_length for s in (parent.settings, settings))
+        ours, theirs = weights_of(model), weights_of(loaded().model)
+        is_copy = ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+        if measured != own and is_copy:  # the one setting that has no test-time override
             return found | {"not_compared": f"its original_length is {measured}, not {own}"}
         raise TrainingError(
-            f"at step 0 the extension run scores {nll.mean():.6f} at {settings.train_length} tokens, and "
-            f"{parent.folder} under the same method {under_rule.mean():.6f} (one target differs by "
-            f"{largest:.2g}): the weights were not copied correctly; this is a bug, please report it"
+            f"at step 0 the extension run scores {nll.mean():.6f} at {length} tokens, and {parent.folder} "
+            f"under the same method {under_method.mean():.6f} (one target differs by {largest:.2g}): the "
+            "weights were not copied correctly; this is a bug, please report it"
         )
     return found
 
 
-def _equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
-    """Whether two models hold the same weights, bit for bit."""
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-
-
-def in_words(found: dict) -> str:
+def describe_comparison(found: dict) -> str:
     """The result of `compare` as one line."""
-    begins = f"step 0: NLL {found['nll']:.4f} on {found['targets']:,} targets at {found['length']} tokens"
+    start = f"step 0: NLL {found['nll']:.4f} on {found['targets']:,} targets at {found['length']} tokens"
     trained = found["parent_as_trained"]
-    beside = "the parent as trained has no such positions" if trained is None else f"as trained {trained:.4f}"
+    plain = "the parent as trained has no such positions" if trained is None else f"as trained {trained:.4f}"
     if found["not_compared"]:
-        return f"{begins} ({beside}); not compared with the parent under this method: {found['not_compared']}"
+        return f"{start} ({plain}); not compared with the parent under this method: {found['not_compared']}"
     most = found["largest_difference"]
-    return f"{begins}, as the parent under this method (largest difference {most:.1g}; {beside})"
+    return f"{start}, as the parent under this method (largest difference {most:.1g}; {plain})"
 
 
-def fork_in_words(settings: RunSettings, parent: ParentRun) -> list[str]:
+def _describe_fork(settings: RunSettings, parent: ParentRun) -> list[str]:
     """Lines about a fork: its parent, changed settings, learning rates, and whether the parent's learning
     rates before it differ from those of its own settings."""
     step = parent.checkpoint.step
     lines = [f"fork of {parent.folder}: continues after step {step} with its optimizer and data order"]
     lines += [f"changed in the fork: {text}" for text in parent.changed(settings)]
-    lines += rates_in_words(parent.folder, parent.settings, settings, step)
-    other = first_other_rate(parent.settings, settings, step)
-    if other is not None:
-        lines.append(
-            f"the learning rates before it differ from those of its own settings from step {other} on"
-        )
+    lines += changed_rates(settings, parent)
+    old, new = TrainingSchedule(parent.settings), TrainingSchedule(settings)
+    for i in range(step):
+        if old.learning_rates(i) != new.learning_rates(i):
+            lines.append(
+                f"the learning rates before it differ from those of its own settings from step {i + 1} on"
+            )
+            break
     return lines
+
+
+def changed_rates(settings: RunSettings, parent: ParentRun) -> list[str]:
+    """The learning rates of the first update after a fork that differ by more than 1% from those of the
+    parent at that step, or at its end."""
+    step = parent.checkpoint.step
+    last = min(step, parent.settings.steps - 1)
+    before = TrainingSchedule(parent.settings).learning_rates(last)
+    there = str(parent.folder) if last == step else f"{parent.folder} at its end"
+    return [
+        f"{'learning rate' if name == 'lr' else name} at step {step + 1}: {before[name]:.3g} in {there}, "
+        f"{rate:.3g} here"
+        for name, rate in TrainingSchedule(settings).learning_rates(step).items()
+        if name in before and abs(rate - before[name]) > 0.01 * before[name]
+    ]

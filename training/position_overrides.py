@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from model import ModelError, Transformer, check_override, legal_overrides
+from model import ModelError, ModelSettings, Transformer, check_override, legal_overrides
 from training.config.load import apply_overrides, differences
 from training.config.settings import RunSettings
 from training.errors import ConfigError, TrainingError
@@ -21,8 +21,8 @@ _ADVICE = re.compile(r"; choose \S+\.name=\S+ first")  # valid before training, 
 _TIMES = re.compile(r"\{(\w+)\*(\d+(?:\.\d+)?)\}")
 
 
-def override(trained: RunSettings, words: Sequence[str]) -> RunSettings:
-    """The settings of a trained run with overrides of its positional scheme applied and checked.
+def override(trained: RunSettings, asked: Sequence[str] | ModelSettings) -> RunSettings:
+    """The settings of a trained run with overrides of its positional scheme, or another model, checked.
 
     In a run with a pattern of layer kinds, overrides such as `model.position.window=256` form one method that
     applies to every kind that supports all of it. A kind does not support a setting that it lacks, that may
@@ -33,20 +33,25 @@ def override(trained: RunSettings, words: Sequence[str]) -> RunSettings:
         TrainingError: an override outside model.position, or of an unknown setting; lists legal ones.
         ModelError: an override that the trained weights do not allow, or sizes that do not fit.
     """
+    if isinstance(asked, ModelSettings):
+        return _checked(trained, trained.model_copy(update={"model": asked}))
     kinds = trained.model.kinds
-    if not words:
+    if not asked:
         return trained
     if not trained.model.is_pattern:
         (choice,) = kinds.values()
-        return _applied(trained, [_filled_in(word, choice) for word in words])
-    template = [word for word in words if _is_template(word)]
-    direct = [word for word in words if word not in template]
+        return _applied(trained, [_filled_in(one, choice) for one in asked])
+    template = [one for one in asked if _is_template(one)]
+    direct = [one for one in asked if one not in template]
     if not template:
         return _applied(trained, direct)
     taken, refused = [], {}
     for kind, choice in kinds.items():
         try:
-            own = [_for_kind(_filled_in(word, choice), kind) for word in template]
+            own = [
+                f"{_POSITION}kinds.{kind}.{_filled_in(one, choice).removeprefix(_POSITION)}"
+                for one in template
+            ]
             found = _applied(trained, own)
             if _is_wider(choice.window, found.model.kinds[kind].window):
                 raise ModelError(
@@ -57,7 +62,7 @@ def override(trained: RunSettings, words: Sequence[str]) -> RunSettings:
         else:
             taken += own
     if not taken:
-        head = f"{' '.join(template)}: no kind of layer can take it"
+        head = f"{' '.join(template)}: no layer kind supports it"
         reasons = [f"{kind}: {text}" for kind, text in refused.items()]
         raise ModelError("\n       ".join([head, *reasons, legal_overrides(trained.model)]))
     return _applied(trained, [*taken, *direct])
@@ -69,9 +74,15 @@ def why(error: Exception) -> str:
     return "; ".join(line for line in lines if not line.startswith("legal for "))
 
 
+def meta_model(settings: RunSettings, vocab_size: int = 1) -> Transformer:
+    """The model of these settings on the meta device."""
+    with torch.device("meta"):
+        return Transformer(settings.model, vocab_size, settings.train_length, settings.original_length)
+
+
 def longest_input(settings: RunSettings) -> int | None:
     """The longest input that these settings support; None if unlimited."""
-    return _built(settings).limit
+    return meta_model(settings).limit
 
 
 def widens(trained: RunSettings, asked: RunSettings) -> bool:
@@ -95,24 +106,18 @@ def _applied(trained: RunSettings, words: Sequence[str]) -> RunSettings:
             raise TrainingError(
                 f"{key} cannot be changed on a trained model; only keys of model.position can"
             )
+    return _checked(trained, settings)
+
+
+def _checked(trained: RunSettings, settings: RunSettings) -> RunSettings:
     check_override(trained.model, settings.model)
-    _built(settings)  # sizes that do not fit each other or the trained length are refused here
+    meta_model(settings)  # raises for sizes that do not fit each other or the trained length
     return settings
-
-
-def _built(settings: RunSettings) -> Transformer:
-    """The model on the meta device, with a vocabulary of one token."""
-    with torch.device("meta"):
-        return Transformer(settings.model, 1, settings.train_length, settings.original_length)
 
 
 def _is_template(word: str) -> bool:
     key = word.partition("=")[0]
     return key.startswith(_POSITION) and key.removeprefix(_POSITION).split(".")[0] not in _OF_THE_PATTERN
-
-
-def _for_kind(word: str, kind: str) -> str:
-    return f"{_POSITION}kinds.{kind}.{word.removeprefix(_POSITION)}"
 
 
 def _filled_in(word: str, choice) -> str:

@@ -1,0 +1,193 @@
+"""Checks that an extension run or a fork can start from its parent's checkpoint; nothing is allocated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from data import PreparedData
+from data.sampling.segments import Segment, sizes_of_slots
+from model import ModelError, ModelSettings
+from training.config.load import differences
+from training.config.settings import RunSettings
+from training.errors import TrainingError
+from training.optim.optimizer import make_optimizer
+from training.position_overrides import meta_model, override, why
+from training.stages import stages_of
+
+if TYPE_CHECKING:
+    from training.run.parent import ParentRun
+
+# Settings that determine a fork's checkpoint tensors, its step count and the order of its data; and why.
+_FIXED = {
+    "train_length": "the size of a step cannot change",
+    "original_length": "positions depend on it",
+    "training.batch_size": "the size of a step cannot change",
+    "training.optimizer.name": "the optimizer state belongs to it",
+    "data.tokenizer": "the token ids depend on it",
+    "model": "the weights depend on it; use overrides in training.stages for positions",
+}
+
+
+def check_start(parent: ParentRun, settings: RunSettings) -> None:
+    """Raise TrainingError where a run of these settings cannot start from the parent's checkpoint."""
+    if not settings.is_fork:
+        check_extension(parent, settings)
+        return
+    old, tokenizer = parent.settings, parent.trained_tokenizer()
+    if settings.data.tokenizer == tokenizer:  # the same tokenizer under another setting
+        old = old.model_copy(update={"data": old.data.model_copy(update={"tokenizer": tokenizer})})
+    try:
+        check_fork(parent.checkpoint.step, old, settings)
+        _check_groups(parent, settings)
+    except TrainingError as error:
+        raise TrainingError(
+            f"{parent.folder} cannot be forked this way (an extension run takes its weights only: "
+            f"parent.run={parent.folder} without --fork):\n       {error}"
+        ) from None
+
+
+def check_text(settings: RunSettings, prepared: PreparedData, tokenizer_hash: str) -> None:
+    """Check that the text has the parent's tokenizer and, in an extension run, a document of train_length."""
+    found, longest = prepared.tokenizer.hash, prepared.longest
+    if found != tokenizer_hash:
+        raise TrainingError(
+            f"{prepared.folder} was made with another tokenizer ({found[:12]}) than the parent's "
+            f"({tokenizer_hash[:12]}): set data.tokenizer as in the parent"
+        )
+    if longest < settings.train_length and not settings.is_fork:
+        raise TrainingError(
+            f"train_length {settings.train_length} is longer than every document of {prepared.train.folder} "
+            f"(the longest has {longest:,} tokens); lower it"
+        )
+
+
+def with_table_length(
+    model: ModelSettings, parent: ModelSettings, length: Callable[[Any, Any], int | None]
+) -> ModelSettings:
+    """The model with `max_length` = length(its scheme, the parent's scheme) in every position table that can
+    be extended, where the parent has one too."""
+    if model.is_pattern != parent.is_pattern:
+        return model
+    kinds = dict(model.kinds)
+    for kind in kinds.keys() & parent.kinds.keys():
+        new, old = kinds[kind], parent.kinds[kind]
+        if hasattr(new, "extend") and hasattr(old, "max_length"):
+            kinds[kind] = new.model_copy(update={"max_length": length(new, old)})
+    position = model.position.model_copy(update={"kinds": kinds}) if model.is_pattern else kinds["all"]
+    return model.model_copy(update={"position": position})
+
+
+def method_of(parent: RunSettings, settings: RunSettings) -> ModelSettings:
+    """The model under which the parent computes what the extension run computes at step 0."""
+    return with_table_length(settings.model, parent.model, lambda _, old: old.max_length)
+
+
+def not_at_test_time(parent: RunSettings, settings: RunSettings) -> str:
+    """Why the method of the extension run cannot be applied to the parent at test time; '': it can."""
+    try:
+        override(parent, method_of(parent, settings))
+    except (ModelError, TrainingError) as error:
+        return why(error)
+    return ""
+
+
+def check_extension(parent: ParentRun, settings: RunSettings) -> None:
+    """A change of the scheme's settings must be legal on trained weights; another scheme needs parameters of
+    the same names and shapes."""
+    old, new = parent.settings.model, settings.model
+    for key in type(old).model_fields:
+        if key != "position" and getattr(old, key) != getattr(new, key):
+            raise TrainingError(
+                f"model.{key} cannot change in an extension run: the weights of {parent.folder} were trained "
+                f"with {getattr(old, key)}"
+            )
+    ours, theirs = (
+        {name: tuple(weight.shape) for name, weight in meta_model(one).state_dict().items()}
+        for one in (settings, parent.settings)
+    )
+    wrong = [f"{name} is new" for name in ours if name not in theirs]
+    wrong += [f"{name} is left over" for name in theirs if name not in ours]
+    wrong += [
+        f"{name} would have shape {ours[name]}, the parent's has {theirs[name]}"
+        for name in ours
+        if name in theirs and ours[name] != theirs[name]
+    ]
+    if wrong:
+        raise TrainingError(
+            f"model.position: the weights of {parent.folder} do not fit: {'; '.join(wrong[:3])}. An "
+            "extension run may change settings of its scheme, or use a scheme with the same parameters"
+        )
+    names = [{kind: choice.name for kind, choice in model.kinds.items()} for model in (old, new)]
+    is_same_scheme = old.layer_kinds == new.layer_kinds and names[0] == names[1]
+    if is_same_scheme and (refusal := not_at_test_time(parent.settings, settings)):
+        raise TrainingError(f"{parent.folder} cannot be extended this way: {refusal}")
+
+
+def check_fork(step: int, old: RunSettings, new: RunSettings) -> None:
+    """Raise TrainingError, which lists every setting that must not change, where a run of settings `old`
+    cannot continue from its checkpoint of `step` under settings `new`."""
+    changed = [key for key, *_ in differences(old, new)]
+    if old.training.optimizer.name != new.training.optimizer.name:
+        changed.append("training.optimizer.name")
+    wrong = [
+        f"{key}: {reason}"
+        for key in changed
+        for fixed, reason in _FIXED.items()
+        if key == fixed or key.startswith(f"{fixed}.")
+    ]
+    if wrong:
+        raise TrainingError("\n       ".join(wrong))
+    if new.steps <= step:
+        raise TrainingError(
+            f"training.tokens = {new.training.tokens} gives {new.steps} steps, and the checkpoint is at step "
+            f"{step}: raise it above {new.tokens_after(step)}, or set parent.checkpoint to an earlier one"
+        )
+    if _segments_before(old, step) != _segments_before(new, step):
+        raise TrainingError(
+            f"training.stages: the stage of the checkpoint after step {step} cannot start or end elsewhere "
+            "in a fork, because the data order depends on its end; fork where a later stage starts"
+        )
+    lengths = [sorted({segment.length for segment in settings.plan}) for settings in (old, new)]
+    slots = [sizes_of_slots(own) for own in lengths]
+    if slots[0] != slots[1]:
+        theirs, ours = (", ".join(map(str, own)) for own in lengths)
+        raise TrainingError(
+            f"training.stages: windows of {ours} tokens are cut from chunks of {slots[1][0]}, those of "
+            f"{theirs} from chunks of {slots[0][0]}, so the data order cannot continue; set lengths that "
+            f"fill {slots[0][0]}"
+        )
+    before = [[s for s in stages_of(settings) if s.start < step] for settings in (old, new)]
+    if before[0] != before[1]:
+        raise TrainingError(
+            f"training.stages before step {step} cannot change in a fork (a share as `duration` depends on "
+            "training.tokens; give steps)"
+        )
+
+
+def _segments_before(settings: RunSettings, step: int) -> list[Segment]:
+    """The segments that determine the data order of the first `step` updates; the last one of a run has no
+    end."""
+    begin, found = 0, []
+    for segment in settings.plan:
+        if begin >= step:
+            break
+        found.append(segment)
+        begin += segment.steps
+    return [*found[:-1], found[-1]._replace(steps=0)] if len(found) == len(settings.plan) else found
+
+
+def _check_groups(parent: ParentRun, settings: RunSettings) -> None:
+    """Check that the optimizer of the settings has the parameter groups of the checkpoint."""
+    checkpoint = parent.checkpoint
+    if not checkpoint.has_optimizer:
+        raise TrainingError(f"{checkpoint.folder} holds weights only, without an optimizer")
+    # Parameter names do not depend on the vocabulary.
+    own = make_optimizer(meta_model(settings), settings.training.optimizer).param_groups
+    saved = checkpoint.optimizer["groups"]
+    if [group["names"] for group in own] != [group["weights"] for group in saved]:
+        theirs = ", ".join(group["options"]["name"] for group in saved)
+        raise TrainingError(
+            f"training.optimizer.groups: the groups of weights are {theirs} in the parent, and here they "
+            f"would be {', '.join(group['name'] for group in own)}; leave them as in the parent"
+        )
