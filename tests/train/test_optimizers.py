@@ -29,7 +29,7 @@ def test_muon_z_loss_and_a_mean_of_weights(words, tmp_path, monkeypatch, capsys)
     words, whole, cut = [*words, *SETTINGS], tmp_path / "whole", tmp_path / "cut"
     assert here(monkeypatch, *words, "--run-dir", str(whole)) == 0
     said = capsys.readouterr().err
-    assert "adamw_lr 0.001: for the 8,4" in said and "numbers of head, vectors" in said
+    assert "adamw_lr 0.001: for 8,4" in said and "parameters: head, vectors" in said
     told = lines(whole)
     rates = [line for line in told if line["kind"] == "train"]
     assert all(line["lr"] == pytest.approx(2 * line["adamw_lr"]) for line in rates)

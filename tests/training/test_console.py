@@ -225,5 +225,5 @@ def test_a_full_disk_names_the_file_and_the_mend(capsys, tmp_path):
     with pytest.raises(SystemExit):
         run_main(main)
     err = capsys.readouterr().err
-    assert err.startswith(f"error: {tmp_path / 'shard'}: No space left") and "make room" in err
+    assert err.startswith(f"error: {tmp_path / 'shard'}: No space left") and "free space" in err
     assert not list(tmp_path.iterdir())

@@ -16,14 +16,29 @@ from training.logging.live import LiveView, mean, short_name, sparkline
 from training.logging.metrics_logger import MetricsLogger
 
 
-def view(**more) -> LiveView:
-    found = LiveView("tiny-0123456789", steps=2000, done=0, peak=312e12)
+def train_line(step: int, loss: float | str, norm: float | str = 0.25, **more) -> dict:
+    return {"kind": "train", "step": step, "loss": loss, "grad_norm": norm, "lr": 1.5e-3, **more}
+
+
+def validation_line(step: int, nll: dict, targets: int, documents: int) -> dict:
+    nll = {str(length): value for length, value in nll.items()}
+    return {"kind": "validation", "step": step, "nll": nll, "targets": targets, "documents": documents}
+
+
+def new_view(name="run", steps=10, peak=1e12) -> LiveView:
+    return LiveView(name, steps, 1000 * steps, 0, peak, Console(quiet=True))
+
+
+def view() -> LiveView:
+    found = new_view("tiny-0123456789", steps=2000, peak=312e12)
     for step in range(1, 1001):
-        found.step(step, 5.0 - step / 500, norm=0.25, rate=1.5e-3)
-    found.speed, found.mfu, found.left, found.memory = 14_200.0, 0.42, 754.0, 912 * 2**20
+        speed = {"tokens": 2_000_000 - 754 * 14_200, "tokens_per_second": 14_200.0}
+        speed |= {"mfu": 0.42, "peak_memory_bytes": 912 * 2**20}
+        found.write(train_line(step, 5.0 - step / 500, **(speed if step % 10 == 0 else {})))
     lengths = [256 * 2**k for k in range(5)]
-    found.validation(500, {length: 3.5 + k / 10 for k, length in enumerate(lengths)}, 2048, 32)
-    found.validation(1000, {length: 3.4 + k / 5 for k, length in enumerate(lengths)}, 2048, 32)
+    for step, first, growth in ((500, 3.5, 0.1), (1000, 3.4, 0.2)):
+        nll = {length: first + k * growth for k, length in enumerate(lengths)}
+        found.write(validation_line(step, nll, 2048, 32))
     return found
 
 
@@ -53,12 +68,12 @@ def test_every_line_fits_and_tells(width):
 
 
 def test_nothing_is_shown_before_it_is_known():
-    text = "\n".join(drawn(LiveView("run", steps=10, done=0, peak=1e12), 80))
+    text = "\n".join(drawn(new_view(), 80))
     assert "waiting for the first step" in text
     assert not any(word in text for word in ("held out", "nan", "tokens/s", "left", "MiB"))
-    broken = LiveView("run", steps=10, done=0, peak=1e12)
-    broken.step(1, math.nan, math.inf, 1e-3)
-    broken.validation(1, {16: 2.0, 32: math.nan}, 8, 1)
+    broken = new_view()
+    broken.write(train_line(1, "nan", "inf"))
+    broken.write(validation_line(1, {16: 2.0, 32: "nan"}, 8, 1))
     assert "32" in "\n".join(drawn(broken, 80))
 
 

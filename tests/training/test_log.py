@@ -57,7 +57,7 @@ def test_a_disk_that_takes_no_more_is_told_with_the_file(tmp_path, monkeypatch):
 
     with MetricsFile(tmp_path / "metrics.jsonl", 0) as log:
         monkeypatch.setattr(os, "fsync", full)
-        with pytest.raises(TrainingError, match=r"metrics.jsonl: cannot be forced .*: No space left"):
+        with pytest.raises(TrainingError, match=r"metrics.jsonl: cannot be flushed .*: No space left"):
             log.sync()
 
 

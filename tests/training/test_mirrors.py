@@ -93,7 +93,7 @@ def test_tensorboard_is_sent_numbers_and_purged_of_what_a_resumed_run_repeats(tm
 def test_a_mirror_without_its_package_is_refused_before_any_compute(monkeypatch):
     check_trackers(load_settings(RunSettings, []).training)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(TrainingError, match="needs the package tensorboard: pip install -c constraints"):
+    with pytest.raises(TrainingError, match="requires the package tensorboard: pip install -c constraints"):
         check_trackers(load_settings(RunSettings, ["training.tensorboard=true"]).training)
 
 

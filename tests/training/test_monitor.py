@@ -8,7 +8,7 @@ import pytest
 from data import ByteTokenizer
 from training.config.trainer_settings import ValidationSettings
 from training.errors import TrainingError
-from training.logging.metrics_logger import validation_in_words
+from training.logging.live import validation_in_words
 from training.run.checks import validation_steps
 from training.validation import OPENING, opening
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
@@ -13,31 +13,20 @@ PATIENCE = timedelta(hours=24)  # timeout of a collective; the watchdog detects 
 T = TypeVar("T")
 
 
-class ProcessGroup(Protocol):
-    """Processes that exchange Python objects."""
-
-    @property
-    def rank(self) -> int: ...
-
-    @property
-    def world(self) -> int: ...
-
-    def gather(self, value: Any) -> list[Any]: ...
-
-
-class SingleProcess:
-    """A group of one process."""
+class ProcessGroup:
+    """Processes that exchange Python objects. This base class is a single process."""
 
     rank, world = 0, 1
 
     def gather(self, value: Any) -> list[Any]:
+        """The value of each process, by rank."""
         return [value]
 
 
-ALONE = SingleProcess()
+ALONE = ProcessGroup()
 
 
-class SideChannelGroup:
+class SideChannelGroup(ProcessGroup):
     """All processes of a run over a separate gloo group, so that a thread can communicate during training
     steps. Every process must create it at the same point."""
 
@@ -67,12 +56,12 @@ def error_barrier(group: ProcessGroup, what: str) -> Iterator[None]:
         yield
     except Exception as error:  # any error: the others wait at the barrier
         failed = error
-    said = group.gather(None if failed is None else str(failed) or type(failed).__name__)
+    messages = group.gather(None if failed is None else str(failed) or type(failed).__name__)
     if failed is not None:
         raise failed
-    for rank, words in enumerate(said):
-        if words is not None:
-            raise TrainingError(f"process {rank} could not {what}: {words}")
+    for rank, message in enumerate(messages):
+        if message is not None:
+            raise TrainingError(f"process {rank} could not {what}: {message}")
 
 
 def on_all(group: ProcessGroup, what: str, work: Callable[[], T]) -> list[T]:

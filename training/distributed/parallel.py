@@ -27,7 +27,7 @@ from training.errors import TrainingError
 T = TypeVar("T")
 
 
-class Parallel:
+class Parallel(ProcessGroup):
     """This process and the group of all processes of a run.
 
     Raises TrainingError where the launcher and the settings disagree, or the processes that run are not those

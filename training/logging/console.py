@@ -72,9 +72,9 @@ class Console:
     def bar(self, label: str, total: int | None, unit: str = "it"):
         """Context manager that shows progress over `total` units (None: unknown); yields `.advance(n=1)`."""
         if self.quiet:
-            yield _NoBar()
+            yield _Progress(label, total, unit)
         elif sys.stderr.isatty() and not self._screens:
-            bar = _RichBar(label, total, unit)
+            bar = _TerminalBar(label, total, unit)
             with self._owned_by(bar.progress.console), bar.progress:
                 yield bar
         else:
@@ -157,16 +157,30 @@ def _numeric(cell: str) -> bool:
     return True
 
 
-class _NoBar:
-    def advance(self, n: float = 1) -> None:
-        pass
-
-
-class _RichBar:
-    """A progress bar with percent, rate and time left, for a terminal."""
+class _Progress:
+    """Counts finished units; shows nothing."""
 
     def __init__(self, label: str, total: int | None, unit: str):
-        self.unit, self.done, self.start = unit, 0.0, time.monotonic()
+        self.label, self.total, self.unit = label, total, unit
+        self.done, self.start = 0.0, time.monotonic()
+
+    def advance(self, n: float = 1) -> None:
+        self.done += n
+        self.show()
+
+    def show(self) -> None:
+        pass
+
+    @property
+    def rate(self) -> float:
+        return self.done / max(time.monotonic() - self.start, 1e-9)
+
+
+class _TerminalBar(_Progress):
+    """A progress bar with percent, rate and time left."""
+
+    def __init__(self, label: str, total: int | None, unit: str):
+        super().__init__(label, total, unit)
         self.progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=28),
@@ -177,45 +191,33 @@ class _RichBar:
         )
         self.task = self.progress.add_task(printable(label).replace("[", r"\["), total=total, rate="")
 
-    def advance(self, n: float = 1) -> None:
-        self.done += n
-        seconds = max(time.monotonic() - self.start, 1e-9)
-        self.progress.update(self.task, advance=n, rate=f"{_count(self.done / seconds)} {self.unit}/s")
+    def show(self) -> None:
+        self.progress.update(self.task, completed=self.done, rate=f"{_count(self.rate)} {self.unit}/s")
 
 
-class _LineBar:
+class _LineBar(_Progress):
     """Progress as plain lines: at most one every `interval` seconds, and one at the end."""
 
     def __init__(self, label, total, unit, line: Callable[[str], None], interval: float):
-        self.label, self.total, self.unit, self.line, self.interval = label, total, unit, line, interval
-        self.done = 0.0
-        self.start = self.last = time.monotonic()
+        super().__init__(label, total, unit)
+        self.line, self.interval, self.last = line, interval, self.start
 
-    def advance(self, n: float = 1) -> None:
-        self.done += n
-        now = time.monotonic()
-        if now - self.last < self.interval or (self.total and self.done >= self.total):
+    def show(self) -> None:
+        now, total = time.monotonic(), self.total
+        if now - self.last < self.interval or (total and self.done >= total):
             return
-        self.last = now
-        rate = self.done / max(now - self.start, 1e-9)
-        text = f"{self.label}: {_count(self.done)} {self.unit}"
-        if self.total:
-            left = (self.total - self.done) / rate if rate else 0.0
-            text = (
-                f"{self.label}: {100 * self.done / self.total:.0f}% "
-                f"({_count(self.done)} of {_count(self.total)} {self.unit})"
-            )
-            self.line(f"{text}, {_count(rate)} {self.unit}/s, {duration(left)} left")
-        else:
-            self.line(f"{text}, {_count(rate)} {self.unit}/s")
+        self.last, rate = now, f"{_count(self.rate)} {self.unit}/s"
+        if not total:
+            self.line(f"{self.label}: {_count(self.done)} {self.unit}, {rate}")
+            return
+        left = (total - self.done) / self.rate if self.rate else 0.0
+        share = f"{self.done / total:.0%} ({_count(self.done)} of {_count(total)} {self.unit})"
+        self.line(f"{self.label}: {share}, {rate}, {duration(left)} left")
 
     def close(self, word: str) -> None:
+        rate = f" ({_count(self.rate)} {self.unit}/s)" if self.done else ""
         seconds = time.monotonic() - self.start
-        rate = self.done / max(seconds, 1e-9)
-        self.line(
-            f"{self.label}: {word}, {_count(self.done)} {self.unit} in {duration(seconds)}"
-            + (f" ({_count(rate)} {self.unit}/s)" if self.done else "")
-        )
+        self.line(f"{self.label}: {word}, {_count(self.done)} {self.unit} in {duration(seconds)}{rate}")
 
 
 def _count(number: float) -> str:
@@ -255,11 +257,11 @@ def is_user_error(error: BaseException) -> bool:
     )
 
 
-def _words(error: BaseException) -> str:
+def _message(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         names = [str(name) for name in (error.filename, error.filename2) if name is not None]
-        mend = "; make room, then run the same command again" if is_disk_full(error) else ""
-        return f"{' -> '.join(names)}: {error.strerror}{mend}" if names else error.strerror + mend
+        fix = "; free space, then run the same command again" if is_disk_full(error) else ""
+        return ": ".join(filter(None, [" -> ".join(names), error.strerror])) + fix
     return str(error) or type(error).__name__
 
 
@@ -334,11 +336,8 @@ def run_main(main: Callable[[], int | None]) -> None:
         if not is_user_error(error):
             raise
         rank = os.environ.get("RANK", "0")
-        print(
-            f"error: {'' if rank == '0' else f'(process {rank}) '}{printable(_words(error))}",
-            file=sys.stderr,
-            flush=True,
-        )
+        where = "" if rank == "0" else f"(process {rank}) "
+        print(f"error: {where}{printable(_message(error))}", file=sys.stderr, flush=True)
         try:
             sys.stdout.flush()
         except OSError:

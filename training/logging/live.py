@@ -1,8 +1,8 @@
-"""Live view of a run in training: progress, losses and held-out NLL by length."""
+"""Shows the metrics of a run in training: a live view on a terminal, lines elsewhere."""
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich.console import Group
@@ -10,7 +10,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from training.logging.console import duration
+from training.logging.console import Console, duration
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 RECENT = 20  # steps the loss is averaged over
@@ -20,68 +20,105 @@ CHANGE = ("green", "red")  # colors of a change in NLL: decrease, increase
 
 
 class LiveView:
-    """State and rendering (`__rich__`) of the live view; unknown values are left out."""
+    """Shows lines of metrics.jsonl. On a terminal it is drawn with rich (`__rich__`) and leaves out unknown
+    values; other outputs receive one line per measured speed and per validation.
 
-    def __init__(self, name: str, steps: int, done: int, peak: float):
-        self.name, self.steps, self.done, self.peak = name, steps, done, peak
-        self.losses: deque[float] = deque(maxlen=KEPT)
-        self.norm, self.rate = math.nan, math.nan
-        self.speed, self.mfu, self.left, self.memory = 0.0, 0.0, math.nan, 0
-        self.nll: dict[int, float] = {}
-        self.before: dict[int, float] = {}
-        self.looked = ""
+    Args:
+        steps, tokens: of the whole run.
+        peak: FLOP/s of all devices.
 
-    def step(self, done: int, loss: float, norm: float, rate: float) -> None:
-        self.done, self.norm, self.rate = done, norm, rate
-        self.losses.append(loss)
+    draw: redraws the terminal; None: there is none.
+    """
 
-    def validation(self, done: int, nll: dict[int, float], targets: int, documents: int) -> None:
-        """Record the NLL (nats) of held-out targets by length."""
-        self.before, self.nll = self.nll, nll
-        self.looked = f"step {done:,}, {targets:,} targets of {documents} documents"
+    def __init__(self, name: str, steps: int, tokens: int, done: int, peak: float, console: Console):
+        self.name, self.steps, self.tokens, self.peak, self.console = name, steps, tokens, peak, console
+        self.draw: Callable[[], None] | None = None
+        self._step: dict = {"step": done}  # the newest step
+        self._measured: dict = {}  # the newest step with a measured speed
+        self._losses: deque[float] = deque(maxlen=KEPT)
+        self._nll: dict[int, float] = {}
+        self._before: dict[int, float] = {}
+        self._validation = ""
+
+    def write(self, line: dict) -> None:
+        """Show one line of metrics.jsonl."""
+        if line["kind"] == "train":
+            self._step = line
+            self._losses.append(float(line["loss"]))
+            if is_measured := "mfu" in line:
+                self._measured = line
+            if self.draw:
+                self.draw()
+            elif is_measured:
+                self.console.info(
+                    f"step {line['step']:>{len(str(self.steps))}}/{self.steps}  "
+                    f"loss {self._losses[-1]:7.4f}  lr {line['lr']:.2e}  "
+                    f"{line['tokens_per_second']:>8,.0f} tokens/s  MFU {line['mfu']:.0%}  "
+                    f"{duration(self._seconds_left())} left"
+                )
+        elif line["kind"] == "validation":
+            targets = f"{line['targets']:,} targets of {line['documents']} documents"
+            self._before, self._nll = self._nll, {int(k): float(v) for k, v in line["nll"].items()}
+            self._validation = f"step {line['step']:,}, {targets}"
+            if not self._before:
+                self.console.info(f"held-out NLL by length: the same {targets}")
+            values = "  ".join(validation_in_words(self._nll, self._before))
+            self.console.info(f"step {line['step']} held-out NLL  {values}")
+
+    def _seconds_left(self) -> float:
+        return (self.tokens - self._measured["tokens"]) / self._measured["tokens_per_second"]
 
     def __rich__(self) -> Group:
         lines = [self._head(), self._loss(), self._speed()]
-        return Group(*lines, self._held_out()) if self.nll else Group(*lines)
+        return Group(*lines, self._held_out()) if self._nll else Group(*lines)
 
     def _head(self) -> Table:
-        head = Table.grid(padding=(0, 2))
-        left = f"{duration(self.left)} left" if math.isfinite(self.left) else ""
-        bar = ProgressBar(total=self.steps, completed=self.done, width=20)
-        share = f"{self.done / self.steps:.0%}"
-        head.add_row(Text(self.name, "bold"), f"step {self.done:,}/{self.steps:,}", bar, share, left)
+        head, done = Table.grid(padding=(0, 2)), self._step["step"]
+        left = f"{duration(self._seconds_left())} left" if self._measured else ""
+        bar = ProgressBar(total=self.steps, completed=done, width=20)
+        head.add_row(
+            Text(self.name, "bold"), f"step {done:,}/{self.steps:,}", bar, f"{done / self.steps:.0%}", left
+        )
         return head
 
     def _loss(self) -> Text:
         text = Text(no_wrap=True, overflow="ellipsis")
-        if not self.losses:
+        if not self._losses:
             return text.append("waiting for the first step")
-        recent = list(self.losses)[-RECENT:]
-        earlier = list(self.losses)[-2 * RECENT : -RECENT]
+        losses = list(self._losses)
+        recent, earlier = losses[-RECENT:], losses[-2 * RECENT : -RECENT]
         text.append("loss ").append(f"{mean(recent):.4f}", "bold")
         if len(earlier) == RECENT:
-            text.append(f" {mean(recent) - mean(earlier):+.4f}", _tint(mean(recent) - mean(earlier)))
-        return text.append(f"  {sparkline(self.losses, CURVE)}  lr {self.rate:.2e}  gradient {self.norm:.2g}")
+            change = mean(recent) - mean(earlier)
+            text.append(f" {change:+.4f}", _tint(change))
+        rate, norm = self._step["lr"], float(self._step["grad_norm"])
+        return text.append(f"  {sparkline(losses, CURVE)}  lr {rate:.2e}  gradient {norm:.2g}")
 
     def _speed(self) -> Text:
         text = Text(no_wrap=True, overflow="ellipsis")
-        if self.speed:
-            peak = f"{self.peak / 1e12:,.3g} TFLOP/s"
-            text.append(f"{self.speed:,.0f} tokens/s  MFU {self.mfu:.0%} of {peak} (6N, causal attention)")
-        if self.memory:
-            text.append(f"  {self.memory / 2**20:,.0f} MiB")
+        if m := self._measured:
+            peak = f"{self.peak / 1e12:,.3g} TFLOP/s (6N, causal attention)"
+            text.append(f"{m['tokens_per_second']:,.0f} tokens/s  MFU {m['mfu']:.0%} of {peak}")
+            text.append(f"  {m['peak_memory_bytes'] / 2**20:,.0f} MiB")
         return text
 
     def _held_out(self) -> Group:
-        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="")
-        table.add_column("context")
-        for length in self.nll:
+        table = Table("context", box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="")
+        for length in self._nll:
             table.add_column(f"{length:,}", justify="right")
-        table.add_row("NLL", *(f"{nll:.4f}" for nll in self.nll.values()))
-        if self.before:
-            changes = [nll - self.before.get(length, math.nan) for length, nll in self.nll.items()]
+        table.add_row("NLL", *(f"{nll:.4f}" for nll in self._nll.values()))
+        if self._before:
+            changes = [nll - self._before.get(length, math.nan) for length, nll in self._nll.items()]
             table.add_row("change", *(Text(f"{c:+.4f}" if c == c else "", _tint(c)) for c in changes))
-        return Group(Text(f"held out: {self.looked}", "dim", no_wrap=True, overflow="ellipsis"), table)
+        return Group(Text(f"held out: {self._validation}", "dim", no_wrap=True, overflow="ellipsis"), table)
+
+
+def validation_in_words(nll: dict[int, float], before: dict[int, float]) -> list[str]:
+    """`256: 3.5271 (-0.0210)` for each length, with the change since the last validation."""
+    return [
+        f"{length}: {value:.4f}" + (f" ({value - before[length]:+.4f})" if length in before else "")
+        for length, value in nll.items()
+    ]
 
 
 def short_name(folder: Path, most: int = 24) -> str:
@@ -103,13 +140,9 @@ def sparkline(values: Sequence[float], width: int) -> str:
     width = min(width, len(values))
     bins = [mean(values[i * len(values) // width : (i + 1) * len(values) // width]) for i in range(width)]
     good = [value for value in bins if value == value]
-    if not good:
-        return " " * width
-    low, span = min(good), max(good) - min(good)
-    top = len(BLOCKS) - 1
-    return "".join(
-        " " if value != value else BLOCKS[round((value - low) / span * top) if span else 0] for value in bins
-    )
+    low = min(good, default=0.0)
+    scale = (len(BLOCKS) - 1) / ((max(good, default=0.0) - low) or math.inf)
+    return "".join(BLOCKS[round((value - low) * scale)] if value == value else " " for value in bins)
 
 
 def _tint(change: float) -> str:

@@ -6,10 +6,9 @@ Each line is one JSON object with `kind`, `step` and `attempt`.  An attempt begi
 
 import json
 import math
+import mmap
 import os
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator
-from itertools import accumulate
 from pathlib import Path
 
 from training.errors import TrainingError
@@ -32,9 +31,8 @@ class MetricsFile:
 
     def write(self, step: int, kind: str = "train", **values: object) -> dict:
         """Write one line and return it as written; a number that is not finite becomes "nan" or "inf"."""
-        line = {"kind": kind, "step": step, "attempt": self.attempt} | {
-            k: _plain(v) for k, v in values.items()
-        }
+        line: dict = {"kind": kind, "step": step, "attempt": self.attempt}
+        line |= {key: _plain(value) for key, value in values.items()}
         try:
             self._stream.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
             self._stream.flush()
@@ -48,7 +46,7 @@ class MetricsFile:
             self._stream.flush()
             os.fsync(self._stream.fileno())
         except OSError as error:
-            raise TrainingError(f"{self.file}: cannot be forced to the disk: {error.strerror}") from error
+            raise TrainingError(f"{self.file}: cannot be flushed to the disk: {error.strerror}") from error
 
     def close(self) -> None:
         self._stream.close()
@@ -69,10 +67,9 @@ def latest(lines: Iterable[dict]) -> list[dict]:
     """The last line of each (step, kind), sorted by step."""
     kept: dict[tuple[int, str], dict] = {}
     for line in lines:
-        place = line["step"], line["kind"]
-        kept.pop(place, None)
-        kept[place] = line
-    return sorted(kept.values(), key=lambda line: line["step"])  # stable: keeps the order within a step
+        kept.pop((line["step"], line["kind"]), None)  # the last one defines the order within its step
+        kept[line["step"], line["kind"]] = line
+    return sorted(kept.values(), key=lambda line: line["step"])  # stable
 
 
 def held_lines(file: Path) -> Iterator[dict]:
@@ -81,14 +78,12 @@ def held_lines(file: Path) -> Iterator[dict]:
     Ignores an incomplete last line. Raises TrainingError for an invalid line elsewhere.
     """
     # One pass over the bytes finds the starts: each supersedes the lines before it of later steps.
-    numbers, steps, end = [], [], 0
+    starts, end = [], 0
     with open(file, "rb") as stream:
         for number, raw in enumerate(stream, 1):
             end += len(raw)
             if b'"start"' in raw and (line := _parsed(raw)) and line["kind"] == "start":
-                numbers.append(number)
-                steps.append(line["step"])
-    lowest = list(accumulate(reversed(steps), min))[::-1]  # the lowest step of this start and all later ones
+                starts.append((number, line["step"]))
     with open(file, "rb") as stream:
         for number, raw in enumerate(stream, 1):
             if (end := end - len(raw)) < 0:
@@ -98,8 +93,8 @@ def held_lines(file: Path) -> Iterator[dict]:
                 if not raw.endswith(b"\n"):
                     return
                 raise TrainingError(f"{file}:{number}: not a line of metrics; remove it")
-            later = bisect_right(numbers, number)
-            if later == len(numbers) or line["step"] <= lowest[later]:
+            starts = [start for start in starts if start[0] > number]
+            if all(line["step"] <= step for _, step in starts):
                 yield line
 
 
@@ -133,33 +128,27 @@ def _last_line(file: Path) -> dict | None:
     """The last complete line of a file; None where there is none. An incomplete line after it is removed; a
     line that lacks only its newline gets one. Reads only the end of the file."""
     with open(file, "r+b") as stream:
-        size = start = stream.seek(0, os.SEEK_END)
-        held = b""
-        while start and held.count(b"\n") < 2:  # until it contains a complete line and all that follows
-            start = max(0, start - _BLOCK)
-            stream.seek(start)
-            held = stream.read(min(_BLOCK, size - start - len(held))) + held
-        *whole, tail = held.split(b"\n")
+        if not (size := stream.seek(0, os.SEEK_END)):
+            return None
+        with mmap.mmap(stream.fileno(), 0) as text:
+            end = text.rfind(b"\n") + 1
+            last, tail = text[text.rfind(b"\n", 0, max(end - 1, 0)) + 1 : end], text[end:]
         if tail and (line := _parsed(tail)) is not None:
             stream.seek(size)
             stream.write(b"\n")
             return line
-        stream.truncate(size - len(tail))
-    if whole and (line := _parsed(whole[-1])) is None:
+        stream.truncate(end)
+    if last and _parsed(last) is None:
         raise TrainingError(f"{file}: its last line is not a line of metrics; remove it")
-    return line if whole else None
+    return _parsed(last)
 
 
 def _plain(value: object) -> object:
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
+    """A value that JSON can represent; json.dumps raises TypeError for other classes."""
+    if hasattr(value, "item"):  # NumPy and PyTorch scalars
+        value = value.item()  # pyright: ignore[reportAttributeAccessIssue]
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    item = getattr(value, "item", None)  # NumPy and PyTorch scalars
-    if item is not None:
-        return _plain(item())
-    raise TypeError(f"{type(value).__name__} cannot be written to the metrics")
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,7 +1,6 @@
 """Traces of training steps with torch.profiler, written to the run folder."""
 
 import os
-from contextlib import ExitStack
 from pathlib import Path
 
 import torch
@@ -16,8 +15,8 @@ class Profiler:
 
     def __init__(self, settings: ProfileSettings | None, folder: Path, rank: int, console: Console):
         self.settings, self.folder, self.rank, self.console = settings, folder / "profile", rank, console
-        self._running: tuple[int, profile, ExitStack] | None = None
-        self._last = -1
+        self._running: profile | None = None
+        self._first = self._last = -1
 
     def __enter__(self) -> "Profiler":
         return self
@@ -33,24 +32,21 @@ class Profiler:
         if step == after:
             self._stop()
         elif self._running is None and first <= step < after:
-            activities = [ProfilerActivity.CPU]
-            if torch.cuda.is_available():
-                activities.append(ProfilerActivity.CUDA)
-            stack = ExitStack()
-            self._running = step, stack.enter_context(profile(activities=activities)), stack
+            gpu = [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
+            self._running, self._first = profile(activities=[ProfilerActivity.CPU, *gpu]), step
+            self._running.start()
         self._last = step
 
     def _stop(self) -> None:
-        if self._running is None:
+        if (trace := self._running) is None:
             return
-        first, found, stack = self._running
         self._running = None
         if torch.cuda.is_available():
             torch.cuda.synchronize()  # kernels launched before the end belong to the trace
-        stack.close()
-        name = f"steps-{first + 1}-{self._last + 1}-rank{self.rank}.json"
+        trace.stop()
+        name = f"steps-{self._first + 1}-{self._last + 1}-rank{self.rank}.json"
         self.folder.mkdir(exist_ok=True)
-        building = self.folder / f".writing-{name}"
-        found.export_chrome_trace(str(building))
-        os.replace(building, self.folder / name)
-        self.console.info(f"trace of steps {first + 1} to {self._last + 1}: {self.folder / name}")
+        draft = self.folder / f".writing-{name}"
+        trace.export_chrome_trace(str(draft))
+        os.replace(draft, self.folder / name)
+        self.console.info(f"trace of steps {self._first + 1} to {self._last + 1}: {self.folder / name}")

@@ -1,7 +1,6 @@
 """Loss, gradient norm and speed of training steps."""
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -62,36 +61,27 @@ def reduce_step(parallel: Parallel, nll: Tensor, status: int) -> tuple[Tensor, T
 
 
 class ThroughputMeter:
-    """Speed since the last `measure`, without the time of validation and checkpoints, and time left.
+    """Speed since the last `measure`, without the time of validation and checkpoints."""
 
-    Args:
-        tokens_after: tokens of a run's first `n` steps; steps may differ in size.
-    """
-
-    def __init__(self, tokens_after: Callable[[int], int], steps: int, done: int):
-        self._tokens_after, self._whole, self._done = tokens_after, tokens_after(steps), done
-        self._seen, self._seconds, self._flops, self._rates = done, 0.0, 0.0, (0.0, 0.0)
-        self._last = time.perf_counter()
+    def __init__(self):
+        self._seconds = self._tokens = self._flops = 0.0
+        self.restart()
 
     def restart(self) -> None:
         """Exclude the time since the last step."""
         self._last = time.perf_counter()
 
-    def step(self, flops_per_token: float) -> None:
-        """Count one more step of `flops_per_token`."""
+    def step(self, tokens: int, flops_per_token: float) -> None:
+        """Count one more step."""
         now = time.perf_counter()
         self._seconds += now - self._last
         self._last = now
-        self._done += 1
-        tokens = self._tokens_after(self._done) - self._tokens_after(self._done - 1)
+        self._tokens += tokens
         self._flops += tokens * flops_per_token
 
-    def measure(self) -> tuple[float, float, float]:
-        """(tokens per second and FLOP/s since the last call, seconds left at that rate)."""
-        here = self._tokens_after(self._done)
-        if self._done > self._seen:
-            seconds = max(self._seconds, 1e-9)
-            self._rates = (here - self._tokens_after(self._seen)) / seconds, self._flops / seconds
-            self._seen, self._seconds, self._flops = self._done, 0.0, 0.0
-        speed = self._rates[0]
-        return *self._rates, (self._whole - here) / speed if speed else float("nan")
+    def measure(self) -> tuple[float, float]:
+        """(tokens per second, FLOP/s) since the last call."""
+        seconds = max(self._seconds, 1e-9)
+        rates = self._tokens / seconds, self._flops / seconds
+        self._seconds = self._tokens = self._flops = 0.0
+        return rates

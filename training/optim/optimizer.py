@@ -5,20 +5,14 @@ embeddings and a tied head (a row has gradients only when its token occurs, so d
 norms and biases (vectors), and parameters of positional schemes, whose scale has a meaning.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from model import Transformer
-from training.config.optimizer_settings import (
-    ROLES,
-    AdamWBase,
-    AdamWSettings,
-    MuonSettings,
-    OptimizerSettings,
-)
+from training.config.optimizer_settings import ROLES, AdamWBase, MuonSettings, OptimizerSettings
 from training.errors import TrainingError
 from training.optim.combined import CombinedOptimizer
 
@@ -62,20 +56,56 @@ def make_optimizer(model: nn.Module, settings: OptimizerSettings) -> torch.optim
     grow with m (Yang et al. 2023, arXiv:2310.17813): under Muon it is constant with "original" and grows as
     √m with "match_rms_adamw". The product of learning rate and weight decay does not change.
     """
-    weights = [(name, weight) for name, weight in named_weights(model) if weight.requires_grad]
-    if not weights:
-        raise TrainingError("the model has no weight to train: every one is frozen")
     width = model.settings.width_ratio if isinstance(model, Transformer) else 1.0
-    if isinstance(settings, AdamWSettings):
-        return _adamw(_groups(weights, settings, factor=1 / width, head_apart=width != 1), settings)
-    matrices = [(name, weight) for name, weight in weights if role_of(name, weight) == "matrices"]
-    others = [(name, weight) for name, weight in weights if role_of(name, weight) != "matrices"]
+    muon = settings if isinstance(settings, MuonSettings) else None
+    adamw: AdamWBase = settings.adamw if isinstance(settings, MuonSettings) else settings
+    is_head_apart = muon is not None or width != 1 or adamw.of("head") != adamw.of("matrices")
+    by_role: dict[str, list[Named]] = {role: [] for role in ROLES}
+    for name, weight in named_weights(model):
+        if weight.requires_grad:
+            role = role_of(name, weight)
+            by_role["matrices" if role == "head" and not is_head_apart else role].append((name, weight))
+    groups = {}
+    for role, weights in by_role.items():
+        if not weights:
+            continue
+        factor = 1 / width if role == "matrices" else 1.0
+        if muon is not None and role == "matrices":
+            rate, decay = "lr", muon.weight_decay
+            factor = 1.0 if muon.adjust == "original" else width**-0.5
+        else:
+            default = "lr" if muon is None else "adamw_lr"
+            rate = default if adamw.rate_of(role) is None else f"{role}_lr"
+            decay = adamw.of(role).weight_decay
+            if decay is None:
+                decay = adamw.weight_decay if role in ("matrices", "head") else 0.0
+        names, params = zip(*weights, strict=True)
+        groups[role] = {
+            "params": list(params),
+            "name": role,
+            "names": list(names),
+            "rate": rate,
+            "factor": factor,
+            "weight_decay": decay / factor,
+        }
+    if not groups:
+        raise TrainingError("the model has no weight to train: all are frozen")
+    if muon is None:
+        return _adamw(list(groups.values()), adamw)
     parts: list[torch.optim.Optimizer] = []
-    if matrices:
-        factor = 1.0 if settings.adjust == "original" else width**-0.5
-        parts.append(_muon([_group("matrices", matrices, "lr", settings.weight_decay, factor)], settings))
-    if others:
-        parts.append(_adamw(_groups(others, settings.adamw, "adamw_lr", head_apart=True), settings.adamw))
+    if "matrices" in groups:
+        parts.append(
+            torch.optim.Muon(
+                [groups.pop("matrices")],
+                lr=muon.lr,
+                momentum=muon.momentum,
+                nesterov=muon.nesterov,
+                ns_steps=muon.iterations,
+                adjust_lr_fn=muon.adjust,
+            )
+        )
+    if groups:
+        parts.append(_adamw(list(groups.values()), adamw))
     return CombinedOptimizer(parts)
 
 
@@ -83,55 +113,6 @@ def _adamw(groups: list[dict], settings: AdamWBase) -> torch.optim.AdamW:
     weights = [weight for group in groups for weight in group["params"]]
     fused = all(weight.device.type in ("cpu", "cuda") and weight.is_floating_point() for weight in weights)
     return torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=fused)
-
-
-def _muon(groups: list[dict], settings: MuonSettings) -> torch.optim.Muon:
-    return torch.optim.Muon(
-        groups,
-        lr=settings.lr,
-        momentum=settings.momentum,
-        nesterov=settings.nesterov,
-        ns_steps=settings.iterations,
-        adjust_lr_fn=settings.adjust,
-    )
-
-
-def _groups(
-    weights: Iterable[Named],
-    settings: AdamWBase,
-    rate: str = "lr",
-    factor: float = 1.0,
-    *,
-    head_apart: bool,
-) -> list[dict]:
-    """AdamW's groups. `rate` is the name of the learning rate of groups without their own; `factor`
-    multiplies that of the matrices."""
-    apart = head_apart or settings.of("head") != settings.of("matrices")
-    by_role: dict[str, list[Named]] = {role: [] for role in ROLES}
-    for name, weight in weights:
-        role = role_of(name, weight)
-        by_role["matrices" if role == "head" and not apart else role].append((name, weight))
-    groups = []
-    for role, chosen in by_role.items():
-        own = settings.rate_of(role), settings.of(role).weight_decay
-        decay = settings.weight_decay if role in ("matrices", "head") else 0.0
-        if chosen:
-            which = rate if own[0] is None else f"{role}_lr"
-            decay = decay if own[1] is None else own[1]
-            groups.append(_group(role, chosen, which, decay, factor if role == "matrices" else 1.0))
-    return groups
-
-
-def _group(role: str, weights: Iterable[Named], rate: str, weight_decay: float, factor: float) -> dict:
-    names, params = zip(*weights, strict=True)
-    return {
-        "params": list(params),
-        "name": role,
-        "names": list(names),
-        "rate": rate,
-        "factor": factor,
-        "weight_decay": weight_decay / factor,
-    }
 
 
 def set_learning_rates(optimizer: torch.optim.Optimizer, rates: Mapping[str, float]) -> None:
@@ -181,13 +162,11 @@ def learnt_by_positions(model: nn.Module) -> int:
 
 def who_learns_at(rate: str, model: nn.Module, settings: OptimizerSettings) -> str:
     """A description of the parameters that a learning rate applies to; there may be none."""
-    count = learnt_by_positions(model)
     if rate == "positions_lr":
-        if not count:
-            return "unused, its positions learn nothing"
-        return f"for the {count:,} numbers its positions learn"
+        count = learnt_by_positions(model)
+        return f"for {count:,} positional parameters" if count else "unused: no positional parameters"
     groups = [group for group in make_optimizer(model, settings).param_groups if group["rate"] == rate]
     if not groups:
-        return "unused, the model has no such weights"
+        return "unused: the model has no such parameters"
     count = sum(weight.numel() for group in groups for weight in group["params"])
-    return f"for the {count:,} numbers of {', '.join(group['name'] for group in groups)}"
+    return f"for {count:,} parameters: {', '.join(group['name'] for group in groups)}"

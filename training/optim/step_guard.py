@@ -100,36 +100,27 @@ class StepGuard:
 
 
 def raise_stopped(
-    step: int,
-    loss: float,
-    norm: float,
-    reason: int,
-    count: int,
-    folder: str | Path,
-    applied: int,
+    step: int, loss: float, norm: float, reason: int, count: int, folder: Path, applied: int
 ) -> None:
     """Raise TrainingError for the step that stopped the run; `applied` is the last applied step."""
-    found = f"step {step}: the loss is {loss:g} and the gradient norm {norm:g}"
-    run, steps = Path(folder), steps_of(Path(folder))
+    steps = steps_of(folder)
     is_source = bool(steps) and reason != SPIKE and steps[-1] >= applied  # no update in between
-    good = newest_sound(run, before=applied if is_source else None)
+    good = newest_sound(folder, before=applied if is_source else None)
     if not steps:
-        kept = "there is no checkpoint yet"
+        saved = "there is no checkpoint yet"
     elif good == steps[-1]:
-        kept = f"the checkpoint of step {good} in {folder} is good"
+        saved = f"the checkpoint of step {good} in {folder} is good"
     else:
-        bad = "holds the weights that gave it" if is_source else "was saved after training had diverged"
-        rest = "there is no good one" if good is None else f"the one before, of step {good}, is good"
-        kept = f"the checkpoint of step {steps[-1]} in {folder} {bad}; {rest}"
-    if reason == SPIKE:
-        raise TrainingError(
-            f"{found}, spike number {count} of the run and more than training.on_spike.limit; it changed no "
-            f"weight and {kept}. Raise the limit, or lower "
-            "training.optimizer.lr in a new run, or check the data of this step"
-        )
-    more = f", number {count} of the run and more than training.on_nonfinite.limit" if count > 1 else ""
-    fixes = "Lower training.optimizer.lr or training.grad_clip in a new run"
+        bad = "has the weights that caused it" if is_source else "was saved after training had diverged"
+        rest = "there is no good one" if good is None else f"that of step {good} is good"
+        saved = f"the checkpoint of step {steps[-1]} in {folder} {bad}; {rest}"
+    limit = "training.on_spike.limit" if reason == SPIKE else "training.on_nonfinite.limit"
+    is_over = reason == SPIKE or count > 1
+    number = f" ({REASONS[reason]} number {count} of the run, above {limit})" if is_over else ""
+    fixes = ["lower training.optimizer.lr or training.grad_clip in a new run", "check the data of this step"]
     if not is_source or math.isfinite(loss):  # else every later step has such a loss
-        skip = "raise that limit" if count > 1 else "training.on_nonfinite.name=skip"
-        fixes += f", check the data of this step, or skip it: {skip}"
-    raise TrainingError(f"{found}{more}; it changed no weight and {kept}. {fixes}")
+        fixes.append(f"raise {limit}" if is_over else "set training.on_nonfinite.name=skip")
+    raise TrainingError(
+        f"step {step}: the loss is {loss:g} and the gradient norm {norm:g}{number}. The step was not "
+        f"applied, and {saved}: {', or '.join(fixes)}"
+    )
