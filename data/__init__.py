@@ -4,8 +4,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from data.errors import DataError
-from data.preparation.prepare import PreparedData, open_prepared, prepare, prepared_folder
-from data.preparation.presence import check_texts, expected_vocabulary
+from data.preparation.prepare import prepare
+from data.preparation.prepared import (
+    PreparedData,
+    check_texts,
+    expected_vocabulary,
+    open_prepared,
+    prepared_folder,
+)
 from data.settings import DataSettings
 from data.store import TokenStore
 from data.tokenizer import ByteTokenizer, SentencePieceTokenizer, Tokenizer, load_tokenizer

@@ -14,7 +14,20 @@ from typing import IO, Any, BinaryIO
 
 import numpy as np
 
+from data.errors import DataError
+
 BLOCK = 1 << 20
+
+
+@contextmanager
+def damage_reported(path: Path, fix: str) -> Iterator[None]:
+    """Raise DataError with `path` and `fix` if the content of the file is invalid."""
+    try:
+        yield
+    except DataError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, EOFError) as error:
+        raise DataError(f"{path} is damaged; {fix}") from error
 
 
 @contextmanager
@@ -85,11 +98,6 @@ def write_json(path: Path, value: Any) -> None:
 
 def read_json(path: Path) -> Any:
     return json.loads(path.read_bytes())
-
-
-def canonical(value: Any) -> bytes:
-    """A canonical encoding of a JSON value, independent of key order, for hashes."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def sha256_of(path: Path) -> str:

@@ -1,25 +1,59 @@
 """Settings of the text, the tokenizer and the batches."""
 
-import math
 from fractions import Fraction
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
-from data.tasks.settings import TaskSource
-from data.text_settings import (
-    DataModel,
-    FilesSource,
-    FillerSource,
-    HubSource,
-    PreparedSource,
-    StdlibSource,
-)
+from data.sampling.positions import PlainPositions, PositionsSettings
+from data.tasks import TaskSettings
+from data.tasks.hidden import PasskeyTask
+from data.text_settings import DataModel, StdlibSource, TextSettings, TextSource
 
-SourceSettings = Annotated[
-    StdlibSource | FillerSource | FilesSource | HubSource | PreparedSource | TaskSource,
-    Field(discriminator="name"),
-]
+
+class TaskSource(DataModel):
+    """Items of a task, one per document; alone or mixed into the documents of a text. Evaluation uses other
+    items and other haystack documents, whatever the seed."""
+
+    name: Literal["task"] = "task"
+    task: TaskSettings = Field(PasskeyTask(), description="task")  # pyright: ignore[reportCallIssue]
+    items: PositiveInt | None = Field(
+        None, description="number of items; null: 20,000, or with `text` the number that `share` requires"
+    )
+    length: PositiveInt | tuple[PositiveInt, PositiveInt] = Field(
+        254,
+        description="bytes per item, thus at most as many tokens without BOS and EOS; or [minimum, maximum], "
+        "drawn uniformly",
+    )
+    pad: bool = Field(
+        False,
+        description="pad items with newlines to the maximum length: with bytes, length = train_length - 2 "
+        "and packing=intra_document, every window is one whole item",
+    )
+    seed: int = Field(0, ge=0, description="seed of the items")
+    text: TextSettings | None = Field(
+        None, description="text that the items are mixed into; null: items alone"
+    )
+    share: float = Field(0.1, gt=0, lt=1, description="with `text`: fraction of all bytes that are items")
+
+    @property
+    def least(self) -> int:
+        return self.length if isinstance(self.length, int) else self.length[0]
+
+    @property
+    def most(self) -> int:
+        return self.length if isinstance(self.length, int) else self.length[1]
+
+    @model_validator(mode="after")
+    def _consistent(self):
+        if self.least > self.most:
+            raise ValueError(f"length=[minimum, maximum] must be ascending, not {list(self.length)}")
+        if self.text is not None and self.items is not None:
+            raise ValueError("items and text exclude each other; with text, set share instead of items")
+        return self
+
+
+SourceSettings = Annotated[TextSource | TaskSource, Field(discriminator="name")]
 
 
 class SentencePieceSettings(DataModel):
@@ -57,114 +91,6 @@ class BytesSettings(DataModel):
 TokenizerSettings = Annotated[SentencePieceSettings | BytesSettings, Field(discriminator="name")]
 
 
-class PlainPositions(DataModel):
-    """Positions count from 0 in each text."""
-
-    fractional: ClassVar[bool] = False  # whether positions are real-valued
-
-    name: Literal["plain"] = "plain"
-
-    def reach(self, length: int) -> int:
-        """1 + the largest possible position, rounded up, in texts of `length` tokens."""
-        return length
-
-    def check(self, length: int) -> None:
-        """Raise ValueError if texts of `length` tokens do not fit."""
-
-
-class OffsetPositions(PlainPositions):
-    """SHAPE (Kiyono et al. 2021, arXiv:2109.05644): one random offset for all positions of a text.
-
-    k ~ U{0 ... max_offset} per text, and offset 0 in evaluation. (The authors' code draws 0 ... K−1 and
-    evaluates at K.) No effect on schemes that depend on distances only.
-    """
-
-    name: Literal["random_offset"] = "random_offset"
-    max_offset: int = Field(500, ge=1, le=1_000_000, description="largest offset K")
-
-    def reach(self, length: int) -> int:
-        return length + self.max_offset
-
-
-class SubsetPositions(PlainPositions):
-    """Randomized positions (Ruoss et al. 2023, arXiv:2305.16843): a random ordered subset of a longer range.
-
-    The positions of a text are drawn from 0 ... max_length−1 without replacement, and sorted.
-    """
-
-    name: Literal["random_subset"] = "random_subset"
-    max_length: int = Field(
-        2048, ge=2, le=1_000_000, description="end of the range; should exceed all evaluated lengths"
-    )
-    per: Literal["row", "batch"] = Field(
-        "row", description="one draw per text, or one per batch as in the authors' code"
-    )
-
-    def reach(self, length: int) -> int:
-        return self.max_length
-
-    def check(self, length: int) -> None:
-        if self.max_length < length:
-            raise ValueError(
-                f"data.positions.max_length = {self.max_length} leaves no {length} different positions for "
-                f"the train_length = {length} tokens of a window: raise it to {length} at least"
-            )
-
-
-class CapePositions(PlainPositions):
-    """CAPE (Likhomanenko et al. 2021, arXiv:2106.03143): shifted, jittered and scaled real positions.
-
-    (n + U(−global_shift, global_shift) + U_n(−local_shift, local_shift)) · exp(U(−ln scale, ln scale)); one
-    shift and scale per text, one jitter per token. Requires a scheme that supports real-valued positions.
-    """
-
-    fractional: ClassVar[bool] = True
-
-    name: Literal["cape"] = "cape"
-    global_shift: float = Field(5.0, ge=0, le=1e6, description="maximum shift of a text in tokens")
-    local_shift: float = Field(
-        0.25, ge=0, lt=0.5, description="maximum jitter of a token; below 1/2, which preserves the order"
-    )
-    scale: float = Field(
-        1.03, ge=1, le=100, description="maximum factor on positions; the minimum is 1/scale"
-    )
-    centre: bool = Field(
-        False,
-        description="subtract the mean first; for schemes that depend on distances only",
-    )
-
-    def reach(self, length: int) -> int:
-        return 1 + math.ceil((length - 1 + self.global_shift + self.local_shift) * self.scale)
-
-
-class PosePositions(PlainPositions):
-    """PoSE (Zhu et al. 2023, arXiv:2309.10400): one skip in positions, so that long distances occur in
-    training.
-
-    A text of n tokens is cut after r ~ U{1 ... (n+1)//2} tokens; positions of the second part are
-    shifted by U{0 ... target−n}. The authors' code also skips text between the parts; here it is contiguous.
-    """
-
-    name: Literal["pose"] = "pose"
-    target: int = Field(2048, ge=2, le=1_000_000, description="target length T")
-
-    def reach(self, length: int) -> int:
-        return self.target
-
-    def check(self, length: int) -> None:
-        if self.target < length:
-            raise ValueError(
-                f"data.positions.target = {self.target} is shorter than train_length = {length}: raise it, "
-                "to the length the model is to reach"
-            )
-
-
-PositionsSettings = Annotated[
-    PlainPositions | OffsetPositions | SubsetPositions | CapePositions | PosePositions,
-    Field(discriminator="name"),
-]
-
-
 class MixtureEntry(DataModel):
     """An additional text of a mixture: `source`, prepared with the tokenizer of data.source and without
     copies of its validation text, or an existing prepared folder."""
@@ -181,11 +107,11 @@ class MixtureEntry(DataModel):
     @model_validator(mode="after")
     def _one_text(self):
         if (self.source is None) == (self.prepared is None):
-            raise ValueError("a text of data.mixture has either a source or a prepared folder")
+            raise ValueError("a text of data.mixture requires either source or prepared")
         if self.prepared is not None and self.max_bytes is not None:
-            raise ValueError("max_bytes is of a source; a prepared folder is taken as it is")
+            raise ValueError("max_bytes requires source; a prepared folder is used whole")
         if Fraction(str(self.share)) % Fraction(1, 10_000):
-            raise ValueError(f"share {self.share} has more than four decimals: shares are kept to exactly")
+            raise ValueError(f"share={self.share} has more than four decimals")
         return self
 
 
@@ -253,15 +179,11 @@ class DataSettings(DataModel):
     )
 
     @model_validator(mode="after")
-    def _shares_leave_some(self):
+    def _consistent(self):
         if self.mixture and self.group_bytes is not None:
-            raise ValueError(
-                "data.group_bytes and data.mixture are not served together: leave out one of them"
-            )
+            raise ValueError("data.group_bytes and data.mixture cannot be combined; remove one of them")
         if (taken := sum(self.mixed_shares)) >= 1:
-            raise ValueError(
-                f"the shares of data.mixture make {float(taken):g}: they must leave data.source some"
-            )
+            raise ValueError(f"the shares of data.mixture sum to {float(taken):g}; the sum must be below 1")
         return self
 
     @property

@@ -6,7 +6,6 @@ documents, uint16 or uint32), `NNNNN.documents.npy` (int64 (3, n): tokens, raw b
 file.
 """
 
-import hashlib
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from data.errors import DataError
-from data.files import atomic, canonical, read_json, sha256_of, write_json
+from data.files import atomic, damage_reported, read_json, save_array, sha256_of, write_json
+from data.hashing import canonical_hash
 
 FORMAT = 1
 
@@ -48,23 +48,20 @@ def write_shard(
     no documents.
     """
     names, clusters, rows = [], [], []
-    tokens = folder / f"{stem}.tokens"
-    with atomic(tokens) as file:
+    paths = [folder / f"{stem}.{ending}" for ending in ("tokens", "documents.npy", "names.json")]
+    with atomic(paths[0]) as file:
         for document in documents:
             file.write(document.ids.astype(dtype).tobytes())
             names.append(document.name)
             clusters.append(document.cluster)
             rows.append((len(document.ids), document.raw_bytes, document.number))
     if not rows:
-        tokens.unlink()
+        paths[0].unlink()
         return None
     table = np.array(rows, dtype="<i8").T.copy()
-    with atomic(folder / f"{stem}.documents.npy") as file:
-        np.save(file, table)
-    write_json(folder / f"{stem}.names.json", {"names": names, "clusters": clusters})
-    files = {}
-    for path in (tokens, folder / f"{stem}.documents.npy", folder / f"{stem}.names.json"):
-        files[path.name] = {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
+    save_array(paths[1], table)
+    write_json(paths[2], {"names": names, "clusters": clusters})
+    files = {path.name: {"bytes": path.stat().st_size, "sha256": sha256_of(path)} for path in paths}
     return {"stem": stem, "documents": len(rows), "tokens": int(table[0].sum()), "files": files}
 
 
@@ -92,7 +89,7 @@ def write_manifest(
 
 def _hash(manifest: dict[str, Any]) -> str:
     content = {key: value for key, value in manifest.items() if key not in ("source", "hash")}
-    return hashlib.sha256(canonical(content)).hexdigest()
+    return canonical_hash(content)
 
 
 class TokenStore:
@@ -108,9 +105,7 @@ class TokenStore:
         self.has_bos: bool = self.manifest["has_bos"]
         self.has_eos: bool = self.manifest["has_eos"]
         self._shards: list[dict[str, Any]] = self.manifest["shards"]
-        for shard in self._shards:
-            for name, facts in shard["files"].items():
-                self._check_size(self.folder / name, facts["bytes"])
+        self._check_files()
         tables = [self._table(shard) for shard in self._shards]
         table = np.concatenate(tables, axis=1) if tables else np.zeros((3, 0), dtype=np.int64)
         self.lengths, self.bytes, self.numbers = (np.ascontiguousarray(row) for row in table.astype(np.int64))
@@ -121,23 +116,29 @@ class TokenStore:
         self._starts = starts - np.repeat(before, np.diff(self._first))
         self._maps: dict[int, np.ndarray] = {}
 
-    def _check_size(self, path: Path, expected: int) -> None:
-        if not path.is_file():
-            raise DataError(f"{path} is missing; {hint(self.folder)}")
-        actual = path.stat().st_size
-        if actual != expected:
-            raise DataError(
-                f"{path} has {actual:,} bytes instead of {expected:,}: it is damaged; {hint(self.folder)}"
-            )
+    def _check_files(self, hashes: bool = False) -> None:
+        for name, facts in (item for shard in self._shards for item in shard["files"].items()):
+            path, expected = self.folder / name, facts["bytes"]
+            if not path.is_file():
+                raise DataError(f"{path} is missing; {hint(self.folder)}")
+            actual = path.stat().st_size
+            if actual != expected:
+                raise DataError(
+                    f"{path} is damaged: it has {actual:,} bytes instead of {expected:,}; {hint(self.folder)}"
+                )
+            if hashes and sha256_of(path) != facts["sha256"]:
+                raise DataError(f"{path} has another hash than when it was written; {hint(self.folder)}")
+
+    def verify(self) -> None:
+        """Compare every file with its hash. Raises DataError naming the first that differs."""
+        self._check_files(hashes=True)
 
     def _table(self, shard: dict[str, Any]) -> np.ndarray:
         path = self.folder / f"{shard['stem']}.documents.npy"
-        try:
+        with damage_reported(path, hint(self.folder)):
             table = np.load(path)
-        except (ValueError, EOFError) as error:
-            raise DataError(f"{path} is damaged; {hint(self.folder)}") from error
-        if table.shape != (3, shard["documents"]) or table[0].sum() != shard["tokens"]:
-            raise DataError(f"{path} does not fit the manifest beside it; {hint(self.folder)}")
+            if table.shape != (3, shard["documents"]) or table[0].sum() != shard["tokens"]:
+                raise DataError(f"{path} does not match manifest.json; {hint(self.folder)}")
         return table
 
     @property
@@ -154,12 +155,10 @@ class TokenStore:
         clusters: list[str | None] = []
         for shard in self._shards:
             path = self.folder / f"{shard['stem']}.names.json"
-            try:
+            with damage_reported(path, hint(self.folder)):
                 table = read_json(path)
                 names += table["names"]
                 clusters += table["clusters"]
-            except (ValueError, KeyError, TypeError) as error:
-                raise DataError(f"{path} is damaged; {hint(self.folder)}") from error
         return names, clusters
 
     @property
@@ -185,31 +184,17 @@ class TokenStore:
             self._maps[shard] = np.memmap(path, dtype=self.dtype, mode="r")
         return self._maps[shard]
 
-    def verify(self) -> None:
-        """Compare every file with its hash. Raises DataError naming the first that differs."""
-        for shard in self._shards:
-            for name, facts in shard["files"].items():
-                path = self.folder / name
-                self._check_size(path, facts["bytes"])
-                if sha256_of(path) != facts["sha256"]:
-                    raise DataError(
-                        f"{path} was altered since it was written (its hash differs); {hint(self.folder)}"
-                    )
-
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / "manifest.json"
     if not path.is_file():
-        raise DataError(f"{path} is missing: {folder} is no prepared data; run scripts/prepare.py")
-    try:
+        raise DataError(f"{path} is missing: {folder} has no prepared data; run scripts/prepare.py")
+    with damage_reported(path, hint(folder)):
         manifest = read_json(path)
-        intact = manifest["hash"] == _hash(manifest)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"{path} is damaged; {hint(folder)}") from error
-    if not intact:
-        raise DataError(f"{path} was altered since it was written (its hash differs); {hint(folder)}")
-    if manifest["format"] != FORMAT:
-        raise DataError(
-            f"{path} has format {manifest['format']}, this version reads {FORMAT}; {hint(folder)}"
-        )
+        if manifest["hash"] != _hash(manifest):
+            raise DataError(f"{path} has another hash than when it was written; {hint(folder)}")
+        if manifest["format"] != FORMAT:
+            raise DataError(
+                f"{path} has format {manifest['format']}, but this version reads {FORMAT}; {hint(folder)}"
+            )
     return manifest

@@ -27,7 +27,7 @@ class FillerSource(DataModel):
 
 
 class FilesSource(DataModel):
-    """Files of this machine. Record files (.jsonl, .json, .parquet; .gz and .zst too) have one document per
+    """Local files. Record files (.jsonl, .json, .parquet; .gz and .zst too) have one document per
     record; other files are one document, or several if `separator` is set."""
 
     name: Literal["files"] = "files"
@@ -56,7 +56,7 @@ class FilesSource(DataModel):
     @model_validator(mode="after")
     def _manifest_needs_key(self):
         if self.manifest is not None and self.cluster_key is None:
-            raise ValueError("manifest needs cluster_key: the key of the manifest that groups documents")
+            raise ValueError("manifest requires cluster_key, the key of the manifest that groups documents")
         return self
 
     @model_serializer(mode="wrap")
@@ -94,6 +94,5 @@ class PreparedSource(DataModel):
     split: Literal["train", "valid"] = Field("train", description="split to read")
 
 
-TextSettings = Annotated[
-    StdlibSource | FillerSource | FilesSource | HubSource | PreparedSource, Field(discriminator="name")
-]
+TextSource = StdlibSource | FillerSource | FilesSource | HubSource | PreparedSource
+TextSettings = Annotated[TextSource, Field(discriminator="name")]

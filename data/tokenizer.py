@@ -13,7 +13,7 @@ import numpy as np
 import sentencepiece
 
 from data.errors import DataError
-from data.files import atomic, read_json, write_json
+from data.files import atomic, damage_reported, read_json, write_json
 
 SPACE = "\u2581"  # how sentencepiece represents a space inside its pieces
 BLOCK = 1 << 20  # characters per block where lines are encoded independently
@@ -75,12 +75,10 @@ class SentencePieceTokenizer(Tokenizer):
         try:
             self.processor.LoadFromSerializedProto(model)
             self.vocab_size = self.processor.vocab_size()
-        except (RuntimeError, OSError) as error:
-            raise DataError(
-                f"{origin} is not a sentencepiece model, or is damaged; give another file"
-            ) from error
+        except (RuntimeError, OSError):
+            self.vocab_size = 0
         if self.vocab_size == 0:
-            raise DataError(f"{origin} is not a sentencepiece model, or is damaged; give another file")
+            raise DataError(f"{origin} is not a sentencepiece model or is damaged; use another file")
         self.bos_id = _or_none(self.processor.bos_id())
         self.eos_id = _or_none(self.processor.eos_id())
         self.pad_id = _or_none(self.processor.pad_id())
@@ -90,12 +88,12 @@ class SentencePieceTokenizer(Tokenizer):
         first = self.processor.encode("a")
         self.prefix = b" " if first and self.pieces[first[0]].startswith(b" ") else b""
         self._newline = self.processor.piece_to_id("\n")
-        self._spelled = [self.processor.piece_to_id(f"<0x{byte:02X}>") for byte in SPACE.encode()]
+        self._space_bytes = [self.processor.piece_to_id(f"<0x{byte:02X}>") for byte in SPACE.encode()]
         # Splitting a text after a newline preserves its ids if a newline is always a separate piece and
         # nothing is inserted before a text.
         self._by_line = not self.prefix and self.pieces[self._newline] == b"\n"
         self._by_line &= not any(b"\n" in piece and piece != b"\n" for piece in self.pieces)
-        self._spells = not self.prefix and all(self.processor.is_byte(i) for i in self._spelled)
+        self._has_space_bytes = not self.prefix and all(self.processor.is_byte(i) for i in self._space_bytes)
 
     def _piece(self, i: int) -> bytes:
         if self.processor.is_byte(i):
@@ -116,11 +114,11 @@ class SentencePieceTokenizer(Tokenizer):
 
     def _encode(self, text: str) -> list[int]:
         # A literal U+2581 would be decoded as a space, so encode it as bytes.
-        if not self._spells or SPACE not in text:
+        if not self._has_space_bytes or SPACE not in text:
             return self.processor.encode(text)
         first, *rest = self.processor.encode(text.split(SPACE))
         for part in rest:
-            first += self._spelled + part
+            first += self._space_bytes + part
         return first
 
     def decode(self, ids: list[int]) -> str:
@@ -138,41 +136,34 @@ def lossless(tokenizer: Tokenizer, ids: list[int], text: str) -> bool:
     return b"".join([pieces[i] for i in ids]) == tokenizer.prefix + text.encode()
 
 
-def load_sentencepiece(path: Path) -> SentencePieceTokenizer:
+def load_sentencepiece(path: Path | str) -> SentencePieceTokenizer:
+    path = Path(path).expanduser()
     if not path.is_file():
-        raise DataError(f"tokenizer model {path} does not exist; give data.tokenizer.model an existing file")
+        raise DataError(
+            f"tokenizer model {path} does not exist; set data.tokenizer.model to an existing file"
+        )
     model = path.read_bytes()
     if model.lstrip().startswith(b"{"):
         raise DataError(
-            f"{path} is JSON, as Hugging Face's tokenizers saves it; only sentencepiece models can be read: "
-            "give the model's tokenizer.model"
+            f"{path} is a JSON file of Hugging Face's tokenizers, but only sentencepiece models are "
+            "supported; use the model's tokenizer.model"
         )
     return SentencePieceTokenizer(model, str(path))
 
 
 def load_tokenizer(folder: Path | str) -> Tokenizer:
     """Load the tokenizer saved in `folder`. Raises DataError if it is missing or was modified."""
-    folder = Path(folder)
-    card = folder / "tokenizer.json"
+    card, model = Path(folder) / "tokenizer.json", Path(folder) / "tokenizer.model"
     if not card.is_file():
-        raise DataError(
-            f"{folder} holds no tokenizer.json; prepare the data again or give the run's own folder"
-        )
-    try:
+        raise DataError(f"{folder} has no tokenizer.json; prepare the data again")
+    with damage_reported(card, "delete its folder and prepare the data again"):
         saved = read_json(card)
         name, expected = saved["name"], saved["hash"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{card} is damaged; delete its folder and prepare the data again") from error
-    if name == "bytes":
-        tokenizer = ByteTokenizer()
-    elif name == "sentencepiece":
-        tokenizer = load_sentencepiece(folder / "tokenizer.model")
-    else:
-        raise DataError(f"{card} names the unknown tokenizer {name!r}; known are bytes and sentencepiece")
+    if name not in ("bytes", "sentencepiece"):
+        raise DataError(f"{card} has the unknown tokenizer {name!r}; known are bytes and sentencepiece")
+    tokenizer = ByteTokenizer() if name == "bytes" else load_sentencepiece(model)
     if tokenizer.hash != expected:
-        raise DataError(
-            f"{folder / 'tokenizer.model'} was altered after it was saved; prepare the data again"
-        )
+        raise DataError(f"{model} has another hash than when it was saved; prepare the data again")
     return tokenizer
 
 

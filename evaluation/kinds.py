@@ -7,7 +7,7 @@ from functools import partial
 from hashlib import sha256
 from typing import Any, ClassVar, Protocol
 
-from data.tasks.settings import HaystackTask
+from data.tasks import HaystackTask
 from evaluation.comparison import RunComparison
 from evaluation.diagnostics import (
     AttentionDiagnosticSettings,

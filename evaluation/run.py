@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from data.sampling.exposure import Exposure
-from data.tasks.settings import Task
+from data.tasks import Task
 from data.tokenizer import Tokenizer
 from evaluation.errors import EvaluationError
 from evaluation.scoring.methods import Method

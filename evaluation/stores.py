@@ -6,8 +6,7 @@ from pathlib import Path
 
 from data import DataError, Tokenizer, TokenStore, open_prepared
 from data.sources import GENERATED, open_text
-from data.tasks.haystack import belongs
-from data.tasks.settings import HaystackTask
+from data.tasks import HaystackTask, is_for
 from evaluation.errors import EvaluationError
 
 
@@ -83,5 +82,5 @@ def haystacks(
 
         return texts, f"{Path(folder).name}/valid"
     source = open_text(task.haystack, "task.haystack")
-    held = (d for d in source.documents() if d.fault is None and belongs(d.name, "evaluation"))
+    held = (d for d in source.documents() if d.fault is None and is_for(d.name, "evaluation"))
     return lambda: ((d.name, d.text) for d in held), f"{source.label}, documents held out from training"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from data.tasks.settings import TaskSource
+from data.settings import TaskSource
 from evaluation import EvaluatedModel, EvaluationError, EvaluationSettings
 from evaluation.diagnostics import DiagnosticSettings
 from evaluation.ranks import this_process

@@ -6,13 +6,13 @@ same passage yields the same shingles in any document. All steps are vectorized 
 loop over words would be slower than the tokenizer.
 """
 
-import functools
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from data.files import save_array
+from data.hashing import STEP, mixed, powers, range_hashes
 
 WORDS, CHARACTERS = 13, 30
 SAMPLE = 8
@@ -23,37 +23,6 @@ _CLASS = np.zeros(256, dtype=bool)  # bytes of words: ASCII letters and digits, 
 _CLASS[[*range(48, 58), *range(65, 91), *range(97, 123), *range(128, 256)]] = True
 _LOWER = np.arange(256, dtype=np.uint64)
 _LOWER[65:91] += 32
-_STEP = np.uint64(0x9E3779B97F4A7C15)
-_FACTOR = 0x5851F42D4C957F2D  # odd, hence invertible modulo 2**64
-_INVERSE = pow(_FACTOR, -1, 1 << 64)
-
-
-def mixed(x: np.ndarray) -> np.ndarray:
-    """The splitmix64 finalizer, which mixes the bits of uint64 values."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
-
-
-def powers(base: int, n: int) -> np.ndarray:
-    """base**0 ... base**(n-1) modulo 2**64."""
-    out = np.full(n, base, dtype=np.uint64)
-    out[0] = 1
-    return np.multiply.accumulate(out)
-
-
-@functools.cache
-def _power_table(base: int, size: int) -> np.ndarray:
-    return powers(base, size)
-
-
-def range_hashes(values: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
-    """Polynomial hash of each range values[start:stop] of uint64 (n,), independent of its offset: uint64."""
-    table = 1 << max(10, (len(values) - 1).bit_length())  # a table for each power of two
-    terms = values * _power_table(_FACTOR, table)[: len(values)]
-    prefix = np.concatenate([np.zeros(1, dtype=np.uint64), np.cumsum(terms)])
-    sums = (prefix[stops] - prefix[starts]) * _power_table(_INVERSE, table)[starts]
-    return mixed(sums + _STEP)
 
 
 def words(text: str) -> tuple[np.ndarray, bool]:
@@ -81,7 +50,7 @@ def _sampled(text: str) -> np.ndarray:
     width = CHARACTERS if cjk else WORDS
     total = np.zeros(max(0, len(hashes) - width + 1), dtype=np.uint64)
     for k in range(width):
-        total = total * _STEP + hashes[k : k + len(total)]
+        total = total * STEP + hashes[k : k + len(total)]
     total = mixed(total)
     return total[total % np.uint64(SAMPLE) == 0]
 
@@ -95,7 +64,7 @@ def shingles(text: str) -> np.ndarray:
     if len(sampled) >= FEWEST:
         return sampled
     hashes, _ = words(text)
-    whole = (hashes * powers(int(_STEP), max(1, len(hashes)))[: len(hashes)]).sum(dtype=np.uint64)
+    whole = (hashes * powers(int(STEP), max(1, len(hashes)))[: len(hashes)]).sum(dtype=np.uint64)
     return mixed(np.array([whole + np.uint64(len(hashes))]))
 
 

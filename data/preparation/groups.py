@@ -5,12 +5,8 @@ groups with that tokenizer and removes copies of that validation text. Training 
 each in its own order, and then repeats them. The order is a function of settings and text alone and does not
 depend on the progress of preparation. A list of groups, updated whenever a group is complete, tells readers
 which groups are ready.
-
-  python -m data.preparation.groups FOLDER < settings.json
-      started by `TextGroups.preparing`; exits when its standard input closes
 """
 
-import os
 import subprocess
 import sys
 import time
@@ -20,17 +16,17 @@ from itertools import takewhile, zip_longest
 from pathlib import Path
 from typing import Any
 
-from data.console import NullConsole
 from data.errors import DataError
 from data.files import locked, read_json, write_json
-from data.preparation.pool import HOUSE
-from data.preparation.prepare import PreparedData, beside, open_prepared, prepare_one
-from data.preparation.worker import stdin_lines
+from data.preparation.prepare import further_text, prepare_one
+from data.preparation.prepared import PreparedData, open_prepared
+from data.preparation.processes import exit_child, start_child, stdin_lines, stop_child
+from data.preparation.summary import NullConsole
 from data.settings import DataSettings
 from data.sources import open_source
 from data.store import TokenStore, hint
 
-LOOK_EVERY = 0.2  # seconds
+POLL_INTERVAL = 0.2  # seconds
 PATIENCE = 60  # seconds within which a preparing process must start
 
 
@@ -54,7 +50,7 @@ class TextGroups:
         since = time.monotonic()
         while (group := self._group(line)) is None:
             self._check_alive(line, time.monotonic() - since)
-            time.sleep(LOOK_EVERY)
+            time.sleep(POLL_INTERVAL)
         if group not in self._opened:
             self._opened[group] = open_prepared(self._listed()["folders"][group]).train
         return self._opened[group]
@@ -90,8 +86,8 @@ class TextGroups:
         for i, (was, now) in enumerate(zip_longest(used, self.used(len(used)))):
             if was != now:
                 raise DataError(
-                    f"group {i} of {self.first.folder} is not the one this run was trained on "
-                    f"({was[:12]}, now {now[:12] if now else 'gone'}): restore it, or use --restart"
+                    f"group {i} of {self.first.folder} has changed since this run was trained "
+                    f"({was[:12]}, now {now[:12] if now else 'missing'}); restore it or use --restart"
                 )
 
     @contextmanager
@@ -100,33 +96,23 @@ class TextGroups:
         if self._listed()["complete"]:
             yield
             return
-        paths = os.pathsep.join([str(HOUSE), os.environ.get("PYTHONPATH", "")])
-        environment = {**os.environ, "PYTHONPATH": paths}
-        command = [sys.executable, "-m", "data.preparation.groups", str(self.first.folder)]
-        # In a new session, so that Ctrl-C reaches only the training process, which then closes the standard
-        # input of the subprocess.
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, text=True, env=environment, start_new_session=True
-        )
-        assert self._process.stdin is not None
+        request = self.settings.model_dump_json()
+        self._process = start_child("data.preparation.groups", self.first.folder, request)
         try:
-            self._process.stdin.write(self.settings.model_dump_json() + "\n")
-            self._process.stdin.flush()
             yield
         finally:
-            self._process.stdin.close()
-            self._process.wait()
+            stop_child(self._process)
             self._process = None
 
     def prepare_rest(self, console: Any) -> None:
         """Prepare and list every missing group. A lock ensures that only one process does so at a time."""
         with open(self.list.with_suffix(".lock"), "w") as lock:
             locked(lock, wait=True)
-            last, folders, spent = self.first, [str(self.first.folder)], _spent(self.first)
+            last, folders, spent = self.first, [str(self.first.folder)], self.first.summary["bytes_read"]
             try:
-                while (asked := self._next(last, spent)) is not None:
-                    last = prepare_one(asked, console, workers=1)
-                    folders, spent = [*folders, str(last.folder)], spent + _spent(last)
+                while (settings := self._next(last, spent)) is not None:
+                    last = prepare_one(settings, console, workers=1)
+                    folders, spent = [*folders, str(last.folder)], spent + last.summary["bytes_read"]
                     self._write(folders, complete=False)
                 self._write(folders, complete=True)
             except (DataError, OSError) as error:
@@ -138,13 +124,15 @@ class TextGroups:
         s, most = self.settings, self.settings.group_bytes
         assert most is not None
         if "read" not in last.summary:
-            raise DataError(f"{last.folder} does not say how much of its source it is; {hint(last.folder)}")
+            raise DataError(
+                f"{last.folder} does not record which part of its source it has; {hint(last.folder)}"
+            )
         left = most if s.max_bytes is None else min(most, s.max_bytes - spent)
         skip = last.summary["read"]
         rest = open_source(s.source).documents(start=skip)
         if last.summary["ended"] or left <= 0 or all(document.fault is not None for document in rest):
             return None
-        return beside(s, self.first, s.source, left).model_copy(update={"skip": skip, "label": s.label})
+        return further_text(s, self.first, s.source, left).model_copy(update={"skip": skip, "label": s.label})
 
     def _write(self, folders: list[str], complete: bool, failed: str | None = None) -> None:
         # Keep the longer list: an earlier process may have prepared more groups than this one has visited.
@@ -169,15 +157,17 @@ class TextGroups:
         return self._found.get(line)
 
     def _check_alive(self, line: int, waited: float) -> None:
-        listed, what = self._listed(), f"group {line} of {self.first.folder} is not prepared"
-        again = "the same command goes on from the last checkpoint"
         if self._process is not None:
-            if (status := self._process.poll()) is not None and self._group(line) is None:
-                said = listed["failed"] or f"it ended with status {status}"
-                raise DataError(f"{what}, and the process that prepares it has died: {said}; {again}")
-        elif waited > PATIENCE and not self._is_held() and self._group(line) is None:
-            said = listed["failed"] or "no process works on it"
-            raise DataError(f"{what}: {said}; {again}")
+            status = self._process.poll()
+            is_dead, reason = status is not None, f"the process that prepares it exited with status {status}"
+        else:
+            is_dead = waited > PATIENCE and not self._is_held()
+            reason = "no process prepares it"
+        if is_dead and self._group(line) is None:
+            raise DataError(
+                f"group {line} of {self.first.folder} is not prepared: {self._listed()['failed'] or reason}. "
+                "Run the same command again to resume from the last checkpoint"
+            )
 
     def _is_held(self) -> bool:
         """Whether any process is preparing groups."""
@@ -188,22 +178,14 @@ class TextGroups:
             return False
 
 
-def _spent(prepared: PreparedData) -> int:
-    """Bytes of source text in a group, including copies of validation text."""
-    return prepared.summary["bytes_read"]
-
-
 def main() -> None:
+    """In a child: prepare the missing groups of a folder. The settings are the first line of its input."""
     try:
         settings = DataSettings.model_validate_json(stdin_lines().get())
-        TextGroups(settings, open_prepared(Path(sys.argv[1]))).prepare_rest(NullConsole())
+        TextGroups(settings, open_prepared(sys.argv[1])).prepare_rest(NullConsole())
     except (DataError, OSError) as error:
         print(f"preparing groups of text: {error}", file=sys.stderr)
-        os._exit(2)
+        exit_child(2)
     except KeyboardInterrupt:  # the parent process has ended
-        os._exit(1)
-    os._exit(0)
-
-
-if __name__ == "__main__":
-    main()
+        exit_child(1)
+    exit_child(0)

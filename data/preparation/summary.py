@@ -1,7 +1,8 @@
 """The summary of a preparation, as a dict and as terminal tables."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,25 @@ from data.store import TokenStore
 POINTS_ONLY_BELOW = 6  # with fewer independent documents or clusters, evaluation omits confidence intervals
 FEW_BELOW = 20  # with fewer units, evaluation flags its intervals
 LENGTHS = tuple(1 << k for k in range(8, 16))  # 256 ... 32768 tokens
+
+
+class NullConsole:
+    """A console with the methods of the scripts' console and no output, the default for library calls."""
+
+    def info(self, text: str) -> None:
+        pass
+
+    warn = info
+
+    @contextmanager
+    def bar(self, label: str, total: int | None, unit: str = "it"):
+        yield self
+
+    def advance(self, n: int = 1) -> None:
+        pass
+
+    def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        pass
 
 
 def split_summary(store: TokenStore) -> dict[str, Any]:
@@ -54,35 +74,20 @@ def report_few_held_out(summary: dict[str, Any], is_split: bool, console: Any) -
         needed, report = POINTS_ONLY_BELOW, console.warn
         lacks = f"has no confidence intervals with fewer than {POINTS_ONLY_BELOW}"
     fraction = math.ceil(100 * needed * documents / units / (documents + summary["train"]["documents"])) / 100
-    fix = "give data.valid_source more documents"
+    fix = "add documents to data.valid_source"
     if is_split:
-        fix = "give more documents (data.source.separator cuts files into several) or a data.valid_source"
+        fix = "add documents (data.source.separator splits files) or set data.valid_source"
         if fraction <= 0.5:
             fix = f"set data.valid_fraction={fraction:g}, or {fix}"
     report(f"{units} {what}{'s' * (units > 1)} held out for validation: evaluation {lacks}; {fix}")
 
 
-def show(summary: dict[str, Any], console: Any, splits: Iterable[str] = ("train", "valid")) -> None:
+def show(summary: dict[str, Any], console: Any, splits: Sequence[str] = ("train", "valid")) -> None:
     """Print tables of these splits. prepared.json has the same numbers."""
-    shown = {name: summary[name] for name in splits}
-    rows = [
-        ["documents", *(f"{s['documents']:,}" for s in shown.values())],
-        ["tokens", *(f"{s['tokens']:,}" for s in shown.values())],
-        ["bytes", *(f"{s['bytes']:,}" for s in shown.values())],
-        ["bytes per token", *(_number(s["bytes_per_token"]) for s in shown.values())],
-        ["longest document", *(f"{s['longest']:,}" for s in shown.values())],
-    ]
-    if any(s.get("items") for s in shown.values()):  # not recorded before tasks were added
-        shares = (
-            f"{s['items']:,} ({s['bytes_of_items'] / max(1, s['bytes']):.1%} of the bytes)"
-            for s in shown.values()
-        )
-        rows.append(["of which items of a task", *shares])
-    for length in LENGTHS:
-        key = str(length)
-        cells = (f"{s['share_at_least'][key]:.1%} ({s['documents_at_least'][key]:,})" for s in shown.values())
-        rows.append([f">= {length:,} tokens", *cells])
-    console.table(f"prepared {summary['label']}", ["", *shown], rows)
+    columns = [_cells(summary[name]) for name in splits]
+    rows = [[title, *(column[title] for column in columns)] for title in columns[0]]
+    rows = [row for row in rows if any(row[1:])]
+    console.table(f"prepared {summary['label']}", ["", *splits], rows)
     for line in remarks(summary):
         console.info(line)
     if summary["lossy_documents"]:
@@ -92,10 +97,24 @@ def show(summary: dict[str, Any], console: Any, splits: Iterable[str] = ("train"
         )
 
 
+def _cells(split: dict[str, Any]) -> dict[str, str]:
+    """One column of the table, by row title."""
+    items = split.get("items")  # not recorded before tasks were added
+    cells = {key: f"{split[key]:,}" for key in ("documents", "tokens", "bytes")}
+    cells["bytes per token"] = "-" if split["bytes_per_token"] is None else f"{split['bytes_per_token']:.3f}"
+    cells["longest document"] = f"{split['longest']:,}"
+    share = (split.get("bytes_of_items") or 0) / max(1, split["bytes"])
+    cells["task items"] = f"{items:,} ({share:.1%} of the bytes)" if items else ""
+    for length in LENGTHS:
+        share, count = split["share_at_least"][str(length)], split["documents_at_least"][str(length)]
+        cells[f">= {length:,} tokens"] = f"{share:.1%} ({count:,})"
+    return cells
+
+
 def remarks(summary: dict[str, Any]) -> list[str]:
     lines = []
     for fault, n in summary["passed_over"].items():
-        lines.append(f"passed over: {n:,} documents {fault} (such as {summary['examples'][fault]})")
+        lines.append(f"skipped {n:,} documents: {fault} (such as {summary['examples'][fault]})")
     tokenizer, copies = summary["tokenizer"], summary["near_duplicates"]
     if tokenizer.get("unused_share") is not None:
         lines.append(
@@ -104,12 +123,8 @@ def remarks(summary: dict[str, Any]) -> list[str]:
         )
     if copies["documents"] is not None:
         lines.append(
-            f"near-duplicates of validation text kept out of training: {copies['documents']:,} documents, "
+            f"near-duplicates of validation text excluded from training: {copies['documents']:,} documents, "
             f"{copies['share_of_bytes']:.2%} of the training text; {copies['shingles_remaining']:.2%} of "
             "validation passages still occur in training"
         )
     return lines
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"

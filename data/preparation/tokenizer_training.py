@@ -75,16 +75,16 @@ def train_sentencepiece(settings: SentencePieceSettings, texts: Iterator[str]) -
 
 def _explained(settings: SentencePieceSettings, used: int, message: str) -> DataError:
     most = re.search(r"value <= (\d+)", message)
-    size = settings.vocab_size
+    setting = f"data.tokenizer.vocab_size={settings.vocab_size}"
     if "too high" in message or most:
-        limit = f"at most {most[1]}" if most else "less"
+        limit = f"at most {most[1]}" if most else "a smaller value"
         return DataError(
-            f"data.tokenizer.vocab_size={size} is more than {used:,} bytes of training text support: "
-            f"set it to {limit}, give more text, or use data.tokenizer.name=bytes"
+            f"{setting} is too large for {used:,} bytes of training text; set it to {limit}, add text, or "
+            "set data.tokenizer.name=bytes"
         )
     if "smaller than required" in message or "required_chars" in message:
         return DataError(
-            f"data.tokenizer.vocab_size={size} is less than the characters of the text need: raise it, or "
-            "lower data.tokenizer.character_coverage (byte fallback spells the rest)"
+            f"{setting} is less than the number of characters of the text; increase it, or decrease "
+            "data.tokenizer.character_coverage (other characters become bytes)"
         )
     return DataError(f"sentencepiece cannot train on this text: {message.strip()}")

@@ -22,10 +22,9 @@ import torch
 from data.errors import DataError
 from data.preparation.groups import TextGroups
 from data.sampling.mixture import MixturePattern
-from data.sampling.positions import PACKINGS, place
+from data.sampling.positions import PACKINGS, PlainPositions, place
 from data.sampling.random_draws import permuted
 from data.sampling.segments import ChunkLayout, Segment, SegmentPlan, courses
-from data.settings import PlainPositions
 from data.store import TokenStore
 
 PLAIN = PlainPositions()

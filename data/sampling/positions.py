@@ -9,20 +9,16 @@ Only training draws random positions. Evaluation and generation always use posit
 that use absolute positions therefore do not benefit from `centre`, which trains them around 0.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import numpy as np
+from pydantic import Field
 
 from data.sampling.random_draws import ROUNDS, below, bits, fractions, key_of, shuffled
-from data.settings import (
-    CapePositions,
-    OffsetPositions,
-    PlainPositions,
-    PosePositions,
-    SubsetPositions,
-)
+from data.text_settings import DataModel
 
 
 class PositionedTokens(NamedTuple):
@@ -34,8 +30,16 @@ class PositionedTokens(NamedTuple):
     layout: str  # "plain": each row is one text from 0; "packed": several texts per row
     unit_steps: bool  # positions of neighboring tokens in a document differ by 1
 
+    def lengths(self) -> np.ndarray:
+        """Return (b or 1, T): for each token, the number of tokens of its text in this window."""
+        last = np.ones(self.document.shape, dtype=bool)
+        last[:, :-1] = self.document[:, 1:] != self.document[:, :-1]
+        ends = np.where(last, np.arange(last.shape[1]), last.shape[1])
+        ends = np.minimum.accumulate(ends[:, ::-1], axis=1)[:, ::-1]  # end of each token's text
+        return np.take_along_axis(self.order, ends, axis=1) + 1
 
-def running(begins: np.ndarray) -> PositionedTokens:
+
+def concatenated(begins: np.ndarray) -> PositionedTokens:
     """Treat the window as one text with order 0 ... T-1. begins: (b, T) bool."""
     line = np.arange(begins.shape[1], dtype=np.int64)[None]
     return PositionedTokens(line, line, np.zeros_like(line), "plain", True)
@@ -52,7 +56,7 @@ def per_document(begins: np.ndarray) -> PositionedTokens:
 
 
 PACKINGS: dict[str, Callable[[np.ndarray], PositionedTokens]] = {
-    "concat": running,
+    "concat": concatenated,
     "intra_document": per_document,
 }
 
@@ -75,74 +79,153 @@ class PositionDraws:
         return bits(key_of(self.seed, self.step, "positions", what), self.rows, self.document, order)
 
 
-def plain(settings: PlainPositions, placed: PositionedTokens, draws: PositionDraws) -> PositionedTokens:
-    return placed
+class PlainPositions(DataModel):
+    """Positions count from 0 in each text."""
+
+    fractional: ClassVar[bool] = False  # whether positions are real-valued
+
+    name: Literal["plain"] = "plain"
+
+    def reach(self, length: int) -> int:
+        """1 + the largest possible position, rounded up, in texts of `length` tokens."""
+        return length
+
+    def check(self, length: int) -> None:
+        """Raise ValueError if texts of `length` tokens do not fit."""
+
+    def apply(self, placed: PositionedTokens, draws: PositionDraws) -> PositionedTokens:
+        """Replace the positions, which are `order`, by those of this sampler."""
+        return placed
 
 
-def random_offset(
-    settings: OffsetPositions, placed: PositionedTokens, draws: PositionDraws
-) -> PositionedTokens:
-    """Shift each text by a random offset. Steps stay 1, so schemes that use only distances keep their fast
-    paths.
+class OffsetPositions(PlainPositions):
+    """SHAPE (Kiyono et al. 2021, arXiv:2109.05644): one random offset for all positions of a text.
+
+    k ~ U{0 ... max_offset} per text, and offset 0 in evaluation. (The authors' code draws 0 ... K−1 and
+    evaluates at K.) No effect on schemes that depend on distances only.
     """
-    return placed._replace(position=placed.order + below(draws.text("offset"), settings.max_offset + 1))
+
+    name: Literal["random_offset"] = "random_offset"
+    max_offset: int = Field(500, ge=1, le=1_000_000, description="largest offset K")
+
+    def reach(self, length: int) -> int:
+        return length + self.max_offset
+
+    def apply(self, placed: PositionedTokens, draws: PositionDraws) -> PositionedTokens:
+        # Steps stay 1, so schemes that use only distances keep their fast paths.
+        return placed._replace(position=placed.order + below(draws.text("offset"), self.max_offset + 1))
 
 
-def random_subset(
-    settings: SubsetPositions, placed: PositionedTokens, draws: PositionDraws
-) -> PositionedTokens:
-    """Map a text of n tokens to the sorted images of 0 ... n−1 under a random permutation of the range."""
-    if settings.per == "batch":
-        draws = PositionDraws(draws.seed, draws.step, 0 * draws.rows, 0 * draws.document)
-    keys = [draws.text(f"subset {r}") for r in range(ROUNDS)]
-    order, document = (np.broadcast_to(x, keys[0].shape) for x in (placed.order, placed.document))
-    drawn = shuffled(order, settings.max_length, keys)
-    # Documents are consecutive within a row, so one sort per row sorts each of them in place.
-    base = document * settings.max_length
-    return placed._replace(position=np.sort(base + drawn, axis=1) - base, unit_steps=False)
+class SubsetPositions(PlainPositions):
+    """Randomized positions (Ruoss et al. 2023, arXiv:2305.16843): a random ordered subset of a longer range.
+
+    The positions of a text are drawn from 0 ... max_length−1 without replacement, and sorted.
+    """
+
+    name: Literal["random_subset"] = "random_subset"
+    max_length: int = Field(
+        2048, ge=2, le=1_000_000, description="end of the range; should exceed all evaluated lengths"
+    )
+    per: Literal["row", "batch"] = Field(
+        "row", description="one draw per text, or one per batch as in the authors' code"
+    )
+
+    def reach(self, length: int) -> int:
+        return self.max_length
+
+    def check(self, length: int) -> None:
+        if self.max_length < length:
+            raise ValueError(
+                f"data.positions.max_length = {self.max_length} is less than train_length = {length}; set it "
+                f"to at least {length}"
+            )
+
+    def apply(self, placed: PositionedTokens, draws: PositionDraws) -> PositionedTokens:
+        """Map a text of n tokens to the sorted images of 0 ... n−1 under a random permutation."""
+        if self.per == "batch":
+            draws = PositionDraws(draws.seed, draws.step, 0 * draws.rows, 0 * draws.document)
+        keys = [draws.text(f"subset {r}") for r in range(ROUNDS)]
+        order, document = (np.broadcast_to(x, keys[0].shape) for x in (placed.order, placed.document))
+        drawn = shuffled(order, self.max_length, keys)
+        # Documents are consecutive within a row, so one sort per row sorts each of them in place.
+        base = document * self.max_length
+        return placed._replace(position=np.sort(base + drawn, axis=1) - base, unit_steps=False)
 
 
-def cape(settings: CapePositions, placed: PositionedTokens, draws: PositionDraws) -> PositionedTokens:
-    """Draw real positions, float64. They may be negative; with `centre`, half of them are."""
+class CapePositions(PlainPositions):
+    """CAPE (Likhomanenko et al. 2021, arXiv:2106.03143): shifted, jittered and scaled real positions.
 
-    def even(random: np.ndarray, most: float) -> np.ndarray:
-        """Map random bits to uniform values in [−most, most)."""
-        return (2 * fractions(random) - 1) * most
+    (n + U(−global_shift, global_shift) + U_n(−local_shift, local_shift)) · exp(U(−ln scale, ln scale)); one
+    shift and scale per text, one jitter per token. Requires a scheme that supports real-valued positions.
+    """
 
-    position = placed.order.astype(np.float64)
-    if settings.centre:
-        position = position - (lengths_of(placed) - 1) / 2
-    position = position + even(draws.text("shift"), settings.global_shift)
-    position = position + even(draws.token("jitter", placed.order), settings.local_shift)
-    position = position * np.exp(even(draws.text("scale"), np.log(settings.scale)))
-    return placed._replace(position=position, unit_steps=False)
+    fractional: ClassVar[bool] = True
+
+    name: Literal["cape"] = "cape"
+    global_shift: float = Field(5.0, ge=0, le=1e6, description="maximum shift of a text in tokens")
+    local_shift: float = Field(
+        0.25, ge=0, lt=0.5, description="maximum jitter of a token; below 1/2, which preserves the order"
+    )
+    scale: float = Field(
+        1.03, ge=1, le=100, description="maximum factor on positions; the minimum is 1/scale"
+    )
+    centre: bool = Field(
+        False,
+        description="subtract the mean first; for schemes that depend on distances only",
+    )
+
+    def reach(self, length: int) -> int:
+        return 1 + math.ceil((length - 1 + self.global_shift + self.local_shift) * self.scale)
+
+    def apply(self, placed: PositionedTokens, draws: PositionDraws) -> PositionedTokens:
+        """Draw real positions, float64. They may be negative; with `centre`, half of them are."""
+
+        def symmetric(random: np.ndarray, most: float) -> np.ndarray:
+            """Map random bits to uniform values in [−most, most)."""
+            return (2 * fractions(random) - 1) * most
+
+        position = placed.order.astype(np.float64)
+        if self.centre:
+            position = position - (placed.lengths() - 1) / 2
+        position = position + symmetric(draws.text("shift"), self.global_shift)
+        position = position + symmetric(draws.token("jitter", placed.order), self.local_shift)
+        position = position * np.exp(symmetric(draws.text("scale"), np.log(self.scale)))
+        return placed._replace(position=position, unit_steps=False)
 
 
-def pose(settings: PosePositions, placed: PositionedTokens, draws: PositionDraws) -> PositionedTokens:
-    """Divide each text into two parts with steps of 1 and a random gap between them."""
-    n = lengths_of(placed)
-    cut = 1 + below(draws.text("cut"), (n + 1) // 2)
-    leap = below(draws.text("leap"), settings.target - n + 1)
-    return placed._replace(position=placed.order + np.where(placed.order < cut, 0, leap), unit_steps=False)
+class PosePositions(PlainPositions):
+    """PoSE (Zhu et al. 2023, arXiv:2309.10400): one skip in positions, so that long distances occur in
+    training.
+
+    A text of n tokens is cut after r ~ U{1 ... (n+1)//2} tokens; positions of the second part are
+    shifted by U{0 ... target−n}. The authors' code also skips text between the parts; here it is contiguous.
+    """
+
+    name: Literal["pose"] = "pose"
+    target: int = Field(2048, ge=2, le=1_000_000, description="target length T")
+
+    def reach(self, length: int) -> int:
+        return self.target
+
+    def check(self, length: int) -> None:
+        if self.target < length:
+            raise ValueError(
+                f"data.positions.target = {self.target} is less than train_length = {length}; set it to the "
+                "target length of the extension"
+            )
+
+    def apply(self, placed: PositionedTokens, draws: PositionDraws) -> PositionedTokens:
+        n = placed.lengths()
+        cut = 1 + below(draws.text("cut"), (n + 1) // 2)
+        leap = below(draws.text("leap"), self.target - n + 1)
+        position = placed.order + np.where(placed.order < cut, 0, leap)
+        return placed._replace(position=position, unit_steps=False)
 
 
-def lengths_of(placed: PositionedTokens) -> np.ndarray:
-    """Return (b or 1, T): for each token, the number of tokens of its text in this window."""
-    order, document = placed.order, placed.document
-    last = np.ones(document.shape, dtype=bool)
-    last[:, :-1] = document[:, 1:] != document[:, :-1]
-    ends = np.where(last, np.arange(document.shape[1]), document.shape[1])
-    ends = np.minimum.accumulate(ends[:, ::-1], axis=1)[:, ::-1]  # end of each token's text
-    return np.take_along_axis(order, ends, axis=1) + 1
-
-
-SAMPLERS: dict[str, Callable[[Any, PositionedTokens, PositionDraws], PositionedTokens]] = {
-    "plain": plain,
-    "random_offset": random_offset,
-    "random_subset": random_subset,
-    "cape": cape,
-    "pose": pose,
-}
+PositionsSettings = Annotated[
+    PlainPositions | OffsetPositions | SubsetPositions | CapePositions | PosePositions,
+    Field(discriminator="name"),
+]
 
 
 def place(
@@ -152,11 +235,10 @@ def place(
 
     Args:
         packing: a key of PACKINGS.
-        positions: settings of a positional sampler, whose name is a key of SAMPLERS.
+        positions: a positional sampler.
         begins: (b, T) bool, true where a document begins.
         seed, step: with `rows`, the key of the random draws.
         rows: (b,) index of each window in the whole step.
     """
     placed = PACKINGS[packing](begins)
-    draws = PositionDraws(seed, step, rows[:, None], placed.document)
-    return SAMPLERS[positions.name](positions, placed, draws)
+    return positions.apply(placed, PositionDraws(seed, step, rows[:, None], placed.document))

@@ -8,10 +8,9 @@ import hashlib
 
 import numpy as np
 
-from data.preparation.duplicates import mixed
+from data.hashing import STEP, mixed
 
 ROUNDS = 6
-_STEP = np.uint64(0x9E3779B97F4A7C15)
 
 
 def key_of(*names: int | str) -> np.uint64:
@@ -27,7 +26,7 @@ def bits(key: np.uint64, *indices: np.ndarray) -> np.ndarray:
     """
     state = np.asarray(key, dtype=np.uint64)[None]
     for index in indices:
-        state = mixed(state + (index.astype(np.uint64) + np.uint64(1)) * _STEP)
+        state = mixed(state + (index.astype(np.uint64) + np.uint64(1)) * STEP)
     return state
 
 

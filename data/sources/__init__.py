@@ -4,9 +4,8 @@ from data.settings import SourceSettings, TaskSource
 from data.sources.base import GENERATED, Document, Source
 from data.sources.filler import Filler
 from data.sources.hub import Hub
-from data.sources.local import Files
+from data.sources.local import Files, Stdlib
 from data.sources.prepared import PreparedText
-from data.sources.stdlib import Stdlib
 from data.sources.task import TaskDocuments
 from data.text_settings import TextSettings
 

@@ -1,7 +1,10 @@
 """The interface of text sources: a lazy, repeatable sequence of documents."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
+
+from data.hashing import canonical_hash
 
 GENERATED = "task:"  # prefix of the names of generated documents
 
@@ -15,23 +18,31 @@ class Document(NamedTuple):
     fault: str | None = None
 
 
-class Source(Protocol):
-    label: str  # short name for folders and messages
-    place: str  # the setting that specifies it, for messages: data.source, data.mixture.0.source
+class Source(ABC):
+    """Base class of sources.
 
-    def check(self) -> None:
+    Args:
+        settings: settings of the source.
+        place: the setting that specifies it, for messages: data.source, data.mixture.0.source.
+    """
+
+    label: str  # short name for folders and messages
+
+    def __init__(self, settings: Any, place: str):
+        self.settings, self.place = settings, place
+
+    def check(self) -> None:  # noqa: B027
         """Raise DataError if a local input is missing. Reads no text."""
-        ...
 
     def fingerprint(self) -> str:
         """A hash that changes when the documents may have changed. Reads no text."""
-        ...
+        return canonical_hash(self.settings.model_dump())
 
+    @abstractmethod
     def documents(self, start: int = 0) -> Iterator[Document]:
         """Yield the documents from index `start` on, always in the same order. Unusable documents are
         included.
         """
-        ...
 
 
 def as_list(value: str | list[str]) -> list[str]:
@@ -45,7 +56,7 @@ def utf8(name: str) -> str:
 
 def checked(name: str, text: object, cluster: object = None, key: str = "text") -> Document:
     """Build a document from the value of a record under `key`."""
-    if text is None or not isinstance(text, str):
+    if not isinstance(text, str):
         return Document(name, "", fault=f"no text under the key {key!r}")
     if not text.strip():
         return Document(name, "", fault="empty")

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from data.sampling.random_draws import below, bits, key_of
-from data.sources.base import Document
-from data.text_settings import FillerSource
+from data.sources.base import Document, Source
 
 SENTENCES = (
     "The grass is green.",
@@ -20,14 +19,8 @@ SENTENCES = (
 DOCUMENTS, LENGTH = 512, 20_000  # documents, and sentences per document: about 340,000 characters
 
 
-class Filler:
+class Filler(Source):
     label = "filler"
-
-    def __init__(self, settings: FillerSource, place: str):
-        self.place = place
-
-    def check(self) -> None:
-        pass  # generated on the fly; needs no files
 
     def fingerprint(self) -> str:
         return hashlib.sha256(repr((SENTENCES, DOCUMENTS, LENGTH)).encode()).hexdigest()

@@ -1,31 +1,38 @@
-"""Local folders and files: plain text, code, jsonl (plain, gz, zst), parquet."""
+"""Local files (plain text, code, jsonl, parquet), and the files of the Python standard library."""
 
 import fnmatch
 import hashlib
 import itertools
 import json
+import os
+import platform
+import sysconfig
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 import pyarrow
 import pyarrow.parquet
 
 from data.errors import DataError
-from data.sources.base import Document, as_list, checked, decoded, utf8
-from data.text_settings import FilesSource
+from data.sources.base import Document, Source, as_list, checked, decoded, utf8
+from data.text_settings import FilesSource, StdlibSource
 
 BLOCK = 1 << 20
 LARGEST = 1 << 28  # default limit on the bytes of a document
 JSON_ENDINGS = (".jsonl", ".json", ".ndjson")
 CODECS = {".gz": "gzip", ".zst": "zstd"}
 TOO_LARGE = object()  # replaces a record that is too large
-T = TypeVar("T")
+# site-packages differs between machines; encodings and pydoc_data are tables, not prose or code.
+EXCLUDED = {"site-packages", "dist-packages", "encodings", "pydoc_data", "__pycache__"}
 
 
-class Files:
+class Files(Source):
+    settings: FilesSource
+
     def __init__(self, settings: FilesSource, place: str):
-        self.settings, self.place = settings, place
+        super().__init__(settings, place)
         self.paths = [Path(p).expanduser() for p in as_list(settings.path)]
         self.label = utf8(self.paths[0].resolve().name.split(".")[0]) or "files"
         self.most = settings.max_document_bytes or LARGEST
@@ -40,7 +47,7 @@ class Files:
             for path in self.paths:
                 if not path.exists():
                     raise DataError(
-                        f"{self.place}.path: {path} does not exist; give an existing folder or file"
+                        f"{self.place}.path: {path} does not exist; set it to an existing folder or file"
                     )
                 if path.is_file():
                     found.setdefault(path, utf8(path.name))
@@ -50,19 +57,11 @@ class Files:
                         found.setdefault(path / name, utf8(prefix + name))
             if not found:
                 raise DataError(
-                    f"no file in {', '.join(map(str, self.paths))} matches "
-                    f"{', '.join(self.settings.patterns)}; give another {self.place}.path or patterns"
+                    f"{self.place}: no file in {', '.join(map(str, self.paths))} matches "
+                    f"{', '.join(self.settings.patterns)}; set another path or patterns"
                 )
             self._files = [(name, path) for path, name in found.items()]
         return self._files
-
-    def check(self) -> None:
-        self.files()
-        if (manifest := self._manifest()) is not None and not manifest.is_file():
-            raise DataError(f"{self.place}.manifest: {manifest} does not exist; give a jsonl file or null")
-
-    def _manifest(self) -> Path | None:
-        return None if self.settings.manifest is None else Path(self.settings.manifest).expanduser()
 
     def _inside(self, folder: Path) -> list[str]:
         names = set()
@@ -74,58 +73,67 @@ class Files:
         out = self.settings.exclude
         return sorted(name for name in names if not any(fnmatch.fnmatch(name, pattern) for pattern in out))
 
+    def check(self) -> None:
+        self.files()
+        if (manifest := self._manifest()) is not None and not manifest.is_file():
+            raise DataError(f"{self.place}.manifest: {manifest} does not exist; set a jsonl file or null")
+
+    def _manifest(self) -> Path | None:
+        return None if self.settings.manifest is None else Path(self.settings.manifest).expanduser()
+
     def fingerprint(self) -> str:
-        listing = []
-        for name, path in self.files():
-            status = path.stat()
-            listing.append(f"{name} {status.st_size} {status.st_mtime_ns}")
+        status = [(name, path.stat()) for name, path in self.files()]
+        listing = [f"{name} {one.st_size} {one.st_mtime_ns}" for name, one in status]
         return hashlib.sha256("\n".join(listing).encode()).hexdigest()
 
     def documents(self, start: int = 0) -> Iterator[Document]:
         # A folder of plain files can be read from any file on; record files are read from the start and
         # skipped.
-        if self.settings.separator is None and all(_records(path) is None for _, path in self.files()):
+        if self.settings.separator is None and not any(_has_records(path) for _, path in self.files()):
             return self._read(self.files()[start:])
         return itertools.islice(self._read(self.files()), start, None)
 
     def _read(self, files: list[tuple[str, Path]]) -> Iterator[Document]:
-        clusters = self._clusters()
+        clusters, mark = self._clusters(), self.settings.separator
         for name, path in files:
-            reader = _records(path)
-            if reader is not None:
-                records = reader(path, self._columns(), self.place, self.most)
-                for number, record in enumerate(_sound(path, records)):
-                    yield self._document(f"{name}#{number}", record)
-            elif self.settings.separator is not None:
-                parts = _parts(path, self.settings.separator.encode(), self.most)
-                for number, part in enumerate(_sound(path, parts)):
-                    yield self._text(f"{name}#{number}", part, clusters.get(path.name))
-            else:
-                raw = path.read_bytes() if path.stat().st_size <= self.most else None
-                yield self._text(name, raw, clusters.get(path.name))
+            with _damage_reported(path):
+                if _has_records(path):
+                    records = self._rows(path) if _is_parquet(path) else _json_lines(path, self.most)
+                    for number, record in enumerate(records):
+                        yield self._from_record(f"{name}#{number}", record)
+                elif mark is not None:
+                    for number, part in enumerate(_parts(path, mark.encode(), self.most)):
+                        yield self._from_bytes(f"{name}#{number}", part, clusters.get(path.name))
+                else:
+                    raw = path.read_bytes() if path.stat().st_size <= self.most else None
+                    yield self._from_bytes(name, raw, clusters.get(path.name))
 
-    def _text(self, name: str, raw: bytes | bytearray | None, cluster: str | None) -> Document:
+    def _from_bytes(self, name: str, raw: bytes | bytearray | None, cluster: str | None) -> Document:
         return self._too_large(name) if raw is None else decoded(name, raw, cluster)
 
-    def _too_large(self, name: str) -> Document:
-        return Document(name, "", fault=f"larger than {self.place}.max_document_bytes ({self.most:,})")
-
-    def _columns(self) -> list[str]:
-        keys = (self.settings.text_key, self.settings.name_key, self.settings.cluster_key)
-        return [key for key in keys if key is not None]
-
-    def _document(self, name: str, record: object) -> Document:
+    def _from_record(self, name: str, record: object) -> Document:
+        s = self.settings
         if record is TOO_LARGE:
             return self._too_large(name)
         if not isinstance(record, dict):
             return Document(name, "", fault="not a JSON object")
-        if self.settings.name_key is not None:
-            name = utf8(str(record.get(self.settings.name_key, name)))
-        cluster = record.get(self.settings.cluster_key) if self.settings.cluster_key else None
-        text = record.get(self.settings.text_key)
+        if s.name_key is not None:
+            name = utf8(str(record.get(s.name_key, name)))
+        text = record.get(s.text_key)
         if isinstance(text, str) and len(text.encode(errors="surrogatepass")) > self.most:
             return self._too_large(name)
-        return checked(name, text, cluster, self.settings.text_key)
+        return checked(name, text, record.get(s.cluster_key) if s.cluster_key else None, s.text_key)
+
+    def _too_large(self, name: str) -> Document:
+        return Document(name, "", fault=f"larger than {self.place}.max_document_bytes ({self.most:,})")
+
+    def _rows(self, path: Path) -> Iterator[dict[str, Any]]:
+        keys = (self.settings.text_key, self.settings.name_key, self.settings.cluster_key)
+        columns = [key for key in keys if key is not None]
+        with open(path, "rb") as raw, pyarrow.parquet.ParquetFile(raw) as file:
+            check_columns(columns, file.schema_arrow.names, f"{path} ({self.place})")
+            for batch in file.iter_batches(batch_size=256, columns=columns):
+                yield from batch.to_pylist()
 
     def _clusters(self) -> dict[str, str]:
         path, key = self._manifest(), self.settings.cluster_key
@@ -133,33 +141,79 @@ class Files:
             return {}
         self.check()
         table = {}
-        for line, record in enumerate(_json_lines(path, [], self.place, self.most), start=1):
+        for line, record in enumerate(_json_lines(path, self.most), start=1):
             if not isinstance(record, dict) or not isinstance(record.get("file"), str) or key not in record:
                 raise DataError(f"{path} line {line}: no JSON object with the keys 'file' and {key!r}")
             table[record["file"]] = str(record[key])
         return table
 
 
-def _records(path: Path):
-    """Return the reader of a record file, or None for plain text."""
+class Stdlib(Source):
+    """The source files of the running Python's standard library."""
+
+    label = "stdlib"
+
+    def __init__(self, settings: StdlibSource, place: str, folder: Path | None = None):
+        super().__init__(settings, place)
+        self.folder = folder or Path(sysconfig.get_paths()["stdlib"])
+        self._files: list[str] | None = None
+
+    def files(self) -> list[str]:
+        """Sorted file paths relative to the library folder."""
+        if self._files is None:
+            found = []
+            for root, folders, files in os.walk(self.folder):
+                folders[:] = [name for name in folders if name not in EXCLUDED]
+                inside = Path(root).relative_to(self.folder)
+                found += [(inside / name).as_posix() for name in files if name.endswith(".py")]
+            if not found:
+                raise DataError(
+                    f"{self.folder} has no files of Python's standard library; set {self.place}.name=files "
+                    f"and {self.place}.path"
+                )
+            self._files = sorted(found)
+        return self._files
+
+    def check(self) -> None:
+        self.files()
+
+    def fingerprint(self) -> str:
+        listing = [f"{name} {(self.folder / name).stat().st_size}" for name in self.files()]
+        return hashlib.sha256("\n".join([platform.python_version(), *listing]).encode()).hexdigest()
+
+    def documents(self, start: int = 0) -> Iterator[Document]:
+        for name in itertools.islice(self.files(), start, None):
+            yield decoded(name, (self.folder / name).read_bytes())
+
+
+def check_columns(wanted: list[str], columns: list[str], where: str) -> None:
+    for name in wanted:
+        if name not in columns:
+            raise DataError(f"{where} has no column {name!r}; its columns are {', '.join(columns)}")
+
+
+def _is_parquet(path: Path) -> bool:
+    return path.suffix.lower() == ".parquet"
+
+
+def _has_records(path: Path) -> bool:
     name = path.name.lower()
-    if name.endswith(".parquet"):
-        return _parquet_rows
     for ending in CODECS:
         name = name.removesuffix(ending)
-    return _json_lines if name.endswith(JSON_ENDINGS) else None
+    return _is_parquet(path) or name.endswith(JSON_ENDINGS)
 
 
-def _sound(path: Path, records: Iterator[T]) -> Iterator[T]:
-    """Raise an error if a compressed or columnar file is truncated, so that a partial corpus is never
+@contextmanager
+def _damage_reported(path: Path) -> Iterator[None]:
+    """Raise DataError if a compressed or columnar file is truncated, so that a partial corpus is never
     accepted.
     """
     try:
-        yield from records
+        yield
     except (pyarrow.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:  # an error of the disk, not of the file
             raise
-        raise DataError(f"{path} is damaged or cut short ({error}); fetch it again") from error
+        raise DataError(f"{path} is damaged or truncated ({error}); download it again") from error
 
 
 def _parts(path: Path, mark: bytes, most: int) -> Iterator[bytearray | None]:
@@ -186,7 +240,7 @@ def _parts(path: Path, mark: bytes, most: int) -> Iterator[bytearray | None]:
             yield rest
 
 
-def _json_lines(path: Path, columns: list[str], place: str, most: int) -> Iterator[object]:
+def _json_lines(path: Path, most: int) -> Iterator[object]:
     for line in _parts(path, b"\n", most):
         if line is None:
             yield TOO_LARGE
@@ -195,15 +249,3 @@ def _json_lines(path: Path, columns: list[str], place: str, most: int) -> Iterat
                 yield json.loads(line)
             except (ValueError, RecursionError):  # malformed, not UTF-8, or nested too deeply
                 yield None
-
-
-def _parquet_rows(path: Path, columns: list[str], place: str, most: int) -> Iterator[object]:
-    with open(path, "rb") as raw, pyarrow.parquet.ParquetFile(raw) as file:
-        missing = [name for name in columns if name not in file.schema_arrow.names]
-        if missing:
-            raise DataError(
-                f"{path} has no column {missing[0]!r}; its columns are {', '.join(file.schema_arrow.names)}: "
-                f"set {place}.text_key"
-            )
-        for batch in file.iter_batches(batch_size=256, columns=columns):
-            yield from batch.to_pylist()

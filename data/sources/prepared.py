@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from data.errors import DataError
-from data.sources.base import Document, checked
+from data.sources.base import Document, Source, checked
 from data.store import TokenStore
 from data.text_settings import PreparedSource
 from data.tokenizer import load_tokenizer
@@ -15,28 +15,30 @@ def finished_folder(path: str, setting: str) -> Path:
     """The prepared folder that `setting` specifies. Raises DataError if it is not a finished preparation."""
     folder = Path(path).expanduser()
     if not (folder / "prepared.json").is_file():
-        raise DataError(
-            f"{setting}: {folder} holds no finished preparation (no prepared.json); give a folder that "
-            "scripts/prepare.py has made"
-        )
+        raise DataError(f"{setting}: {folder} has no prepared.json; set it to a folder of scripts/prepare.py")
     return folder
 
 
-class PreparedText:
+class PreparedText(Source):
+    settings: PreparedSource
+
     def __init__(self, settings: PreparedSource, place: str):
-        self.place = place
-        self.folder, self.split = Path(settings.path).expanduser(), settings.split
+        super().__init__(settings, place)
+        self.folder = Path(settings.path).expanduser()
         self.label = self.folder.name
 
     def check(self) -> None:
-        finished_folder(str(self.folder), f"{self.place}.path")
+        finished_folder(self.settings.path, f"{self.place}.path")
 
     def fingerprint(self) -> str:
         self.check()
-        return TokenStore(self.folder / self.split).hash
+        return self._store().hash
+
+    def _store(self) -> TokenStore:
+        return TokenStore(self.folder / self.settings.split)
 
     def documents(self, start: int = 0) -> Iterator[Document]:
-        store, tokenizer = TokenStore(self.folder / self.split), load_tokenizer(self.folder / "tokenizer")
+        store, tokenizer = self._store(), load_tokenizer(self.folder / "tokenizer")
         names, clusters = store.names, store.clusters
         for i in itertools.islice(range(store.n_documents), start, None):
             yield checked(names[i], tokenizer.decode(store.document(i).tolist()), clusters[i])

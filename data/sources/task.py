@@ -1,18 +1,15 @@
 """Task items as documents, alone or mixed into a text."""
 
-import hashlib
 import itertools
 from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from data.files import canonical
+from data.hashing import canonical_hash
 from data.sampling.random_draws import below, bits, key_of
+from data.settings import TaskSource
 from data.sources.base import GENERATED, Document, Source
-from data.tasks.haystack import Haystacks, belongs
-from data.tasks.items import TaskContext
-from data.tasks.make import NO_TEXT, make_item
-from data.tasks.settings import HaystackTask, TaskSource
+from data.tasks import NO_TEXT, Haystacks, HaystackTask, TaskContext, is_for
 from data.text_settings import TextSettings
 from data.tokenizer import ByteTokenizer
 
@@ -20,36 +17,33 @@ ITEMS = 20_000  # number of items if neither a number nor a text determines it
 HAYSTACKS = 100  # maximum number of haystack documents
 
 
-class TaskDocuments:
+class TaskDocuments(Source):
     """Task items as bytes. `open_text` opens the haystack and the text they are mixed into."""
 
-    def __init__(self, settings: TaskSource, place: str, open_text: Callable[[TextSettings, str], Source]):
-        self.settings, self.place = settings, place
-        self.label = settings.task.name
-        task = settings.task
-        self._haystack = (
-            open_text(task.haystack, f"{place}.task.haystack") if isinstance(task, HaystackTask) else None
-        )
-        self._text = open_text(settings.text, f"{place}.text") if settings.text is not None else None
-        if self._text is not None:
-            self.label = f"{self._text.label}-{self.label}"
+    settings: TaskSource
 
-    def _read(self) -> list[Source]:
-        """The texts that the items require."""
-        return [one for one in (self._haystack, self._text) if one is not None]
+    def __init__(self, settings: TaskSource, place: str, open_text: Callable[[TextSettings, str], Source]):
+        super().__init__(settings, place)
+        task, self._haystack, self._text = settings.task, None, None
+        self.label: str = task.name
+        if isinstance(task, HaystackTask):
+            self._haystack = open_text(task.haystack, f"{place}.task.haystack")
+        if settings.text is not None:
+            self._text = open_text(settings.text, f"{place}.text")
+            self.label = f"{self._text.label}-{self.label}"
+        self._inputs = [one for one in (self._haystack, self._text) if one is not None]
 
     def check(self) -> None:
-        for one in self._read():
+        for one in self._inputs:
             one.check()
 
     def fingerprint(self) -> str:
-        parts = [one.fingerprint() for one in self._read()]
-        return hashlib.sha256(canonical([self.settings.model_dump(mode="json"), *parts])).hexdigest()
+        parts = [one.fingerprint() for one in self._inputs]
+        return canonical_hash([self.settings.model_dump(mode="json"), *parts])
 
     def documents(self, start: int = 0) -> Iterator[Document]:
         if self._text is None:
-            items = self._items(start)
-            return itertools.islice(items, max(0, (self.settings.items or ITEMS) - start))
+            return itertools.islice(self._items(start), max(0, (self.settings.items or ITEMS) - start))
         return itertools.islice(self._mixed(self._text), start, None)
 
     def _mixed(self, text: Source) -> Iterator[Document]:
@@ -65,17 +59,16 @@ class TaskDocuments:
 
     def _items(self, start: int) -> Iterator[Document]:
         s, tokenizer = self.settings, ByteTokenizer()
-        bench = TaskContext(s.task, tokenizer, "training", s.seed)
+        context = TaskContext(s.task, tokenizer, "training", s.seed)
         haystacks = self._haystacks(tokenizer)
         for index in itertools.count(start):
-            key = key_of("item", s.seed, index)
-            drawn = bits(key, np.arange(3))
+            drawn = bits(key_of("item", s.seed, index), np.arange(3))
             length = s.least + int(below(drawn[:1], s.most - s.least + 1)[0])
             depth = int(below(drawn[1:2], 1001)[0]) / 1000
             text = NO_TEXT
             if haystacks is not None:
                 text = haystacks.text(int(below(drawn[2:], len(haystacks))[0]), s.seed, index)
-            item = make_item(bench, index, length, depth, text)
+            item = context.item(index, length, depth, text)
             # Drop an incomplete character at the start of the haystack.
             raw = bytes([*item.prompt, *item.answer]).decode(errors="ignore")
             missing = s.most - len(raw.encode()) if s.pad else 0
@@ -85,7 +78,6 @@ class TaskDocuments:
         source = self._haystack
         if source is None:
             return None
-        documents = (
-            (d.name, d.text) for d in source.documents() if d.fault is None and belongs(d.name, "training")
-        )
+        usable = (d for d in source.documents() if d.fault is None and is_for(d.name, "training"))
+        documents = ((d.name, d.text) for d in usable)
         return Haystacks(documents, tokenizer, self.settings.most, HAYSTACKS, source.label)

@@ -14,7 +14,7 @@ LETTERS = 8  # letters per token, an estimated maximum; limits how much of a doc
 SIDES = {"training": (1, 2, 3, 4), "evaluation": (0,)}  # residues modulo 5 that assign documents by name
 
 
-def belongs(name: str, purpose: str) -> bool:
+def is_for(name: str, purpose: str) -> bool:
     """Whether items for `purpose` may use the document of this name."""
     side = int.from_bytes(hashlib.sha256(f"haystack {name}".encode()).digest()[:8], "little") % 5
     return side in SIDES[purpose]
@@ -62,9 +62,8 @@ class Haystacks:
                 break
         if not self.tokens:
             raise DataError(
-                f"none of the {seen:,} documents of {origin} has the {longest:,} tokens of text that are to "
-                f"stand around what is hidden; the longest has {most:,}: shorten the length, or give another "
-                "haystack"
+                f"none of the {seen:,} documents of {origin} has {longest:,} tokens; the longest has "
+                f"{most:,}. Decrease the length of the items or use another haystack"
             )
         self.longest = longest
 

@@ -1,99 +1,150 @@
 """Tasks that hide facts in text: pass keys, sentences, chains of variables."""
 
 from collections.abc import Sequence
-from typing import cast
+from typing import ClassVar, Literal
 
 import numpy as np
+from pydantic import Field
 
-from data.tasks.items import TaskItem, TaskRequest
-from data.tasks.settings import NeedleTask, PasskeyTask, VariablesTask
-from data.tasks.words import NAMES, PLACES
+from data.tasks.items import Task, TaskItem, TaskRequest
+from data.text_settings import StdlibSource, TextSettings
 
-
-def passkey(ask: TaskRequest) -> TaskItem:
-    """`Key heron 48213` and other facts in text; `Key heron` → ` 48213`"""
-    task = cast(PasskeyTask, ask.bench.task)
-    compared = task.keys if task.keys > 1 else task.choices
-    values = ask.numbers("values", task.digits, compared)
-    return _facts(ask, "\nKey {}", values[:compared], task.keys, task.queries)
-
-
-def needle(ask: TaskRequest) -> TaskItem:
-    """`heron hid it in the attic` and other facts in text; `heron hid it in the` → ` attic`"""
-    task = cast(NeedleTask, ask.bench.task)
-    places = [f" {PLACES[i]}" for i in ask.different("values", len(PLACES), len(PLACES)).tolist()]
-    values = ask.same_count(places, task.keys)[: task.keys]
-    return _facts(ask, "\n{} hid it in the", values, task.keys, task.queries)
-
-
-def _facts(ask: TaskRequest, stem: str, values: list[str], count: int, queries: int) -> TaskItem:
-    """Hide `count` facts, each a stem with a name and one of `values`, and query the first of them. Values of
-    no fact serve as wrong answers that are not in the context.
-    """
-    stems = [stem.format(NAMES[i]) for i in ask.different("names", count, len(NAMES)).tolist()]
-    depths = ask.draw("depths", count, 1001) / 1000
-    depths[0] = ask.depth
-    parts = [(stems[i], f"{values[i]}.\n") for i in range(count)]
-    statements = [(float(depth), *part) for depth, part in zip(depths, parts, strict=True)]
-    return _hidden(ask, statements, parts, queries, invented=[f"{value}.\n" for value in values[count:]])
+_ANIMALS = """
+ant ape bat bear bee bird boar bug bull calf carp cat clam cod cow crab crow cub deer dog dove duck eel
+elk emu ewe fawn flea fly foal fox frog goat gull hare hawk hen ibis jay kite kiwi lamb lark lion lynx
+mole moth mouse mule newt orca owl ox panda pig pony puma ram rat rook seal shark sheep slug snail sow
+stork swan tick toad trout tuna vole wasp whale wolf worm wren yak zebra
+"""
+_BUILDINGS = """
+attic cellar garden kitchen barn tower chapel stable office hall library studio pantry garage closet
+temple palace castle market harbour school prison museum cabin cottage forest meadow valley desert
+island tunnel bridge station bakery theatre tavern church mill quarry orchard pasture canyon lagoon
+hangar arcade saloon parlour nursery balcony basement courtyard workshop warehouse farm port bank shop
+lodge vault shed crypt ferry
+"""
+NAMES, PLACES = _ANIMALS.split(), _BUILDINGS.split()
 
 
-def variables(ask: TaskRequest) -> TaskItem:
-    """`x4 = 531`, later `q7 = x4`, and other chains in text; `q7 =` → ` 531`"""
-    task = cast(VariablesTask, ask.bench.task)
-    links = task.hops + 1
-    values = ask.numbers("values", task.digits, task.chains)
-    numbers = ask.different("names", task.chains * links, 26 * 10).tolist()
-    names = [f"{chr(97 + n // 10)}{n % 10}" for n in numbers]
-    statements, questions = [], []
-    for chain in range(task.chains):
-        mine = names[chain * links : (chain + 1) * links]
-        first = ask.depth if chain == 0 else float(ask.draw(f"depth {chain}", 1, 1001)[0]) / 1000
-        later = np.sort(ask.draw(f"links {chain}", task.hops, 1001)) / 1000
-        depths = [first, *(first + (1 - first) * later).tolist()]
-        rights = [values[chain], *(f" {name}" for name in mine[:-1])]
-        for depth, name, right in zip(depths, mine, rights, strict=True):
-            statements.append((depth, f"\n{name} =", f"{right}\n"))
-        questions.append((f"\n{mine[-1]} =", f"{values[chain]}\n"))
-    return _hidden(ask, statements, questions, task.queries)
+class HaystackTask(Task):
+    """Base class of tasks with an answer that is hidden in text."""
+
+    hides: ClassVar[bool] = True
+    reads: ClassVar[bool] = True
+
+    haystack: TextSettings = Field(StdlibSource(), description="source of the surrounding text")
+    queries: int = Field(
+        1, ge=1, description="maximum number of questions per item; only the last one is scored"
+    )
+
+    def facts(self, request: TaskRequest, stem: str, values: list[str], count: int) -> TaskItem:
+        """Hide `count` facts, each a stem with a name and one of `values`, and query the first of them.
+        Values of no fact serve as wrong answers that are not in the context.
+        """
+        stems = [stem.format(NAMES[i]) for i in request.distinct("names", count, len(NAMES)).tolist()]
+        depths = request.draw("depths", count, 1001) / 1000
+        depths[0] = request.depth
+        parts = [(stems[i], f"{values[i]}.\n") for i in range(count)]
+        statements = [(float(depth), *part) for depth, part in zip(depths, parts, strict=True)]
+        return self.hide(request, statements, parts, [f"{value}.\n" for value in values[count:]])
+
+    def hide(
+        self,
+        request: TaskRequest,
+        statements: Sequence[tuple[float, str, str]],
+        questions: Sequence[tuple[str, str]],
+        invented: Sequence[str] = (),
+    ) -> TaskItem:
+        """Insert statements (depth, stem, value) into the haystack and append questions (stem, answer).
+
+        The first question comes last and is scored. Its wrong answers are the answers of the other questions
+        and `invented`. The first statement contains its answer.
+        """
+        last = request.encode(questions[0][0])
+        answer, *others = [request.encode(right) for right in [*(right for _, right in questions), *invented]]
+        tokens = [request.encode(stem) + request.encode(value) for _, stem, value in statements]
+        room = request.length - sum(map(len, tokens)) - len(last) - len(answer)
+        if room < 0:
+            raise request.too_short(request.length - room)
+        earlier: list[int] = []
+        asked = int(request.draw("asked", 1, self.queries)[0])
+        for i in request.draw("earlier", asked, len(questions)).tolist():
+            stem, right = questions[i]
+            question = request.encode(stem) + request.encode(right)
+            if len(question) > room:
+                break
+            earlier, room = earlier + question, room - len(question)
+        text = request.haystack[len(request.haystack) - room :]
+        # Insert between two tokens, the second of which begins with white space, or at an end.
+        cuts = np.array([0, *(1 + np.flatnonzero(request.context.may_cut[text[1:]])).tolist(), room])
+        at = [int(cuts[np.abs(cuts - depth * room).argmin()]) for depth, *_ in statements]
+        prompt, starts, done = [], {}, 0
+        for i in sorted(range(len(statements)), key=lambda i: (at[i], statements[i][0], i)):
+            prompt += text[done : at[i]].tolist()
+            starts[i], done = len(prompt), at[i]
+            prompt += tokens[i]
+        prompt += text[done:].tolist() + earlier + last
+        value_at = starts[0] + len(request.encode(statements[0][1]))
+        return TaskItem(
+            prompt, answer, others, at[0] / room if room else request.depth, len(prompt) - value_at
+        )
 
 
-def _hidden(
-    ask: TaskRequest,
-    statements: Sequence[tuple[float, str, str]],
-    questions: Sequence[tuple[str, str]],
-    queries: int,
-    invented: Sequence[str] = (),
-) -> TaskItem:
-    """Insert statements (depth, stem, value) into the haystack and append questions (stem, answer).
+class PasskeyTask(HaystackTask):
+    """Numbers hidden in text, each with a name. One of them is queried; the others are the wrong answers.
+    With one key, as in Mohtashami and Jaggi 2023 (arXiv:2305.16300), the wrong answers are not in the text.
+    `Key heron 48213`; `Key heron` → ` 48213`"""
 
-    The first question comes last and is scored. Its wrong answers are the answers of the other questions and
-    `invented`. The first statement contains its answer.
-    """
-    last = ask.encode(questions[0][0])
-    answer, *others = [ask.encode(right) for right in [*(right for _, right in questions), *invented]]
-    tokens = [ask.encode(stem) + ask.encode(value) for _, stem, value in statements]
-    room = ask.length - sum(map(len, tokens)) - len(last) - len(answer)
-    if room < 0:
-        raise ask.too_short(ask.length - room)
-    earlier: list[int] = []
-    asked = int(ask.draw("asked", 1, queries)[0])
-    for i in ask.draw("earlier", asked, len(questions)).tolist():
-        stem, right = questions[i]
-        question = ask.encode(stem) + ask.encode(right)
-        if len(question) > room:
-            break
-        earlier, room = earlier + question, room - len(question)
-    tail = earlier + last
-    text = ask.haystack[len(ask.haystack) - room :]
-    # Insert between two tokens, the second of which begins with white space, or at an end.
-    cuts = np.array([0, *(1 + np.flatnonzero(ask.bench.may_cut[text[1:]])).tolist(), room])
-    at = [int(cuts[np.abs(cuts - depth * room).argmin()]) for depth, *_ in statements]
-    prompt, starts, done = [], {}, 0
-    for i in sorted(range(len(statements)), key=lambda i: (at[i], statements[i][0], i)):
-        prompt += text[done : at[i]].tolist()
-        starts[i], done = len(prompt), at[i]
-        prompt += tokens[i]
-    prompt += text[done:].tolist() + tail
-    value_at = starts[0] + len(ask.encode(statements[0][1]))
-    return TaskItem(prompt, answer, others, at[0] / room if room else ask.depth, len(prompt) - value_at)
+    name: Literal["passkey"] = "passkey"
+    keys: int = Field(3, ge=1, le=64, description="pass keys per item; with several, chance is 1/keys")
+    choices: int = Field(
+        4, ge=2, le=64, description="number of values compared if there is one key; chance is 1/choices"
+    )
+    digits: int = Field(5, ge=1, le=18, description="digits per pass key")
+
+    def make(self, request: TaskRequest) -> TaskItem:
+        compared = self.keys if self.keys > 1 else self.choices
+        values = request.numbers("values", self.digits, compared)
+        return self.facts(request, "\nKey {}", values[:compared], self.keys)
+
+
+class NeedleTask(HaystackTask):
+    """Sentences hidden in text that state where an animal hid something. One of them is queried; the others
+    are the wrong answers. After Kamradt 2023 and RULER's multi-key needle (arXiv:2404.06654).
+    `heron hid it in the attic`; `heron hid it in the` → ` attic`"""
+
+    name: Literal["needle"] = "needle"
+    keys: int = Field(3, ge=2, le=16, description="facts per item; chance is 1/keys")
+
+    def make(self, request: TaskRequest) -> TaskItem:
+        places = [f" {PLACES[i]}" for i in request.distinct("values", len(PLACES), len(PLACES)).tolist()]
+        return self.facts(
+            request, "\n{} hid it in the", request.same_count(places, self.keys)[: self.keys], self.keys
+        )
+
+
+class VariablesTask(HaystackTask):
+    """Chains of assignments hidden in text. The value of the last variable of one chain is queried; the
+    values of the other chains are the wrong answers. RULER's variable tracking (arXiv:2404.06654).
+    `x4 = 531`, later `q7 = x4`; `q7 =` → ` 531`"""
+
+    name: Literal["variables"] = "variables"
+    chains: int = Field(2, ge=2, le=16, description="chains per item; chance is 1/chains")
+    hops: int = Field(1, ge=0, le=16, description="assignments from variable to variable in a chain")
+    digits: int = Field(3, ge=1, le=18, description="digits per value")
+
+    def make(self, request: TaskRequest) -> TaskItem:
+        links = self.hops + 1
+        values = request.numbers("values", self.digits, self.chains)
+        numbers = request.distinct("names", self.chains * links, 26 * 10).tolist()
+        names = [f"{chr(97 + n // 10)}{n % 10}" for n in numbers]
+        statements, questions = [], []
+        for chain in range(self.chains):
+            own = names[chain * links : (chain + 1) * links]
+            first = request.depth if chain == 0 else float(request.draw(f"depth {chain}", 1, 1001)[0]) / 1000
+            later = np.sort(request.draw(f"links {chain}", self.hops, 1001)) / 1000
+            depths = [first, *(first + (1 - first) * later).tolist()]
+            rights = [values[chain], *(f" {name}" for name in own[:-1])]
+            for depth, name, right in zip(depths, own, rights, strict=True):
+                statements.append((depth, f"\n{name} =", f"{right}\n"))
+            questions.append((f"\n{own[-1]} =", f"{values[chain]}\n"))
+        return self.hide(request, statements, questions)

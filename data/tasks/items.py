@@ -1,16 +1,19 @@
-"""Task items and the inputs that generate them. Every item is a function of names and numbers."""
+"""The base class of tasks, their items, and the random draws that generate them from names and numbers."""
 
+from abc import abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from data.errors import DataError
 from data.sampling.random_draws import below, bits, key_of
-from data.tasks.settings import Task
+from data.text_settings import DataModel
 from data.tokenizer import Tokenizer
 
-REMEMBERED = 100_000  # cached encodings
+CACHED = 100_000  # encodings kept
 SORTED = 4096  # sets up to this size are shuffled completely; from larger sets, distinct numbers are sampled
+NO_TEXT = np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,18 @@ class TaskItem:
     distance: int | None = None
 
 
+class Task(DataModel):
+    """Base class of tasks: their settings, and the items made from them."""
+
+    name: str
+    hides: ClassVar[bool] = False  # the answer is at a depth of the context
+    reads: ClassVar[bool] = False  # the context is text, from `haystack`
+
+    @abstractmethod
+    def make(self, request: "TaskRequest") -> TaskItem:
+        """Make the requested item."""
+
+
 class TaskContext:
     """A task, the tokenizer of its items, and the seed. `purpose` ("training", "evaluation") is part of every
     random key, so training and evaluation items differ.
@@ -44,45 +59,57 @@ class TaskContext:
         # Text can be split where a token begins with white space: the rest is then encoded as it would be
         # alone.
         self.may_cut = np.array([piece[:1].isspace() for piece in tokenizer.pieces])
-        self._spelled: dict[str, list[int]] = {}
+        self._encoded: dict[str, list[int]] = {}
+
+    def item(self, index: int, length: int, depth: float = 0.0, haystack: np.ndarray = NO_TEXT) -> TaskItem:
+        """Generate item `index` with at most `length` tokens (exactly `length` if it has a haystack).
+
+        The same index at another length is the same question in a longer or shorter context. For tasks
+        without a haystack, where the length is the difficulty, the longer item extends the shorter one.
+
+        Args:
+            index: index of the item.
+            length: tokens of prompt and answer together, without BOS.
+            depth: position of the answer, 0 (far from the question) to 1 (just before it).
+            haystack: at least `length` tokens of text, for tasks that use a haystack.
+
+        Raises:
+            DataError: no item fits the length, or the tokenizer cannot encode comparable wrong answers.
+        """
+        return self.task.make(TaskRequest(self, index, length, depth, haystack))
 
     def encode(self, text: str) -> list[int]:
-        if text not in self._spelled:
-            if len(self._spelled) >= REMEMBERED:
-                self._spelled.clear()
-            self._spelled[text] = self.tokenizer.encode(text)
-        return self._spelled[text]
+        if text not in self._encoded:
+            if len(self._encoded) >= CACHED:
+                self._encoded.clear()
+            self._encoded[text] = self.tokenizer.encode(text)
+        return self._encoded[text]
 
 
 @dataclass(frozen=True)
 class TaskRequest:
-    """The parameters of one item.
-
-    Attributes:
-        length: maximum tokens of prompt and answer together.
-        haystack: text tokens, for tasks that use a haystack. The required number is taken from the end, so a
-            longer item extends towards the start.
+    """The parameters of one item; see `TaskContext.item`. The required number of haystack tokens is taken
+    from the end, so a longer item extends towards the start.
     """
 
-    bench: TaskContext
+    context: TaskContext
     index: int
     length: int
     depth: float
     haystack: np.ndarray
 
-    @property
-    def key(self) -> tuple[str | int, ...]:
-        name = getattr(self.bench.task, "name", "")
-        return ("task", self.bench.purpose, self.bench.seed, name, self.index)
+    def key(self, what: str) -> np.uint64:
+        c = self.context
+        return key_of("task", c.purpose, c.seed, c.task.name, self.index, what)
 
     def draw(self, what: str, count: int, below_what: int) -> np.ndarray:
         """(count,) integers in 0 ... below_what-1. The first n do not depend on `count`."""
-        return below(bits(key_of(*self.key, what), np.arange(count)), below_what)
+        return below(bits(self.key(what), np.arange(count)), below_what)
 
-    def different(self, what: str, count: int, below_what: int) -> np.ndarray:
+    def distinct(self, what: str, count: int, below_what: int) -> np.ndarray:
         """(count,) distinct integers in 0 ... below_what-1. The first n do not depend on `count`."""
         if below_what <= SORTED:
-            return np.argsort(bits(key_of(*self.key, what), np.arange(below_what)), kind="stable")[:count]
+            return np.argsort(bits(self.key(what), np.arange(below_what)), kind="stable")[:count]
         wanted, drawn = count, np.zeros(0, dtype=np.int64)
         while len(drawn) < count:
             wanted *= 2
@@ -96,7 +123,7 @@ class TaskRequest:
         """
         first = 10 ** (digits - 1) if digits > 1 else 0
         room = 10**digits - first
-        drawn = self.different(what, min(room, 2 * least + 4), room)
+        drawn = self.distinct(what, min(room, 2 * least + 4), room)
         return self.same_count([f" {first + n}" for n in drawn.tolist()], least)
 
     def same_count(self, texts: list[str], least: int) -> list[str]:
@@ -104,26 +131,23 @@ class TaskRequest:
         `least` remain.
         """
         sizes = np.array([len(self.encode(text)) for text in texts])
-        commonest = int(np.bincount(sizes).argmax())
-        kept = [text for text, size in zip(texts, sizes.tolist(), strict=True) if size == commonest]
+        kept = [texts[i] for i in np.flatnonzero(sizes == np.bincount(sizes).argmax())]
         if len(kept) < least:
             raise DataError(
-                f"only {len(kept)} of {len(texts)} answers such as {texts[0]!r} are spelled in equally many "
-                f"tokens, and {least} are to be compared: compare fewer, give them more digits, or use a "
-                "tokenizer that spells each digit alone"
+                f"only {len(kept)} of {len(texts)} answers such as {texts[0]!r} have the same number of "
+                f"tokens, but {least} are compared; compare fewer, or use more digits per answer"
             )
         return kept
 
     def encode(self, text: str) -> list[int]:
-        return self.bench.encode(text)
+        return self.context.encode(text)
 
     def encode_once(self, text: str) -> list[int]:
         """Encode text that occurs in no other item, without caching."""
-        return self.bench.tokenizer.encode(text)
+        return self.context.tokenizer.encode(text)
 
     def too_short(self, least: int) -> DataError:
-        name = getattr(self.bench.task, "name", "")
         return DataError(
-            f"an item of {self.length} tokens is too short for the task {name} as it is set: with this "
-            f"tokenizer it takes {least} at least; raise the length, or make the task smaller"
+            f"an item of {self.length} tokens is too short for the task {self.context.task.name}: with this "
+            f"tokenizer it needs at least {least}; increase the length or make the task smaller"
         )

@@ -6,10 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from data import DataError, Tokenizer
-from data.tasks.haystack import Haystacks
-from data.tasks.items import TaskContext, TaskItem
-from data.tasks.make import NO_TEXT, make_item
-from data.tasks.settings import Task
+from data.tasks import NO_TEXT, Haystacks, Task, TaskContext, TaskItem
 from evaluation.errors import EvaluationError
 from evaluation.scoring.targets import content_hash
 from evaluation.tasks.settings import TaskEvaluationSettings
@@ -89,7 +86,7 @@ def draw_items(
             cut = [found.text(i, "evaluation", settings.seed, i) for i in range(len(found))]
             texts = [cut[i] for i in unit]
         items = {
-            length: [make_item(bench, int(i), length + 1 - first, depths[depth[i]], texts[i]) for i in index]
+            length: [bench.item(int(i), length + 1 - first, depths[depth[i]], texts[i]) for i in index]
             for length in lengths
         }
     except DataError as error:

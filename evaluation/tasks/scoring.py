@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from data.tasks.items import TaskItem
+from data.tasks import TaskItem
 from evaluation.scoring.scoring import CellFailed
 from model import Cache, TokenPositions, Transformer
 

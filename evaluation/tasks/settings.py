@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from data.tasks.settings import TaskSettings
+from data.tasks import TaskSettings
 from evaluation.settings import MeasurementSettings
 
 

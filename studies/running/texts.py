@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from data import ByteTokenizer, DataSettings, PreparedData, prepare, prepared_folder
-from data.files import canonical
+from data.hashing import canonical_hash
 from data.settings import BytesSettings, SentencePieceSettings
 from evaluation import EvaluationSettings
 from evaluation.scoring.evaluate import choose_targets
@@ -48,7 +48,7 @@ class StudyTexts:
         return [] if prepared is None else [f"{evaluation.store_setting}={prepared.folder}"]
 
     def _prepared(self, data: DataSettings) -> PreparedData | None:
-        key = canonical(data.model_dump(mode="json", exclude={"packing", "positions"}))
+        key = canonical_hash(data.model_dump(mode="json", exclude={"packing", "positions"}))
         if key not in self._open:
             ready = self.make or (prepared_folder(data) / "prepared.json").is_file()
             self._open[key] = prepare(data, self.console) if ready else None

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from data.preparation.duplicates import ShingleIndex, mixed, save_index, shingles, words
+from data.hashing import mixed
+from data.preparation.duplicates import ShingleIndex, save_index, shingles, words
 
 RNG = random.Random(8)
 VOCABULARY = ["".join(RNG.choices("abcdefgh", k=RNG.randrange(2, 9))) for _ in range(500)]

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from data import BatchSampler, DataError, TokenStore
 from data.sampling import exposure as module
 from data.sampling.exposure import Exposure, ExposureLedger, ExposureRule, read_exposure, write_exposure
-from data.sampling.segments import Segment
-from data.settings import (
+from data.sampling.positions import (
     CapePositions,
     OffsetPositions,
     PlainPositions,
     PosePositions,
     SubsetPositions,
 )
+from data.sampling.segments import Segment
 from data.store import EncodedDocument, write_manifest, write_shard
 
 SAMPLERS = {

@@ -10,8 +10,8 @@ import pytest
 
 import data.preparation.groups
 from data import BatchSampler, DataError, DataSettings, prepare
-from data.console import NullConsole
 from data.preparation.groups import TextGroups
+from data.preparation.summary import NullConsole
 from data.sampling.batches import TrainingText
 from data.sampling.segments import Segment
 from tests.data.conftest import make_text
@@ -66,9 +66,9 @@ def test_groups_come_in_order_once_each_and_the_order_is_that_of_finished_text(g
     assert [batches_of(later).batch(step).hash for step in (69, 3, 31)] == [hashes[s] for s in (69, 3, 31)]
     assert later.store(len(folders)).hash == later.store(0).hash
     later.check(used)
-    with pytest.raises(DataError, match=r"group 1 of .* is not the one this run was trained on"):
+    with pytest.raises(DataError, match=r"group 1 of .* has changed"):
         later.check([used[0], used[2]])
-    with pytest.raises(DataError, match=rf"group {len(folders)} of .* \(another, now gone\): restore it"):
+    with pytest.raises(DataError, match=rf"group {len(folders)} of .* \(another, now missing\)"):
         later.check([*used[: len(folders)], "another"])
     listed = groups.list.read_bytes()
     groups.list.write_bytes(listed[:20])  # as it is seen while it is replaced
@@ -83,12 +83,12 @@ def test_groups_come_in_order_once_each_and_the_order_is_that_of_finished_text(g
 def test_a_preparation_that_died_is_told_and_goes_on_in_the_next_attempt(grouped, monkeypatch):
     monkeypatch.setattr(data.preparation.groups, "PATIENCE", 0.3)
     groups = TextGroups(grouped, prepare(grouped, workers=1))
-    with pytest.raises(DataError, match=r"group 1 of .* is not prepared: no process works on it"):
+    with pytest.raises(DataError, match=r"group 1 of .* is not prepared: no process"):
         groups.store(1)
     with groups.preparing():
         assert groups._process is not None
         os.kill(groups._process.pid, signal.SIGKILL)
-        with pytest.raises(DataError, match=r"process that prepares it has died: it ended with status -9"):
+        with pytest.raises(DataError, match=r"exited with status -9"):
             groups.store(1)
     real = data.preparation.groups.prepare_one
     monkeypatch.setattr(data.preparation.groups, "prepare_one", lambda *a, **k: _full())

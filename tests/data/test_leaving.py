@@ -28,7 +28,7 @@ HOUSE = Path(__file__).parents[2]
 CHILD = """
 import signal, sys, time
 from pathlib import Path
-from data.preparation.worker import stdin_lines
+from data.preparation.processes import stdin_lines
 from data.files import atomic
 lines = stdin_lines()
 with atomic(Path(sys.argv[1])) as file:
@@ -79,7 +79,7 @@ def test_a_disk_without_locks_is_told_once_and_stops_nothing(settings, tmp_path,
     groups = TextGroups(grouped, prepare(grouped, console, workers=1))
     assert sum("without locks" in line for line in console.lines) == 1
     monkeypatch.setattr(data.preparation.groups, "PATIENCE", 0.2)
-    with pytest.raises(DataError, match="no process works on it"):  # rather than for ever
+    with pytest.raises(DataError, match="no process prepares it"):  # rather than for ever
         groups.store(1)
     groups.prepare_rest(Listener())
     assert groups.store(1).n_documents
@@ -146,10 +146,10 @@ def test_a_group_that_was_altered_is_found_and_mended_by_deleting_it(settings):
     raw[100] ^= 1
     shard.write_bytes(raw)
     assert TextGroups(settings, first).is_ready(1)
-    with pytest.raises(DataError, match=rf"{shard} was altered .*delete {group} and prepare"):
+    with pytest.raises(DataError, match=rf"{shard} has another hash.*delete {group} and prepare"):
         TextGroups(settings, first).is_ready(1, verify=True)
     shard.write_bytes(raw[:-1])
-    with pytest.raises(DataError, match=rf"{shard.name} has .*delete {group} and prepare"):
+    with pytest.raises(DataError, match=rf"{shard.name} is damaged.*delete {group} and prepare"):
         TextGroups(settings, first).is_ready(1)
     shutil.rmtree(group)
     repaired = TextGroups(settings, first)

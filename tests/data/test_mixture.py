@@ -133,7 +133,7 @@ def test_stores_of_different_tokenizers_are_refused_naming_both(settings):
     bytewise = prepare(changed(settings, tokenizer={"name": "bytes"}), workers=1)
     mixed = changed(settings, mixture=[{"share": 0.25, "prepared": str(bytewise.folder)}])
     hashes = f"{bytewise.tokenizer.hash[:12]}, not {first.tokenizer.hash[:12]}"
-    with pytest.raises(DataError, match=f"cannot be mixed with .*another tokenizer .{hashes}"):
+    with pytest.raises(DataError, match=f"cannot be mixed with .*tokenizers differ .{hashes}"):
         prepare(mixed, workers=1)
     same = prepare(changed(settings, mixture=[{"share": 0.25, "prepared": str(first.folder)}]), workers=1)
     assert same.others[0].train.hash == first.train.hash
@@ -142,11 +142,11 @@ def test_stores_of_different_tokenizers_are_refused_naming_both(settings):
 @pytest.mark.parametrize(
     ("mixture", "said"),
     [
-        ([{"share": 0.6, "prepared": "a"}, {"share": 0.4, "prepared": "b"}], "make 1: they must leave"),
-        ([{"share": 0.5}], "either a source or a prepared folder"),
-        ([{"share": 0.5, "prepared": "a", "source": {"name": "stdlib"}}], "either a source or a prepared"),
-        ([{"share": 0.5, "prepared": "a", "max_bytes": 9}], "taken as it is"),
-        ([{"share": 0.12345, "prepared": "a"}], "0.12345 has more than four decimals"),
+        ([{"share": 0.6, "prepared": "a"}, {"share": 0.4, "prepared": "b"}], "sum to 1"),
+        ([{"share": 0.5}], "either source or prepared"),
+        ([{"share": 0.5, "prepared": "a", "source": {"name": "stdlib"}}], "either source or prepared"),
+        ([{"share": 0.5, "prepared": "a", "max_bytes": 9}], "max_bytes requires source"),
+        ([{"share": 0.12345, "prepared": "a"}], "share=0.12345"),
     ],
 )
 def test_mixtures_that_mean_nothing_are_refused(mixture, said):
@@ -166,9 +166,12 @@ NOWHERE = {"name": "files", "path": "no/such/folder"}
         ({"mixture": [{"share": 0.2, "source": NOWHERE}]}, "data.mixture.0.source.path: "),
         (
             {"mixture": [{"share": 0.2, "prepared": "no/such"}]},
-            "data.mixture.0.prepared: no/such holds no fin",
+            "data.mixture.0.prepared: no/such has no prepared",
         ),
-        ({"source": {"name": "prepared", "path": "no/such"}}, "data.source.path: no/such holds no finished"),
+        (
+            {"source": {"name": "prepared", "path": "no/such"}},
+            "data.source.path: no/such has no prepared",
+        ),
         ({"tokenizer": {"name": "sentencepiece", "model": "no.model"}}, "no.model .* data.tokenizer.model"),
         (
             {"source": {"name": "hub", "path": "json", "data_files": ["no.jsonl", "https://x/y.jsonl"]}},

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from data import BatchSampler, DataError
-from data.sampling.positions import PACKINGS, place
+from data.sampling.positions import PACKINGS, PositionsSettings, place
 from data.sampling.segments import Segment
-from data.settings import PositionsSettings
 from tests.data.test_batches import make_store, stores
 
 EVERY = {
@@ -292,8 +291,12 @@ def test_draws_are_frozen(name, expected):
 @pytest.mark.parametrize(
     ("name", "keys", "said"),
     [
-        ("random_subset", {"max_length": 8}, r"data.positions.max_length = 8 .* train_length = 9 .* to 9"),
-        ("pose", {"target": 8}, r"data.positions.target = 8 is shorter than train_length = 9"),
+        (
+            "random_subset",
+            {"max_length": 8},
+            r"data.positions.max_length = 8 .* train_length = 9.* at least 9",
+        ),
+        ("pose", {"target": 8}, r"data.positions.target = 8 .* train_length = 9"),
     ],
 )
 def test_a_range_too_short_for_the_window_is_refused(name, keys, said):

@@ -97,7 +97,7 @@ def test_prepared_text_is_the_text(settings, corpus):
 def test_second_call_does_nothing(settings, monkeypatch):
     first = prepare(settings, workers=1)
     before = {p: p.stat().st_mtime_ns for p in first.folder.rglob("*")}
-    monkeypatch.setattr("data.preparation.prepare._make", None)
+    monkeypatch.setattr("data.preparation.prepare._Preparation", None)
     second = prepare(settings, workers=1)
     assert second.train.hash == first.train.hash and second.summary == first.summary
     assert {p: p.stat().st_mtime_ns for p in first.folder.rglob("*")} == before
@@ -132,8 +132,8 @@ def stop_after(monkeypatch, target: str, calls: int) -> list:
         ("data.preparation.encoding.write_shard", 0),
         ("data.preparation.encoding.write_shard", 5),
         ("data.preparation.encoding.write_json", 3),
-        ("data.preparation.spool.write_json", 1),
-        ("data.preparation.spool.atomic", 7),
+        ("data.preparation.spool.write_json", 0),
+        ("data.preparation.spool.atomic", 3),
         ("data.preparation.prepare.train_sentencepiece", 0),
         ("data.preparation.prepare.write_json", 1),
         ("data.preparation.prepare.write_manifest", 1),
@@ -160,7 +160,7 @@ def test_finished_shards_are_not_redone(settings, monkeypatch):
     monkeypatch.setattr(
         data.preparation.encoding.EncodingJob,
         "run",
-        lambda job, *task: again.append(task) or real(job, *task),
+        lambda job, chunk: again.append(chunk) or real(job, chunk),
     )
     console = Listener()
     prepare(settings, console, workers=1)
@@ -292,7 +292,7 @@ def test_bad_files_are_counted(settings, corpus):
     console = Listener()
     prepared = prepare(settings, console, workers=1)
     assert prepared.summary["passed_over"] == {"empty": 2, "binary": 1, "not UTF-8": 1}
-    assert "passed over: 2 documents empty (such as empty.txt)" in console.lines
+    assert "skipped 2 documents: empty (such as empty.txt)" in console.lines
 
 
 def test_nothing_left_is_an_error(settings, tmp_path):
@@ -301,7 +301,7 @@ def test_nothing_left_is_an_error(settings, tmp_path):
     (tmp_path / "bad" / "b.txt").write_text("")
     source = {"name": "files", "path": str(tmp_path / "bad")}
     with pytest.raises(
-        DataError, match=r"/bad holds no usable text: 1 not UTF-8 \(such as a.txt\); 1 empty"
+        DataError, match=r"/bad has no usable text: 1 not UTF-8 \(such as a.txt\); 1 empty"
     ) as found:
         prepare(changed(settings, source=source), workers=1)
     assert "text_key" not in str(found.value)  # a folder of text has no keys
@@ -311,7 +311,7 @@ def test_nothing_left_is_an_error(settings, tmp_path):
 
 
 def test_vocabulary_too_large(settings):
-    with pytest.raises(DataError, match=r"vocab_size=30000 is more than .* at most \d+"):
+    with pytest.raises(DataError, match=r"vocab_size=30000 is too large.* at most \d+"):
         prepare(changed(settings, tokenizer={"name": "sentencepiece", "vocab_size": 30000}), workers=1)
     assert prepare(settings, workers=1).tokenizer.vocab_size == 400
 
@@ -341,7 +341,7 @@ def test_damage_after_preparation(settings):
     shard = next((folder / "valid").glob("*.tokens"))
     good = shard.read_bytes()
     shard.write_bytes(good[:-2])
-    with pytest.raises(DataError, match=rf"{shard.name} has .* delete {folder} and prepare"):
+    with pytest.raises(DataError, match=rf"{shard.name} is damaged.* delete {folder} and prepare"):
         prepare(settings, workers=1)
     shard.write_bytes(good)
     (folder / "tokenizer" / "tokenizer.model").unlink()

@@ -88,12 +88,12 @@ def test_damage_is_named(tmp_path, name):
     good = path.read_bytes()
     path.write_bytes(good[:-1])
     mend = f"delete {tmp_path} and prepare the data again"
-    with pytest.raises(DataError, match=rf"{name} has \d+ bytes instead of {len(good)}.*{mend}"):
+    with pytest.raises(DataError, match=rf"{name} is damaged.*{len(good)}.*{mend}"):
         TokenStore(tmp_path)
     with pytest.raises(DataError, match=name):
         store.verify()
     path.write_bytes(good[:-3] + bytes([good[-3] ^ 1]) + good[-2:])  # same size, one bit
-    with pytest.raises(DataError, match=rf"{name} was altered.*{mend}"):
+    with pytest.raises(DataError, match=rf"{name} has another hash.*{mend}"):
         store.verify()
     path.unlink()
     with pytest.raises(DataError, match=f"{name} is missing"):
@@ -112,10 +112,10 @@ def test_damaged_manifest(tmp_path):
     edited = json.loads(good)
     edited["has_bos"] = False
     path.write_text(json.dumps(edited))
-    with pytest.raises(DataError, match=r"manifest.json was altered"):
+    with pytest.raises(DataError, match=r"manifest.json has another hash"):
         TokenStore(tmp_path)
     path.unlink()
-    with pytest.raises(DataError, match=r"is no prepared data; run scripts/prepare\.py"):
+    with pytest.raises(DataError, match=r"has no prepared data; run scripts/prepare\.py"):
         TokenStore(tmp_path)
 
 

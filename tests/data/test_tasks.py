@@ -2,6 +2,7 @@
 
 import re
 from itertools import pairwise
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -9,19 +10,9 @@ import pytest
 from data import ByteTokenizer, DataError
 from data.preparation.tokenizer_training import train_sentencepiece
 from data.settings import SentencePieceSettings
-from data.tasks.haystack import Haystacks, belongs
-from data.tasks.items import TaskContext
-from data.tasks.make import FORMS, make_item
-from data.tasks.settings import (
-    AdditionTask,
-    CopyTask,
-    NeedleTask,
-    ParityTask,
-    PasskeyTask,
-    RecallTask,
-    ReverseTask,
-    VariablesTask,
-)
+from data.tasks import Haystacks, TaskContext, TaskSettings, is_for
+from data.tasks.closed import AdditionTask, CopyTask, ParityTask, RecallTask, ReverseTask
+from data.tasks.hidden import NeedleTask, PasskeyTask, VariablesTask
 
 TEXT = "It rained on the hill, and the road ran on.\nNobody came by; the lamp was out 7 times.\n" * 40
 
@@ -105,7 +96,7 @@ def spelled_by(tokenizer):
 
 
 def test_every_task_has_a_case_here():
-    assert set(CASES) == set(FORMS)
+    assert {type(task) for task, _ in CASES.values()} == set(get_args(get_args(TaskSettings)[0]))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -117,7 +108,7 @@ def test_a_solver_that_reads_the_text_agrees(name, kind, subwords):
     seen = set()
     for index in range(12):
         for length in (150, 400):
-            item = make_item(bench, index, length, index / 11, haystack)
+            item = bench.item(index, length, index / 11, haystack)
             prompt, answer = tokenizer.decode(item.prompt), tokenizer.decode(item.answer)
             right, rivals = solve(prompt)
             assert answer == right
@@ -140,13 +131,13 @@ def test_items_are_functions_of_seed_purpose_and_index(name, subwords):
 
     def items(purpose, seed):
         bench = TaskContext(task, subwords, purpose, seed)
-        return [make_item(bench, i, 200, 0.5, haystack) for i in (5, 2, 5)]
+        return [bench.item(i, 200, 0.5, haystack) for i in (5, 2, 5)]
 
     first, other, again = items("evaluation", 0)
     assert first == again and first.prompt != other.prompt
     assert [one.prompt for one in items("training", 0)] != [one.prompt for one in items("evaluation", 0)]
     prompts = {
-        tuple(make_item(TaskContext(task, subwords, purpose, seed), i, 200, 0.5, haystack).prompt)
+        tuple(TaskContext(task, subwords, purpose, seed).item(i, 200, 0.5, haystack).prompt)
         for purpose in ("training", "evaluation")
         for seed in (0, 1)
         for i in range(8)
@@ -159,7 +150,7 @@ def test_depth_and_distance_are_where_the_answer_stands(name, subwords):
     task, solve = CASES[name]
     bench, haystack = TaskContext(task, subwords, "evaluation", 0), spelled_by(subwords)
     for depth in (0.0, 0.3, 1.0):
-        item = make_item(bench, 4, 900, depth, haystack)
+        item = bench.item(4, 900, depth, haystack)
         assert abs(item.depth - depth) < 0.05
         start = len(item.prompt) - item.distance
         value = subwords.decode(item.prompt[start : start + len(item.answer)])
@@ -169,7 +160,7 @@ def test_depth_and_distance_are_where_the_answer_stands(name, subwords):
 def test_distance_in_recall():
     bench = TaskContext(RecallTask(queries=3), ByteTokenizer(), "training", 0)
     for depth in (0.0, 0.5, 1.0):
-        item = make_item(bench, 1, 300, depth)
+        item = bench.item(1, 300, depth)
         start = len(item.prompt) - item.distance
         assert item.prompt[start : start + len(item.answer)] == item.answer
     assert item.depth == 1.0
@@ -180,15 +171,14 @@ def test_a_longer_item_is_the_same_question_grown():
     haystack = spelled_by(tokenizer)
     for name in ("passkey", "needle", "variables"):
         bench = TaskContext(CASES[name][0], tokenizer, "evaluation", 0)
-        short, long = (make_item(bench, 1, length, 1.0, haystack) for length in (200, 700))
+        short, long = (bench.item(1, length, 1.0, haystack) for length in (200, 700))
         assert short.answer == long.answer and short.others == long.others
         # What is nearest the question is the same text.
         assert long.prompt[-30:] == short.prompt[-30:]
     for name, pattern in (("copy", r"copy (\d+)"), ("parity", r"ones (\d+)"), ("recall", r"^(\w\w \d+)")):
         bench = TaskContext(CASES[name][0], tokenizer, "evaluation", 0)
         short, long = (
-            re.search(pattern, tokenizer.decode(make_item(bench, 1, length).prompt))[1]
-            for length in (80, 300)
+            re.search(pattern, tokenizer.decode(bench.item(1, length).prompt))[1] for length in (80, 300)
         )
         assert name == "recall" or (long.startswith(short) and len(long) > len(short))
 
@@ -197,13 +187,13 @@ def test_additions_carry_and_distractors_are_one_carry_off():
     tokenizer = ByteTokenizer()
     bench = TaskContext(AdditionTask(choices=3), tokenizer, "evaluation", 0)
     for index in range(60):
-        item = make_item(bench, index, 16)
+        item = bench.item(index, 16)
         a, b = tokenizer.decode(item.prompt).removesuffix("=").split("+")
         assert any(int(x) + int(y) > 9 for x, y in zip(a, b, strict=True))
         for other in item.others:
             off = abs(int(tokenizer.decode(other)) - int(a) - int(b))
             assert re.fullmatch("10+", str(off))
-    backwards = make_item(TaskContext(AdditionTask(backwards=True), tokenizer, "evaluation", 0), 0, 40)
+    backwards = TaskContext(AdditionTask(backwards=True), tokenizer, "evaluation", 0).item(0, 40)
     a, b = (int(one[::-1]) for one in tokenizer.decode(backwards.prompt).removesuffix("=").split("+"))
     assert int(tokenizer.decode(backwards.answer).strip()[::-1]) == a + b
 
@@ -211,7 +201,7 @@ def test_additions_carry_and_distractors_are_one_carry_off():
 def test_parity_and_depths_are_balanced():
     tokenizer = ByteTokenizer()
     bench = TaskContext(ParityTask(), tokenizer, "evaluation", 0)
-    ones = [tokenizer.decode(make_item(bench, i, 60).answer) for i in range(200)]
+    ones = [tokenizer.decode(bench.item(i, 60).answer) for i in range(200)]
     assert 70 < ones.count(" 1\n") < 130
 
 
@@ -221,7 +211,7 @@ def test_earlier_questions_are_answered_rightly_and_end_where_there_is_no_room()
     bench = TaskContext(PasskeyTask(keys=2, queries=9), tokenizer, "training", 0)
     counts = set()
     for index in range(30):
-        item = make_item(bench, index, 160, 0.5, haystack)
+        item = bench.item(index, 160, 0.5, haystack)
         found = re.findall(r"\nKey (\w+) (\d+)\.\n", tokenizer.decode(item.prompt))
         assert len(set(found)) == 2 and len(item.prompt) + len(item.answer) == 160
         counts.add(len(found))
@@ -230,18 +220,18 @@ def test_earlier_questions_are_answered_rightly_and_end_where_there_is_no_room()
 
 def test_what_cannot_be_made_is_refused():
     tokenizer = ByteTokenizer()
-    with pytest.raises(DataError, match=r"40 tokens is too short for the task passkey .* takes \d+ at least"):
-        make_item(TaskContext(PasskeyTask(), tokenizer, "evaluation", 0), 0, 40, 0.5, spelled_by(tokenizer))
+    with pytest.raises(DataError, match=r"40 tokens is too short for the task passkey.* at least \d+"):
+        TaskContext(PasskeyTask(), tokenizer, "evaluation", 0).item(0, 40, 0.5, spelled_by(tokenizer))
     for task in (CopyTask(), ReverseTask(), ParityTask(), AdditionTask(), RecallTask()):
         with pytest.raises(DataError, match="too short"):
-            make_item(TaskContext(task, tokenizer, "evaluation", 0), 0, 5)
-    with pytest.raises(DataError, match="26 keys of 1 letters: raise letters"):
-        make_item(TaskContext(RecallTask(letters=1), tokenizer, "evaluation", 0), 0, 500)
+            TaskContext(task, tokenizer, "evaluation", 0).item(0, 5)
+    with pytest.raises(DataError, match="26 keys of 1 letters"):
+        TaskContext(RecallTask(letters=1), tokenizer, "evaluation", 0).item(0, 500)
     with pytest.raises(DataError, match="only 10 of 10 answers"):
         task = PasskeyTask(keys=12, digits=1)
-        make_item(TaskContext(task, tokenizer, "evaluation", 0), 0, 900, 0.5, spelled_by(tokenizer))
-    with pytest.raises(DataError, match="exchanges of neighbours"):
-        make_item(TaskContext(CopyTask(alphabet="aa", choices=2), tokenizer, "evaluation", 0), 0, 30)
+        TaskContext(task, tokenizer, "evaluation", 0).item(0, 900, 0.5, spelled_by(tokenizer))
+    with pytest.raises(DataError, match="swaps of neighbors"):
+        TaskContext(CopyTask(alphabet="aa", choices=2), tokenizer, "evaluation", 0).item(0, 30)
 
 
 def test_haystacks_are_documents_that_are_long_enough():
@@ -250,18 +240,18 @@ def test_haystacks_are_documents_that_are_long_enough():
     assert found.names == ["long", "longer"]
     places = {found.text(1, i).tobytes() for i in range(20)}
     assert len(places) == 3 and all(len(found.text(1, i)) == 300 for i in range(20))  # "de " has 3 phases
-    with pytest.raises(DataError, match=r"none of the 3 documents of here .* 3,000 tokens .* has 2,700"):
+    with pytest.raises(DataError, match=r"none of the 3 documents of here .* 3,000 tokens.* has 2,700"):
         Haystacks(documents, ByteTokenizer(), 3000, 5, "here")
-    sides = [belongs(f"file {i}", "evaluation") for i in range(500)]
+    sides = [is_for(f"file {i}", "evaluation") for i in range(500)]
     assert 70 < sum(sides) < 130
-    assert all(belongs(f"file {i}", "training") != side for i, side in enumerate(sides))
+    assert all(is_for(f"file {i}", "training") != side for i, side in enumerate(sides))
 
 
 def test_a_single_key_stands_in_the_text_and_its_rivals_nowhere():
     tokenizer = ByteTokenizer()
     bench = TaskContext(PasskeyTask(keys=1, choices=5), tokenizer, "evaluation", 0)
     for index in range(20):
-        item = make_item(bench, index, 300, index / 19, spelled_by(tokenizer))
+        item = bench.item(index, 300, index / 19, spelled_by(tokenizer))
         prompt, answer = tokenizer.decode(item.prompt), tokenizer.decode(item.answer)
         assert re.findall(r"\nKey (\w+) (\d+)\.\n", prompt) == [(prompt.split()[-1], answer.strip(" .\n"))]
         others = [tokenizer.decode(other) for other in item.others]
@@ -273,5 +263,5 @@ def test_a_single_key_stands_in_the_text_and_its_rivals_nowhere():
 def test_depths_spread_in_order():
     tokenizer = ByteTokenizer()
     bench, haystack = TaskContext(PasskeyTask(keys=2), tokenizer, "evaluation", 0), spelled_by(tokenizer)
-    distances = [make_item(bench, 0, 600, d, haystack).distance for d in (0, 0.25, 0.5, 0.75, 1)]
+    distances = [bench.item(0, 600, d, haystack).distance for d in (0, 0.25, 0.5, 0.75, 1)]
     assert all(a > b for a, b in pairwise(distances))

@@ -8,8 +8,8 @@ from data import ByteTokenizer, DataError, DataSettings, prepare
 from data.settings import TaskSource
 from data.sources import GENERATED, open_source
 from data.sources.filler import Filler
-from data.tasks.haystack import belongs
-from data.tasks.settings import RecallTask
+from data.tasks import is_for
+from data.tasks.closed import RecallTask
 from data.text_settings import FillerSource
 
 IN_FILLER = {"name": "passkey", "haystack": {"name": "filler"}}
@@ -41,7 +41,7 @@ def test_items_are_documents_of_the_length_asked_for(tmp_path):
 
 def test_characters_of_several_bytes_are_not_cut(tmp_path):
     (tmp_path / "a").mkdir()
-    names = [name for name in (f"{i}.txt" for i in range(40)) if belongs(name, "training")]
+    names = [name for name in (f"{i}.txt" for i in range(40)) if is_for(name, "training")]
     for name in names:
         (tmp_path / "a" / name).write_text("Es regnete über die Höhen, süß und öde. " * 20)
     haystack = {"name": "files", "path": str(tmp_path / "a")}
@@ -51,7 +51,7 @@ def test_characters_of_several_bytes_are_not_cut(tmp_path):
     for name in names:
         (tmp_path / "a" / name).unlink()
     (tmp_path / "a" / names[0]).write_text("too short")
-    with pytest.raises(DataError, match=r"none of the 1 documents of .* has the 160 tokens"):
+    with pytest.raises(DataError, match=r"none of the 1 documents of .* has 160 tokens"):
         list(open_source(settings).documents())
 
 
@@ -109,7 +109,7 @@ def test_a_hundred_documents_are_read_to_hide_items_in():
 
 
 def test_wrong_settings_are_refused():
-    with pytest.raises(ValueError, match="least, most"):
+    with pytest.raises(ValueError, match="minimum, maximum"):
         TaskSource(length=(80, 20))
     with pytest.raises(ValueError, match="items and text exclude each other"):
         TaskSource(items=5, text={"name": "stdlib"})

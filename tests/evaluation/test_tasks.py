@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from data import ByteTokenizer
-from data.tasks.settings import CopyTask, PasskeyTask, RecallTask
+from data.tasks.closed import CopyTask, RecallTask
+from data.tasks.hidden import PasskeyTask
 from evaluation import EvaluationError
 from evaluation.run import EvaluatedModel
 from evaluation.scoring.methods import Method
@@ -254,7 +255,7 @@ def test_cells_are_kept_and_results_are_written(tmp_path):
 def test_what_cannot_be_asked_is_refused():
     with pytest.raises(EvaluationError, match=r"an item of 40 tokens is too short for the task passkey"):
         draw(lengths=[40])
-    with pytest.raises(EvaluationError, match=r"none of the 7 documents of here has the 9,001 tokens"):
+    with pytest.raises(EvaluationError, match=r"none of the 7 documents of here has 9,001 tokens"):
         draw(lengths=[9000])
     assert TaskAnswers(np.array([[1.0, 2.0], [2.0, 1.0], [1.0, 1.0]]), np.zeros(3)).right.tolist() == [
         True,

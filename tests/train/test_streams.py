@@ -57,6 +57,6 @@ def test_a_preparation_that_dies_ends_all_processes_in_words(told):
     found = told[1]["dying"]
     main, other = found["logs"]
     assert found["statuses"] == [2, 2], found["logs"]
-    assert "the process that prepares it has died: it ended with status -9" in main
+    assert "the process that prepares it exited with status -9" in main
     assert "error: (process 1) process 0 failed: group 1 of " in other
     assert steps_of(told[0] / "dying")

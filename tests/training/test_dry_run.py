@@ -97,7 +97,7 @@ def test_the_vocabulary_is_that_of_a_given_model(settings, tmp_path, monkeypatch
     with pytest.raises(DataError, match=r"some\.model"):
         expected_vocabulary(given)
     monkeypatch.setattr(
-        "data.preparation.presence.load_sentencepiece", lambda path: SimpleNamespace(vocab_size=300)
+        "data.preparation.prepared.load_sentencepiece", lambda path: SimpleNamespace(vocab_size=300)
     )
     assert expected_vocabulary(given) == 300
 

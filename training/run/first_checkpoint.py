@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from data.preparation.prepare import USE
+from data.preparation.prepared import USE
 from data.sampling.exposure import write_exposure
 from model import ModelSettings, Transformer
 from training.checkpoint.restore import load_weights

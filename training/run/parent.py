@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from data.preparation.prepare import USE
+from data.preparation.prepared import USE
 from data.settings import SentencePieceSettings
 from training.checkpoint.storage import WEIGHTS, Checkpoint, find_checkpoint
 from training.config.load import asked_for, identity, load_settings

@@ -1,0 +1,44 @@
+"""Hashes of numbers and token ranges, vectorized, and canonical hashes of JSON values."""
+
+import functools
+import hashlib
+import json
+from typing import Any
+
+import numpy as np
+
+STEP = np.uint64(0x9E3779B97F4A7C15)  # the increment of splitmix64
+_FACTOR = 0x5851F42D4C957F2D  # odd, hence invertible modulo 2**64
+_INVERSE = pow(_FACTOR, -1, 1 << 64)
+
+
+def mixed(x: np.ndarray) -> np.ndarray:
+    """The splitmix64 finalizer, which mixes the bits of uint64 values."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def powers(base: int, n: int) -> np.ndarray:
+    """base**0 ... base**(n-1) modulo 2**64."""
+    out = np.full(n, base, dtype=np.uint64)
+    out[0] = 1
+    return np.multiply.accumulate(out)
+
+
+_power_table = functools.cache(powers)
+
+
+def range_hashes(values: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
+    """Polynomial hash of each range values[start:stop] of uint64 (n,), independent of its offset: uint64."""
+    table = 1 << max(10, (len(values) - 1).bit_length())  # a table for each power of two
+    terms = values * _power_table(_FACTOR, table)[: len(values)]
+    prefix = np.concatenate([np.zeros(1, dtype=np.uint64), np.cumsum(terms)])
+    sums = (prefix[stops] - prefix[starts]) * _power_table(_INVERSE, table)[starts]
+    return mixed(sums + STEP)
+
+
+def canonical_hash(value: Any) -> str:
+    """sha256, hex, of a JSON value. It does not depend on the order of keys."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,141 @@
+"""Finished preparations, the names of their folders, and the inputs that they require."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from data.errors import DataError
+from data.files import damage_reported, read_json
+from data.hashing import canonical_hash
+from data.settings import DataSettings, SentencePieceSettings
+from data.sources import open_source
+from data.sources.prepared import finished_folder
+from data.store import FORMAT, TokenStore, hint
+from data.tokenizer import ByteTokenizer, Tokenizer, load_sentencepiece, load_tokenizer
+
+FIRST, VALID = "data.source", "data.valid_source"  # the settings that specify text, for messages
+# Settings that change the use or the location of prepared text, but not its content.
+USE = {"root", "label", "packing", "positions", "mixture"}
+BESIDE = USE | {"group_bytes"}  # the remaining text is in separate folders
+
+
+@dataclass(frozen=True)
+class PreparedData:
+    """A finished preparation. `summary` has the data of the printed tables; `others` are further texts of a
+    mixture.
+    """
+
+    folder: Path
+    summary: dict[str, Any]
+    others: tuple["PreparedData", ...] = ()
+
+    @property
+    def texts(self) -> tuple["PreparedData", ...]:
+        """All training texts. The first one provides the validation text and the tokenizer."""
+        return (self, *self.others)
+
+    @property
+    def hash(self) -> str:
+        """Hash of all training text."""
+        hashes = [text.train.hash for text in self.texts]
+        return hashes[0] if len(hashes) == 1 else canonical_hash(hashes)
+
+    @property
+    def longest(self) -> int:
+        """Tokens in the longest training document."""
+        return max(int(text.train.lengths.max(initial=0)) for text in self.texts)
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        return load_tokenizer(self.folder / "tokenizer")
+
+    @cached_property
+    def train(self) -> TokenStore:
+        return TokenStore(self.folder / "train")
+
+    @cached_property
+    def valid(self) -> TokenStore:
+        return TokenStore(self.folder / "valid")
+
+
+def open_prepared(folder: Path | str, others: Sequence[Path | str] = ()) -> PreparedData:
+    """Open the folder that `prepare` wrote, with further texts of a mixture. Checks that shards exist and
+    have the expected size.
+    """
+    return mix(_open(Path(folder)), [_open(Path(other)) for other in others])
+
+
+def mix(first: PreparedData, others: Sequence[PreparedData]) -> PreparedData:
+    """Combine texts into a mixture. Raises DataError if their tokenizers differ."""
+    for other in others:
+        if other.tokenizer.hash != first.tokenizer.hash:
+            raise DataError(
+                f"{other.folder} cannot be mixed with {first.folder}: their tokenizers differ "
+                f"({other.tokenizer.hash[:12]}, not {first.tokenizer.hash[:12]}). Prepare it with "
+                f"data.tokenizer.model={first.folder / 'tokenizer' / 'tokenizer.model'}"
+            )
+    return replace(first, others=tuple(others))
+
+
+def _open(folder: Path) -> PreparedData:
+    path = folder / "prepared.json"
+    if not path.is_file():
+        raise DataError(f"{folder} has no finished preparation (no prepared.json); run scripts/prepare.py")
+    with damage_reported(path, hint(folder)):
+        prepared = PreparedData(folder, read_json(path)["summary"])
+    for store in (prepared.train, prepared.valid):
+        if store.manifest["tokenizer"] != prepared.tokenizer.hash:
+            raise DataError(f"{store.folder} and {folder / 'tokenizer'} do not match; {hint(folder)}")
+    return prepared
+
+
+def prepared_folder(settings: DataSettings, place: str = FIRST) -> Path:
+    """The output folder of `prepare(settings)`. `place` is the name of the setting that specifies
+    the text.
+    """
+    sources = [open_source(settings.source, place)]
+    if settings.valid_source is not None:
+        sources.append(open_source(settings.valid_source, VALID))
+    facts = {
+        "format": FORMAT,
+        "settings": settings.model_dump(exclude=BESIDE | (set() if settings.skip else {"skip"})),
+        "sources": [source.fingerprint() for source in sources],
+    }
+    tokenizer = settings.tokenizer
+    if isinstance(tokenizer, SentencePieceSettings) and tokenizer.model is not None:
+        facts["model"] = load_sentencepiece(tokenizer.model).hash
+    return (
+        Path(settings.root).expanduser()
+        / f"{settings.label or sources[0].label}-{canonical_hash(facts)[:10]}"
+    )
+
+
+def check_texts(settings: DataSettings) -> None:
+    """Check that text, prepared folders and tokenizer models exist on this machine.
+
+    Raises DataError naming the setting. Reads no text, writes nothing and makes no network request.
+    """
+    sources = {FIRST: settings.source, VALID: settings.valid_source}
+    for i, mixed in enumerate(settings.mixture):
+        sources[f"data.mixture.{i}.source"] = mixed.source
+        if mixed.prepared is not None:
+            finished_folder(mixed.prepared, f"data.mixture.{i}.prepared")
+    for place, source in sources.items():
+        if source is not None:
+            open_source(source, place).check()
+    expected_vocabulary(settings)
+
+
+def expected_vocabulary(settings: DataSettings) -> int:
+    """Vocabulary size: that of a given model, the size requested for training, or that of bytes.
+
+    Raises DataError if the model does not exist.
+    """
+    tokenizer = settings.tokenizer
+    if not isinstance(tokenizer, SentencePieceSettings):
+        return ByteTokenizer.vocab_size
+    if tokenizer.model is not None:
+        return load_sentencepiece(tokenizer.model).vocab_size
+    return tokenizer.vocab_size
