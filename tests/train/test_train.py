@@ -358,7 +358,7 @@ def test_a_change_on_the_way_comes_at_its_step_whatever_happened_before(words, t
     assert here(monkeypatch, *words, "--run-dir", str(whole)) == 0
     said = capsys.readouterr().err
     assert said.count("after step 12 positions change: model.position.scaling={name: drop}") == 2
-    assert "positions_lr 0.02: for the 8 numbers its positions learn" in said
+    assert "positions_lr 0.02: for 8 positional parameters" in said
     told = lines(whole)
     assert [(line["step"], line["overrides"]) for line in told if line["kind"] == "change"] == [
         (12, ["model.position.scaling={name: drop}"])
