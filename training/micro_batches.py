@@ -1,6 +1,6 @@
 """Split a batch into micro-batches on the device."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -33,23 +33,18 @@ class MicroBatch:
 
 def micro_batches(batch: Batch, size: int | None, length: int, device: torch.device) -> list[MicroBatch]:
     """Split a batch into groups of at most `size` sequences, moved to the device without waiting."""
+    count = batch.tokens.shape[0]
+    size = size or count
 
-    def move(x: Tensor, start: int, stop: int) -> Tensor:
-        rows = x if x.shape[0] == 1 else x[start:stop]
+    def move(x: Tensor, start: int) -> Tensor:
+        rows = x if x.shape[0] == 1 else x[start : start + size]
         return rows.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else rows
 
-    count = batch.tokens.shape[0]
-    positions, parts = token_positions_of(batch, length), []
-    for start in range(0, count, size or count):
-        stop = min(start + (size or count), count)
-        part = TokenPositions(
-            order=move(positions.order, start, stop),
-            position=move(positions.position, start, stop),
-            document=move(positions.document, start, stop),
-            layout=positions.layout,
-            reach=positions.reach,
-            lengths=positions.lengths,
-            unit_steps=positions.unit_steps,
-        )
-        parts.append(MicroBatch(move(batch.tokens, start, stop), move(batch.targets, start, stop), part))
-    return parts
+    def part(start: int) -> MicroBatch:
+        tensors = ("order", "position", "document")
+        moved = {name: move(getattr(positions, name), start) for name in tensors}
+        tokens, targets = move(batch.tokens, start), move(batch.targets, start)
+        return MicroBatch(tokens, targets, replace(positions, **moved))
+
+    positions = token_positions_of(batch, length)
+    return [part(start) for start in range(0, count, size)]

@@ -156,7 +156,7 @@ def test_a_resume_with_other_settings_lists_each_and_names_the_fork(base, stem):
         (["parent.checkpoint=5"], "no checkpoint of step 5; it has 4, 8, 12, 16"),
         (
             ["training.optimizer.groups={head: {lr: 1e-3}}", "training.tokens=4000"],
-            "are matrices, embeddings, vectors, and here they would be matrices, head, embeddings, vectors",
+            "are matrices, embeddings, vectors in the parent, .* matrices, head, embeddings, vectors",
         ),
     ],
 )
@@ -178,7 +178,7 @@ def test_a_later_stage_may_not_cut_the_text_behind_the_fork_anew(stem):
         )
     )
     check_fork(8, old, same)
-    with pytest.raises(TrainingError, match=r"of 12, 16, 24 tokens .* chunks of 48, .* that fill 24,"):
+    with pytest.raises(TrainingError, match=r"of 12, 16, 24 tokens .* chunks of 48, .* that fill 24"):
         check_fork(8, old, other)
 
 

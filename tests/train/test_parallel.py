@@ -216,12 +216,12 @@ def saved_beside(words, prepared, folder) -> None:
     module.write_part = lambda *args: go_on.wait(60) and write(*args)
     with CheckpointWriter(folder / "beside", settings, 24, held) as saver:
         more = {"state": {"step": 4}, "average": training.average}
-        saver.save(4, training.model, training.optimizer, **more)
+        saver.write(4, training.model, training.optimizer, **more)
         for number in range(4, 10):
             training.step(number)
             go_on.set()
             if number < 7:
-                saver.save(number + 1, training.model, training.optimizer, **more)
+                saver.write(number + 1, training.model, training.optimizer, **more)
     module.write_part = write
 
 

@@ -25,7 +25,7 @@ from training.files import is_disk_full
 def test_the_newest_the_multiples_and_the_best_stay():
     steps = [5, 10, 15, 20, 25, 30]
     assert kept(steps, CheckpointSettings(keep=2), None) == {25, 30}
-    assert kept(steps, CheckpointSettings(keep=1, keep_interval=10), None) == {10, 20, 30}
+    assert kept(steps, CheckpointSettings(interval=5, keep=1, keep_interval=10), None) == {10, 20, 30}
     assert kept(steps, CheckpointSettings(keep=1, best=2), 15) == {15, 30}
     assert kept(steps, CheckpointSettings(keep=9), None) == set(steps)
     assert kept(steps, CheckpointSettings(keep=1, best=2), 7) == {30}
@@ -36,7 +36,7 @@ def test_the_best_is_that_of_the_length_asked_for_and_survives(tmp_path):
     losses = [{24: 3.0, 48: 5.0}, {24: 2.5, 48: 4.0}, {24: 2.0, 48: 4.5}, {}, {24: 1.0, 48: float("nan")}]
     with CheckpointWriter(tmp_path, settings, 24) as saver:
         for step, nll in enumerate(losses, 1):
-            saver.save(step, *trained(0), {"held_out": held_out_state(nll)})
+            saver.write(step, *trained(0), {"held_out": held_out_state(nll)})
     assert steps_of(tmp_path) == [2, 5] and best_of(tmp_path, 48) == (2, 4.0)
     (folder_of(tmp_path, 2) / "state.json").write_text("{")
     assert best_of(tmp_path, 48) is None
@@ -48,7 +48,7 @@ def test_only_the_newest_are_kept_and_those_left_behind_go(tmp_path):
     pair, settings = trained(1), CheckpointSettings(keep=2)
     for step in (10, 20, 30, 25):  # resumed from 20: 30 was damaged
         with CheckpointWriter(tmp_path, settings, 24) as saver:
-            saver.save(step, *pair, {})
+            saver.write(step, *pair, {})
         assert steps_of(tmp_path) == {10: [10], 20: [10, 20], 30: [20, 30], 25: [20, 25]}[step]
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == [
         "step-00000020", "step-00000025",
@@ -59,7 +59,7 @@ def test_what_was_left_behind_is_not_the_best(tmp_path):
     pair, settings = trained(0), CheckpointSettings(keep=2, best=1)
     for step, nll in ((10, 2.0), (30, 1.0), (12, 3.0), (14, 4.0)):
         with CheckpointWriter(tmp_path, settings, 24) as saver:
-            saver.save(step, *pair, {"held_out": held_out_state({24: nll})})
+            saver.write(step, *pair, {"held_out": held_out_state({24: nll})})
     assert steps_of(tmp_path) == [10, 12, 14]
 
 
@@ -79,12 +79,12 @@ def test_beside_the_steps_the_bytes_are_those_of_a_save_at_once(tmp_path, monkey
     save_checkpoint(tmp_path / "once", 2, *pair, {"tokens": 5})
     monkeypatch.setattr(module, "save_file", late)
     with CheckpointWriter(tmp_path / "beside", CheckpointSettings(asynchronous=True), 24) as saver:
-        saver.save(2, *pair, {"tokens": 5})
+        saver.write(2, *pair, {"tokens": 5})
         update(*pair)
         assert saver.status == 0
         assert steps_of(tmp_path / "beside") == []
         gate.set()
-        saver.save(3, *pair, {"tokens": 6})  # one at a time: the first is there now
+        saver.write(3, *pair, {"tokens": 6})  # one at a time: the first is there now
         assert 2 in steps_of(tmp_path / "beside")
     assert steps_of(tmp_path / "beside") == [2, 3]  # leaving waits
     assert content(tmp_path / "beside", 2) == content(tmp_path / "once", 2)
@@ -135,7 +135,7 @@ def test_what_goes_wrong_beside_the_steps_is_told(tmp_path, monkeypatch, told_by
     monkeypatch.setattr(module, "save_file", full)
     saver = CheckpointWriter(tmp_path, CheckpointSettings(asynchronous=True), 24)
     with pytest.raises(TrainingError, match=r"disk full .* while saving step 2; step 1 is intact"), saver:
-        saver.save(2, *pair, {})
+        saver.write(2, *pair, {})
         if told_by == "status":
             while saver.status == 0:
                 time.sleep(0.001)
@@ -143,7 +143,7 @@ def test_what_goes_wrong_beside_the_steps_is_told(tmp_path, monkeypatch, told_by
         if told_by in ("status", "wait"):
             saver.wait()
         if told_by == "save":
-            saver.save(3, *pair, {})
+            saver.write(3, *pair, {})
     assert steps_of(tmp_path) == [1] and content(tmp_path, 1) == good
 
 
@@ -174,7 +174,7 @@ def test_the_error_of_the_loop_is_told_and_the_save_under_way_is_finished(tmp_pa
         pytest.raises(KeyError),
         CheckpointWriter(tmp_path, CheckpointSettings(asynchronous=True), 24) as saver,
     ):
-        saver.save(4, *trained(1), {})
+        saver.write(4, *trained(1), {})
         raise KeyError
     assert find_checkpoint(tmp_path).step == 4
 
@@ -182,7 +182,7 @@ def test_the_error_of_the_loop_is_told_and_the_save_under_way_is_finished(tmp_pa
 def test_the_newest_from_before_a_run_diverged_stays(tmp_path):
     with CheckpointWriter(tmp_path, CheckpointSettings(keep=1), 24) as saver:
         for step, state in enumerate([{}, {}, {DIVERGED: True}, {DIVERGED: True}], 1):
-            saver.save(step, *trained(0), state)
+            saver.write(step, *trained(0), state)
         assert steps_of(tmp_path) == [2, 4]
-        saver.save(5, *trained(0), {})
+        saver.write(5, *trained(0), {})
     assert steps_of(tmp_path) == [5]

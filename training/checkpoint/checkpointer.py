@@ -13,7 +13,7 @@ from data.sampling.exposure import write_exposure
 from training.checkpoint.restore import restore
 from training.checkpoint.retention import DIVERGED, HELD_OUT, held_out_state, newest_sound, prune
 from training.checkpoint.snapshot import Snapshot, capture
-from training.checkpoint.storage import find_checkpoint, save_image
+from training.checkpoint.storage import find_checkpoint, save_snapshot
 from training.config.trainer_settings import CheckpointSettings
 from training.distributed.error_barrier import ALONE, ProcessGroup, error_barrier
 from training.errors import INTERRUPTED
@@ -30,7 +30,7 @@ class CheckpointWriter:
     """Writes checkpoints of one run and removes those that the settings do not keep.
 
     An asynchronous save copies tensors to the host and returns; a thread writes the files, one save at a
-    time. An error there is raised by the next call of `save` or `wait`. All processes of the group must call
+    time. An error there is raised by the next call of `write` or `wait`. All processes of the group must call
     these after the same step; an error on one of them is raised on all. Leaving the block waits.
     """
 
@@ -52,7 +52,7 @@ class CheckpointWriter:
                 with suppress(Exception):
                     self.wait()
 
-    def save(
+    def write(
         self,
         step: int,
         model: nn.Module,
@@ -64,13 +64,13 @@ class CheckpointWriter:
         """Save the run after `step` updates; with `wait`, return when the files are written."""
         self.wait()
         with error_barrier(self.group, "save"):
-            image = capture(model, optimizer, average, copied=self.settings.asynchronous)
+            snapshot = capture(model, optimizer, average, copied=self.settings.asynchronous)
         if self.settings.asynchronous:
-            self._writing = self._thread.submit(self._write, step, image, state)
+            self._writing = self._thread.submit(self._write, step, snapshot, state)
             if wait:
                 self.wait()
         else:
-            self._write(step, image, state)
+            self._write(step, snapshot, state)
 
     @property
     def status(self) -> int:
@@ -86,14 +86,14 @@ class CheckpointWriter:
         if writing is not None:
             writing.result()
 
-    def _write(self, step: int, image: Snapshot, state: dict) -> None:
-        save_image(self.folder, step, image, state, self.group)
+    def _write(self, step: int, snapshot: Snapshot, state: dict) -> None:
+        save_snapshot(self.folder, step, snapshot, state, self.group)
         with error_barrier(self.group, "save"):
             if self.group.rank == 0:
                 prune(self.folder, step, self.settings, self.train_length)
 
 
-class Checkpointer:
+class Checkpointer(CheckpointWriter):
     """Resumes a run from its newest good checkpoint and saves it: weights, optimizer, EMA, step guard, random
     generators, and the exposure ledger. Every process calls every method after the same step.
 
@@ -102,25 +102,12 @@ class Checkpointer:
     """
 
     def __init__(self, run: TrainingRun, optimizer: torch.optim.Optimizer, ema: EMA | None, guard: StepGuard):
+        settings = run.settings
+        checkpoint, length = settings.training.checkpoint, settings.train_length
+        super().__init__(run.folder, checkpoint, length, run.parallel.holders)
         self.run, self.optimizer, self.ema, self.guard = run, optimizer, ema, guard
-        self.settings = run.settings.training.checkpoint
-        self._writer = CheckpointWriter(
-            run.folder, self.settings, run.settings.train_length, run.parallel.holders
-        )
-        self._ledger = make_ledger(run.settings, run.batches)
+        self._ledger = make_ledger(settings, run.batches)
         self.saved, self.groups = 0, []
-
-    def __enter__(self) -> "Checkpointer":
-        self._writer.__enter__()
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self._writer.__exit__(kind, error, trace)
-
-    @property
-    def status(self) -> int:
-        """The exit status to request from all processes where an asynchronous save has failed; else 0."""
-        return self._writer.status
 
     def resume(self) -> int:
         """Restore the newest good checkpoint, if there is one; returns its step, else 0."""
@@ -155,7 +142,7 @@ class Checkpointer:
             state = self._state(step, logger.loss, held_out)
         with error_barrier(parallel.listeners, "save"):
             if parallel.takes_part:
-                self._writer.save(step, run.model, self.optimizer, state, self.ema, wait)
+                self.write(step, run.model, self.optimizer, state, self.ema, wait)
         with error_barrier(parallel, "save"):
             if parallel.main:
                 write_exposure(run.folder, with_parents(run.folder, self._ledger.upto(step)))

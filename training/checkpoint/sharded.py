@@ -64,18 +64,8 @@ def whole_name(name: str) -> str:
     return _PART.sub("", name)
 
 
-def is_sharded(names: Iterable[str]) -> bool:
-    """Whether these file names are those of a sharded checkpoint."""
-    return any(_PART.search(name) for name in names)
-
-
 def any_sharded(tensors: Iterable[Tensor]) -> bool:
     return any(isinstance(tensor, DTensor) for tensor in tensors)
-
-
-def wholes(held: Mapping[str, Tensor | TensorShard]) -> dict[str, Tensor]:
-    """The tensors of a single process, none of which may be sharded."""
-    return {name: own if isinstance(own, Tensor) else own.tensor for name, own in held.items()}
 
 
 def write_part(

@@ -26,9 +26,7 @@ from training.checkpoint.sharded import (
     TensorShard,
     flaw,
     flaw_of_file,
-    is_sharded,
     whole_name,
-    wholes,
     write_part,
 )
 from training.checkpoint.snapshot import Snapshot, capture
@@ -75,21 +73,21 @@ class Checkpoint:
         return found
 
     @property
-    def has_optimizer(self) -> bool:
-        return any(whole_name(name) == OPTIMIZER for name in self.names)
-
-    @property
     def names(self) -> list[str]:
         """The names of its files."""
         return sorted(file.name for file in self.folder.iterdir())
 
     @property
     def is_sharded(self) -> bool:
-        return is_sharded(self.names)
+        return any(whole_name(name) != name for name in self.names)
+
+    @property
+    def has_optimizer(self) -> bool:
+        return OPTIMIZER in map(whole_name, self.names)
 
     @property
     def has_average(self) -> bool:
-        return any(whole_name(name) == AVERAGE for name in self.names)
+        return AVERAGE in map(whole_name, self.names)
 
 
 def folder_of(run: Path, step: int) -> Path:
@@ -121,11 +119,13 @@ def save_checkpoint(
     checkpoint never replaces a good one. An error on one process of the group is raised on all.
     """
     with error_barrier(group, "save"):
-        image = capture(model, optimizer, average)
-    return save_image(run, step, image, state or {}, group)
+        snapshot = capture(model, optimizer, average)
+    return save_snapshot(run, step, snapshot, state or {}, group)
 
 
-def save_image(run: Path, step: int, image: Snapshot, state: dict, group: ProcessGroup = ALONE) -> Checkpoint:
+def save_snapshot(
+    run: Path, step: int, snapshot: Snapshot, state: dict, group: ProcessGroup = ALONE
+) -> Checkpoint:
     """Save a snapshot, as `save_checkpoint` does."""
     folder, main = folder_of(run, step), group.rank == 0
     building = folder.with_name(f".writing-{folder.name}-{group.gather(os.getpid())[0]}")
@@ -145,7 +145,7 @@ def save_image(run: Path, step: int, image: Snapshot, state: dict, group: Proces
 
     try:
         on_all(group, "save", begin)
-        parts = on_all(group, "save", lambda: _write(building, step, image, state, group))
+        parts = on_all(group, "save", lambda: _write(building, step, snapshot, state, group))
         digest = on_all(group, "save", finish)[0]
     except Exception as error:
         if main:
@@ -179,7 +179,9 @@ def copy_checkpoint(checkpoint: Checkpoint, run: Path) -> None:
         raise
 
 
-def _write(building: Path, step: int, image: Snapshot, state: dict, group: ProcessGroup) -> dict[str, dict]:
+def _write(
+    building: Path, step: int, snapshot: Snapshot, state: dict, group: ProcessGroup
+) -> dict[str, dict]:
     """Write this process's files of a checkpoint; returns size and hash of each."""
 
     def put(kind: str, held: dict[str, Tensor | TensorShard]) -> Path:
@@ -188,16 +190,14 @@ def _write(building: Path, step: int, image: Snapshot, state: dict, group: Proce
                 raise TrainingError(_dead(building.parent.parent, step, f"{name} {wrong}"))
         if group.world > 1:
             return write_part(building, kind, held, group.rank, group.world)
-        save_file(wholes(held), building / f"{kind}.safetensors")
+        whole = {name: own if isinstance(own, Tensor) else own.tensor for name, own in held.items()}
+        save_file(whole, building / f"{kind}.safetensors")
         return building / f"{kind}.safetensors"
 
-    written = [put("model", image.weights)]
-    if image.optimizer is not None:
-        written.append(put("optimizer", image.optimizer))
-    if image.average is not None:
-        written.append(put("average", image.average))
+    kinds = {"model": snapshot.weights, "optimizer": snapshot.optimizer, "average": snapshot.average}
+    written = [put(kind, held) for kind, held in kinds.items() if held is not None]
     if group.rank == 0:
-        write_json(building / STATE, {"step": step, "state": state, "optimizer": image.options})
+        write_json(building / STATE, {"step": step, "state": state, "optimizer": snapshot.options})
         written.append(building / STATE)
     files = {}
     for file in written:

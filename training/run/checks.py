@@ -9,6 +9,7 @@ from training.errors import TrainingError
 from training.logging.trackers import check_trackers
 from training.optim.lr_schedule import steps_of
 from training.optim.optimizer import learnt_by_positions
+from training.position_overrides import longest_input
 from training.stages import stages_of
 
 
@@ -21,9 +22,8 @@ def reach_of(settings: RunSettings) -> int | None:
 
     Raises ModelError or TrainingError for an invalid stage; nothing is allocated.
     """
-    with torch.device("meta"):
-        stages = [settings.model_copy(update={"model": stage.model}) for stage in stages_of(settings)]
-        limits = [make_model(stage, vocab_size=1).limit for stage in stages]
+    stages = [settings.model_copy(update={"model": stage.model}) for stage in stages_of(settings)]
+    limits = [longest_input(stage) for stage in stages]
     return min((limit for limit in limits if limit is not None), default=None)
 
 
@@ -43,28 +43,14 @@ def check_model(settings: RunSettings) -> None:
             f"{limit}: add 1 to it"
         )
     _check_sampler(settings, limit)
-    _check_steps(settings)
-    validation_steps(settings.training.validation, settings.steps)
-    check_trackers(settings.training)
-
-
-def _check_steps(settings: RunSettings) -> None:
-    """Raise for steps to checkpoint or profile that are outside the run."""
-    c, trace = settings.training.checkpoint, settings.training.profile
-    if c.keep_interval is not None and c.interval is None:
-        raise TrainingError("training.checkpoint.keep_interval needs checkpoints on the way: give every too")
-    if c.keep_interval is not None and c.interval is not None and c.keep_interval % c.interval:
-        raise TrainingError(
-            f"training.checkpoint.keep_interval = {c.keep_interval}: checkpoints are written every "
-            f"{c.interval} steps; make it a multiple of that, such as "
-            f"{-(-c.keep_interval // c.interval) * c.interval}"
-        )
-    first, last = settings.first_step, settings.steps
+    trace, first, last = settings.training.profile, settings.first_step, settings.steps
     if trace is not None and not first - trace.steps < trace.start < last:
         raise TrainingError(
-            f"training.profile.start = {trace.start} traces none of the steps this run takes: give {first} "
-            f"to {last - 1}"
+            f"training.profile.start = {trace.start} is outside the steps of this run: set {first} to "
+            f"{last - 1}"
         )
+    validation_steps(settings.training.validation, settings.steps)
+    check_trackers(settings.training)
 
 
 def _check_sampler(settings: RunSettings, limit: int | None) -> None:
