@@ -51,11 +51,11 @@ from evaluation import read_methods
 from evaluation.scoring.methods import BUILTIN as METHODS
 from studies.options import parse_options
 from studies.report.report import write_report
-from studies.results.gather import RESULTS, gather, read_results, unfair_comparisons
+from studies.results.stored import RESULTS, read_results, unfair_comparisons
 from studies.running.forecast import print_forecast
-from studies.running.grid import cells_of, running_order, select_cells
-from studies.running.plan import StudyPlanner
+from studies.running.plan import StudyPlanner, cells_of, running_order, select_cells
 from studies.running.progress import StudyProgress
+from studies.running.records import gather
 from studies.running.runner import StudyRunner, lock_study
 from studies.running.slurm import write_array
 from studies.running.texts import StudyTexts

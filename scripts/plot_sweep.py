@@ -24,8 +24,8 @@ from matplotlib.figure import Figure
 from evaluation.comparable import comparable
 from evaluation.reports.figures import COLOURS, INK, MARKERS, STYLE, save
 from studies.errors import StudyError
-from studies.results.gather import RESULTS, read_results
-from studies.results.stored import SEED, StoredStudy, evaluations_of, read_losses, read_study
+from studies.results.losses import read_losses
+from studies.results.stored import RESULTS, SEED, StoredStudy, read_results, read_study
 from training.files import write_text
 from training.logging.console import Parser, run_main
 
@@ -194,7 +194,7 @@ def main() -> int:
     )
     options = parser.parse_args()
     study = read_study(read_results(options.study))
-    names = evaluations_of(study)
+    names = study.evaluations
     name = options.evaluation or next(iter(names), "")
     if name not in names:
         known = ", ".join(names) or "none; run the study first"

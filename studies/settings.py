@@ -6,10 +6,9 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from evaluation.scoring.methods import TRAINED
-from studies.results.stored import CONFIDENCE, TOLERANCE
+from studies.results.stored import CONFIDENCE, SCHEME, TOLERANCE
 from training.config.settings import Settings
 
-SCHEME = "scheme"  # the axis that is compared; the axis `seed` repeats it
 _LABEL = re.compile(r"^[^\s/\\,=.][^/\\,=]*$")  # part of a directory name: scheme=rope,seed=0
 _NAME = re.compile(r"^\w[\w.+-]*$")
 Grid = dict[str, dict[str, list[str]]]

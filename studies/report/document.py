@@ -1,14 +1,46 @@
-"""The content of a report before it is rendered: sections of text, lists, tables and figures."""
+"""The content of a report, sections of text, lists, tables and figures, and its rendering.
+
+HTML is one file without scripts or requests; Markdown refers to figures as figures/NAME.png.
+"""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from html import escape
+from pathlib import Path
 from typing import ClassVar, NamedTuple
 
-from evaluation.statistics.intervals import Interval
-from evaluation.statistics.seeds import SeedInterval
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from studies.results.table import StudyResult
+
+TEMPLATES = Path(__file__).with_name("templates")
+# Colours of the figures, and their counterparts on a dark background.
+DARK = {
+    "#222222": "#ececec",
+    "#6e6e6e": "#a9adb3",
+    "#767676": "#a9adb3",
+    "#999999": "#6b7078",
+    "#e6e6e6": "#33373d",
+    "#c9c9c9": "#4d525a",
+    "#ffffff": "#1b1e22",
+    "#0072b2": "#5ab4ea",
+    "#d55e00": "#f08a3c",
+    "#009e73": "#3fcf9f",
+    "#cc79a7": "#e29ac4",
+    "#e69f00": "#f2b93b",
+    "#56b4e9": "#8fd0f5",
+    "#7a5c00": "#c9a53c",
+    "#332288": "#a79bf0",
+    "#882255": "#e07fb0",
+    "#117733": "#6cc784",
+    "#8a8a2a": "#c8c860",
+    "#5b5b5b": "#b5b5b5",
+}
 
 
 class TableCell(NamedTuple):
@@ -19,6 +51,7 @@ class TableCell(NamedTuple):
 
 
 Cell = TableCell | str
+NONE = TableCell("—", "faint")
 
 
 @dataclass(frozen=True)
@@ -70,6 +103,10 @@ class ReportSection:
     title: str
     blocks: list[Block] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        """Leave out empty texts and tables."""
+        self.blocks = [one for one in self.blocks if (one.rows if isinstance(one, ReportTable) else one)]
+
 
 @dataclass(frozen=True)
 class ReportDocument:
@@ -81,6 +118,14 @@ class ReportDocument:
     sections: Sequence[ReportSection]
     downloads: Sequence[tuple[str, str]] = ()
 
+    def html(self) -> str:
+        css = Markup((TEMPLATES / "page.css").read_text(encoding="utf-8"))
+        return _template("report.html.j2", True).render(d=self, css=css, palette=DARK.items())
+
+    def markdown(self) -> str:
+        text = _template("report.md.j2", False).render(d=self)
+        return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+
 
 def signed(value: float, digits: int = 3) -> str:
     """`+0.012` or `−0.012`, no sign for zero."""
@@ -89,15 +134,15 @@ def signed(value: float, digits: int = 3) -> str:
 
 
 def plain(value: float, digits: int = 3) -> str:
-    return f"{value:.{digits}f}".replace("-", "−")
+    return f"{round(value, digits) + 0.0:.{digits}f}".replace("-", "−")  # no minus sign for zero
 
 
-def with_ends(interval: SeedInterval | Interval) -> str:
+def with_ends(row: StudyResult | None) -> str:
     """`+0.011 [−0.012, +0.034]`; without brackets for a point estimate."""
-    estimate = signed(interval.estimate)
-    if math.isnan(interval.low):
-        return estimate
-    return f"{estimate} [{signed(interval.low)}, {signed(interval.high)}]"
+    if row is None:
+        return ""
+    ends = "" if math.isnan(row.low) else f" [{signed(row.low)}, {signed(row.high)}]"
+    return signed(row.value) + ends
 
 
 def listed(items: Sequence[str], last: str = "and") -> str:
@@ -109,3 +154,49 @@ def listed(items: Sequence[str], last: str = "and") -> str:
 
 def counted(n: int, noun: str) -> str:
     return f"{n:,} {noun}" + ("" if n == 1 else "s")
+
+
+def slug(title: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
+
+
+def _template(name: str, autoescape: bool):
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=autoescape,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"slug": slug, "svg": _inline_svg, "interval": _interval, "plain": _unmarked}
+    return environment.get_template(name)
+
+
+def _interval(text: str) -> Markup:
+    """The brackets of an interval on a line of their own, to keep tables narrow."""
+    return Markup(re.sub(r" (\[[^\]]*\])$", r'<span class="ends"> \1</span>', escape(text)))
+
+
+def _unmarked(text: str) -> str:
+    """Markdown without markup: special characters escaped, on one line."""
+    return " ".join(re.sub(r"[\\|*_`<\[]", r"\\\g<0>", text).split())
+
+
+def _inline_svg(figure: ReportFigure, prefix: str) -> Markup:
+    """The SVG with unique ids, colours that follow the page, and the alternative text as label."""
+    svg = figure.svg[figure.svg.index("<svg") :]
+    svg = re.sub(r"<(metadata|style)[^>]*>.*?</\1>\s*", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'\bid="([^"]+)"', rf'id="{prefix}\1"', svg)
+    svg = re.sub(r'(xlink:href|href)="#([^"]+)"', rf'\1="#{prefix}\2"', svg)
+    svg = re.sub(r"url\(#([^)]+)\)", rf"url(#{prefix}\1)", svg)
+    svg = re.sub(r"#[0-9a-fA-F]{6}\b", _page_colour, svg)
+    # Verdana has the same widths as DejaVu Sans, which few systems have.
+    svg = svg.replace("'DejaVu Sans'", "'DejaVu Sans', Verdana, sans-serif")
+    opening, rest = svg.split(">", 1)
+    opening = re.sub(r'\s(width|height)="[^"]*"', "", opening)
+    return Markup(f'{opening} role="img" aria-label="{escape(figure.alt, quote=True)}">{rest.strip()}')
+
+
+def _page_colour(match: re.Match) -> str:
+    colour = match[0].lower()
+    return f"var(--f{colour[1:]}, {colour})" if colour in DARK else match[0]

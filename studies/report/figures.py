@@ -1,399 +1,347 @@
-"""The plots of a study: line charts, small multiples and dot plots of given numbers."""
+"""The figures of a report, drawn from the results table, with their captions and alternative texts."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
-from typing import Literal
+from collections.abc import Iterable
+from pathlib import Path
 
-from matplotlib import rc_context
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from evaluation.reports.figures import (
-    COLOURS,
-    INK,
-    LABEL_GAP,
-    MARKERS,
-    SOFT,
-    STYLE,
-    decimals,
-    fit_left,
-    label_ends,
+from evaluation.reports.figures import save
+from studies.report.document import ReportFigure, counted, listed, signed, slug
+from studies.report.plots import (
+    DotEstimate,
+    ReferenceLines,
+    SeedSeries,
+    SeriesPanel,
+    barred,
+    dots_figure,
+    heat_figure,
+    informative,
+    joint_figure,
+    panels_figure,
+    styles_of,
 )
+from studies.results.compare import StudyComparison
+from studies.results.stored import CONFIDENCE, Group, StoredStudy
+from studies.results.table import ResultsTable
 
-WIDTH = 6.0  # inches; on a phone 390 pixels wide, 8-point text is 7 pixels high
-# COLOURS without its grey, then dark colours of Tol's muted set; markers differ as well.
-PALETTE = (*COLOURS[:7], "#332288", "#882255", "#117733", "#8A8A2A", "#5B5B5B")
-SHAPES = (*MARKERS, "p", "h", "d", "8")
-OTHERS = "#C9C9C9"
-DASHED, DOTTED = (0, (5, 3)), (0, (1, 2))
-LEFT, HEAD, FOOT = 0.72, 0.64, 0.88  # inches left of, above and below the axes
-PANEL = 1.45  # height of a small panel, inches
-STRIP = 0.17  # height of the exposure strip below it, inches
-FAINTEST = 4.0  # decades of exposure that the shades of a strip cover
-
-
-@dataclass(frozen=True)
-class SeedSeries:
-    """One line with its intervals.
-
-    `low`, `high`: ends at each x, or NaN. `own`: its truncation baseline. `each`: y of every seed at each x.
-    `shown`: exposure in training, (tokens of context, share) of positions and of distances.
-    """
-
-    label: str
-    x: Sequence[float]
-    y: Sequence[float]
-    low: Sequence[float] = ()
-    high: Sequence[float] = ()
-    colour: str = INK
-    marker: str = "o"
-    own: float | None = None
-    each: Sequence[Sequence[float]] = ()
-    shown: Sequence[tuple[Sequence[float], Sequence[float]]] = ()
+NLL = "NLL, nats per token"
+BY_LENGTH = "NLL by context length"
+MEASURES = {  # measures of attention in the figure and the table, and their headings
+    "entropy_relative": "entropy / ln(visible keys)",
+    "first_token": "mass on the first token",
+    "mass_beyond": "mass beyond training length",
+    "logit_std": "standard deviation of logits",
+    "logit_max": "largest logit",
+    "reach_90": "90% of mass within, tokens",
+}
 
 
-def styles_of(names: Sequence[str], baseline: str | None) -> dict[str, tuple[str, str]]:
-    """Colour and marker of each variant, the same in all figures: ink for the baseline."""
-    rest = [name for name in names if name != baseline]
-    found = {name: (PALETTE[n % len(PALETTE)], SHAPES[n % len(SHAPES)]) for n, name in enumerate(rest)}
-    return found | ({baseline: (INK, "o")} if baseline is not None else {})
+class FigureBuilder:
+    """Draws figures into a directory and lists their files. A variant has the same colour and marker in all
+    figures."""
 
+    def __init__(self, study: StoredStudy, folder: Path):
+        self.study, self.folder = study, folder
+        self.files: list[Path] = []
+        self.styles = styles_of([variant.name for variant in study.variants], study.baseline)
+        self.first: tuple[str, Group] | None = None
 
-def informative(series: Sequence[SeedSeries], top: float | None = None) -> list[SeedSeries]:
-    """The series without intervals wider than the range of all points (up to `top`), which would flatten the
-    lines."""
-    values = [min(v, top or math.inf) for one in series for v in one.y if v == v]
-    most = max(values, default=0.0) - min(values, default=0.0)
-    kept = []
-    for one in series:
-        ends = [(a, b) if b - a <= most else (math.nan,) * 2 for a, b in zip(one.low, one.high, strict=True)]
-        kept.append(replace(one, low=[a for a, _ in ends], high=[b for _, b in ends]))
-    return kept
-
-
-def barred(series: Sequence[SeedSeries]) -> int:
-    """The number of intervals drawn."""
-    return sum(b > a for one in series for a, b in zip(one.low, one.high, strict=True))
-
-
-@dataclass(frozen=True)
-class ReferenceLines:
-    """Everything in the axes besides the series: training length, level lines (label, y), tolerance band."""
-
-    trained_length: int
-    levels: Sequence[tuple[str, float]] = ()
-    band: float | None = None
-    linear: float | None = None  # linear within ± this, logarithmic outside
-    top: float | None = None  # upper limit of the axis; the label of a clipped line has its value
-    ceiling: float | None = None  # largest possible value; the axis ends there
-    ticks: Sequence[float] = ()  # of the x axis; default: the points of the lines
-
-
-def joint_figure(
-    series: Sequence[SeedSeries],
-    marks: ReferenceLines,
-    title: str,
-    subtitle: str,
-    y: str,
-    note: str,
-    x: str = "context length, tokens (log scale)",
-) -> Figure:
-    """All series in one chart, labelled at their ends."""
-    with rc_context(STYLE):
-        labels = len(series) + len(marks.levels)
-        height = max(4.3, HEAD + FOOT + 1.35 * (labels + 1) * LABEL_GAP / 72)
-        figure = sheet(height, title, subtitle, note)
-        axes = figure.add_axes((0, 0, 1, 1))
-        _frame(axes, series, marks)
-        for one in series:
-            _draw(axes, one)
-        axes.set_xlabel(x, color=INK)
-        axes.set_ylabel(y, color=INK)
-        edge, top = axes.get_xlim()[1], axes.get_ylim()[1]
-        about_zero = marks.linear is not None
-        digits = 3 if about_zero else 0 if marks.ceiling else decimals(*axes.get_ylim())
-        longest = max((one.x[-1] for one in series if one.x), default=0.0)
-        ends = []
-        for one in (one for one in series if one.y):
-            label = f"{one.label}  {_number(one.y[-1], digits, about_zero)}"
-            label += " ↑" if one.y[-1] > top else f" at {one.x[-1]:,.0f}" if one.x[-1] < longest else ""
-            ends.append((label, one.x[-1], one.y[-1], one.colour))
-        ends += [(label, edge, at, SOFT) for label, at in marks.levels]
-        right = 0.3 + 0.072 * max(len(text) for text, *_ in ends)
-        axes.set_position(
-            (LEFT / WIDTH, FOOT / height, 1 - (LEFT + right) / WIDTH, 1 - (HEAD + FOOT) / height)
+    def by_length(self, table: StudyComparison) -> ReportFigure:
+        """NLL against length, all variants in one chart."""
+        every = [self._nll(table, name) for name in table.names]
+        l0, baseline, unigram = table.trained_length, table.baseline, table.losses.unigram
+        truncated = table.value(baseline, "nll_as_trained", l0) if baseline else None
+        levels = [] if truncated is None else [(f"{baseline} truncated to {l0:,}", truncated)]
+        top = unigram if any(y > (unigram or math.inf) for one in every for y in one.y) else None
+        levels += [] if top is None else [(f"unigram model  {top:.2f}", top)]
+        series, notes = _legible(table, every, top)
+        marks = ReferenceLines(l0, levels, top=top)
+        figure = joint_figure(series, marks, BY_LENGTH, _loss_subtitle(table), NLL, "\n".join(notes))
+        caption = ["NLL of the same targets with increasing context.", *notes]
+        if truncated is not None:
+            caption.append(f"Dashed: {baseline} with its context truncated to the training length.")
+        if top is not None:
+            caption.append("The axis ends at the unigram model; labels of clipped lines have their values.")
+        alt = _alt(
+            "NLL against context length", (f"{s.label} {s.y[-1]:.2f} at {s.x[-1]:,.0f}" for s in series)
         )
-        fit_left(figure, axes)
-        label_ends(figure, axes, ends)
-        return figure
+        return self._add(table, "nll_by_length", figure, " ".join(caption), alt)
 
-
-def panels_figure(
-    series: Sequence[SeedSeries], marks: ReferenceLines, title: str, subtitle: str, y: str, note: str
-) -> Figure:
-    """One panel per series, in colour on top of the others in grey, on one scale."""
-    with rc_context(STYLE):
-        columns = min(3, len(series))
-        rows = math.ceil(len(series) / columns)
-        strips = any(one.shown for one in series)
-        step = PANEL + 0.34 + (STRIP + 0.03 if strips else 0)
-        height = HEAD + FOOT + rows * step
-        figure = sheet(height, title, subtitle, note)
-        wide = (WIDTH - LEFT - 0.12) / columns
-        for n, one in enumerate(series):
-            row, column = divmod(n, columns)
-            bottom = height - HEAD - row * step - PANEL - 0.22
-            axes = figure.add_axes(
-                ((LEFT + column * wide) / WIDTH, bottom / height, (wide - 0.14) / WIDTH, PANEL / height)
-            )
-            _frame(axes, series, marks, small=True)
-            for other in series:
-                if other is not one:
-                    axes.plot(other.x, other.y, color=OTHERS, lw=0.8, zorder=1.5)
-            if one.own is not None:
-                axes.axhline(one.own, color=SOFT, lw=1.0, ls=DASHED, zorder=2)
-            _draw(axes, one)
-            axes.set_title(one.label, loc="left", fontsize=9, color=one.colour, fontweight="bold", pad=3)
-            if strips:
-                _strip(figure, axes, one, height)
-            if one.y and one.y[-1] > axes.get_ylim()[1]:
-                axes.annotate(
-                    f"{_number(one.y[-1], 2)} ↑", (1, 1), (0, 3), "axes fraction", "offset points",
-                    ha="right", va="bottom", fontsize=8, color=one.colour,
-                )  # fmt: skip
-            if column:
-                axes.tick_params(labelleft=False)
-            if n + columns < len(series):
-                for under in figure.axes[-2:]:
-                    under.tick_params(labelbottom=False)
-        figure.text(
-            0.02,
-            (height - HEAD - rows * step / 2) / height,
-            y,
-            rotation=90,
-            va="center",
-            fontsize=9,
-            color=INK,
+    def each_alone(self, table: StudyComparison) -> list[ReportFigure]:
+        """The same with one panel per variant."""
+        if len(table.names) < 3:
+            return []
+        top = table.losses.unigram
+        series, notes = _legible(table, [self._nll(table, name) for name in table.names], top)
+        dashed = "Dashed: the variant with its context truncated to the training length (dotted)."
+        figure = panels_figure(
+            [
+                SeriesPanel(one.label, [one], [other for other in series if other is not one])
+                for one in series
+            ],
+            ReferenceLines(table.trained_length, top=top),
+            f"{BY_LENGTH}, one panel per variant",
+            _loss_subtitle(table),
+            "\n".join([f"{dashed} Grey: the others.", notes[0]]),
+            NLL,
         )
-        figure.text(
-            (LEFT + (WIDTH - LEFT) / 2) / WIDTH, (FOOT - 0.36) / height, "context length, tokens (log scale)",
-            ha="center", fontsize=9, color=INK,
-        )  # fmt: skip
-        return figure
-
-
-def _strip(figure: Figure, axes: Axes, one: SeedSeries, height: float) -> None:
-    """Below a panel, the exposure in training of positions (upper row) and distances (lower row): darker is
-    more, empty is none. Shades are transparent, so that they adapt to a dark page."""
-    place = axes.get_position()
-    area = (place.x0, place.y0 - (STRIP + 0.03) / height, place.width, STRIP / height)
-    strip = figure.add_axes(area)
-    strip.set_xscale("log", base=2)
-    strip.set_xlim(*axes.get_xlim())
-    strip.set_ylim(0, 2)
-    low, high = axes.get_xlim()
-    for row, (context, share) in enumerate(reversed(one.shown)):
-        edges = [math.sqrt(a * b) for a, b in pairwise(context)]
-        # The first bin begins, and the last one ends, at its own centre.
-        for left, right, value in zip([context[0], *edges], [*edges, context[-1]], share, strict=True):
-            if value > 0 and right > low and left < high:
-                shade = min(1.0, max(0.12, 1 + math.log10(value) / FAINTEST))
-                span = (max(left, low), min(right, high) - max(left, low))
-                strip.broken_barh([span], (row + 0.1, 0.8), facecolors=INK, alpha=shade, lw=0)
-    strip.yaxis.set_major_locator(NullLocator())
-    strip.xaxis.set_major_locator(FixedLocator(list(axes.get_xticks())))
-    strip.xaxis.set_minor_locator(NullLocator())
-    strip.xaxis.set_major_formatter(axes.xaxis.get_major_formatter())
-    strip.tick_params(labelsize=7.5, length=2.5)
-    for side in ("top", "right", "left"):
-        strip.spines[side].set_visible(False)
-    axes.tick_params(axis="x", labelbottom=False, length=0)
-
-
-@dataclass(frozen=True)
-class DotEstimate:
-    """One row of a dot plot; the ends are NaN for a point estimate. `each`: the values of single seeds."""
-
-    label: str
-    value: float
-    low: float
-    high: float
-    colour: str = INK
-    marker: str = "o"
-    each: Sequence[float] = ()
-
-
-def dots_figure(
-    panels: Sequence[tuple[str, Sequence[DotEstimate]]],
-    title: str,
-    subtitle: str,
-    x: str,
-    note: str,
-    *,
-    zero: str = "",
-    band: float | None = None,
-    linear: float | None = None,
-) -> Figure:
-    """Points with intervals, one row each; panels (heading, rows) from top to bottom, on one scale."""
-    with rc_context(STYLE):
-        row = 0.215
-        heights = [row * len(dots) + 0.36 for _, dots in panels]
-        height = HEAD + FOOT + sum(heights) - 0.1
-        figure = sheet(height, title, subtitle, note)
-        longest = max((len(dot.label) for _, dots in panels for dot in dots), default=4)
-        left, right = 0.25 + 0.075 * longest, 0.62
-        values = [v for _, dots in panels for d in dots for v in (d.value, d.low, d.high, *d.each) if v == v]
-        top = height - HEAD
-        for n, ((heading, dots), tall) in enumerate(zip(panels, heights, strict=True)):
-            area = (
-                left / WIDTH,
-                (top - tall + 0.12) / height,
-                1 - (left + right) / WIDTH,
-                (tall - 0.36) / height,
+        caption = [f"Each variant in colour on top of the others in grey. {dashed}", *notes]
+        if any(one.shown for one in series):
+            caption.append(
+                "Strips: exposure in training of positions (upper row) and of distances to a visible key "
+                "(lower row); darker is more (log scale), empty is none."
             )
-            axes = figure.add_axes(area)
-            top -= tall
-            _scale(axes, "x", [*values, 0.0] if zero else values, linear)
-            axes.set_ylim(len(dots) - 0.5, -0.5)
-            axes.yaxis.set_major_locator(FixedLocator(list(range(len(dots)))))
-            axes.set_yticklabels([dot.label for dot in dots], fontsize=9)
-            axes.tick_params(axis="y", length=0)
-            clean(axes, "x", ("top", "right", "left"))
-            if zero:
-                axes.axvline(0, color=INK, lw=1.0, ls=DASHED, zorder=2)
-            if band:
-                axes.axvspan(-band, band, color="#999999", alpha=0.13, lw=0, zorder=0.5)
-            for at, dot in enumerate(dots):
-                claim = dot.low == dot.low
-                solid = claim or len(dot.each) > 1
-                strokes = {"ls": "", "marker": "|", "ms": 11, "mew": 1.3, "color": dot.colour, "zorder": 3}
-                axes.plot(dot.each, [at] * len(dot.each), **strokes)
-                if claim:
-                    axes.plot(
-                        [dot.low, dot.high],
-                        [at, at],
-                        color=dot.colour,
-                        lw=1.8,
-                        solid_capstyle="butt",
-                        zorder=3,
-                    )
-                inside, around = (dot.colour, "white") if solid else ("white", dot.colour)
-                axes.plot(dot.value, at, marker=dot.marker, ms=5.5, mfc=inside, mec=around, ls="", zorder=4)
-                axes.annotate(
-                    _number(dot.value, 3, bool(zero)), (1, at), (5, 0), ("axes fraction", "data"),
-                    "offset points", va="center", fontsize=8.5, color=dot.colour,
-                )  # fmt: skip
-            axes.annotate(
-                heading,
-                (0, 1),
-                (0, 4),
-                "axes fraction",
-                "offset points",
-                fontsize=9.5,
-                fontweight="bold",
-                color=INK,
+        alt = _alt("NLL against context length, one panel each", (one.label for one in series))
+        return [self._add(table, "nll_by_length_each", figure, " ".join(caption), alt)]
+
+    def gain(self, table: StudyComparison) -> ReportFigure:
+        """Net gain over truncation against length."""
+        l0, tolerance = table.trained_length, table.tolerance
+        # All lines begin at the training length, where the gain as trained is 0.
+        gains = {
+            name: [row for row in table.select("gain", name) if row.at >= l0]
+            for name in table.names
+            if table.beyond(name)
+        }
+        series = [
+            self._series(name, [(row.at, row.value, row.low, row.high) for row in rows])
+            for name, rows in gains.items()
+        ]
+        bars = f"\nBars: {100 * table.confidence:g}% intervals." if barred(series) else ""
+        figure = joint_figure(
+            series,
+            ReferenceLines(l0, [("truncated to the training length", 0.0)], band=tolerance),
+            "Net gain over truncation",
+            _loss_subtitle(table),
+            "net gain, nats per token",
+            f"Grey band: ±{tolerance:g} nats; the axis is linear inside and logarithmic outside.{bars}",
+        )
+        caption = (
+            f"NLL with the context truncated to {l0:,} minus NLL with the full context, of the same variant. "
+            "Positive: distant context helps."
+        )
+        alt = _alt("net gain against context length", (f"{one.label} {signed(one.y[-1])}" for one in series))
+        return self._add(table, "net_gain", figure, caption, alt)
+
+    def differences(self, table: StudyComparison) -> ReportFigure:
+        """Differences from the baseline with intervals, sorted, at up to three primary lengths."""
+        panels, l0, chosen = [], table.trained_length, table.primary
+        if len(chosen) > 3:  # the table has all of them
+            chosen = [n for n in dict.fromkeys((l0, chosen[len(chosen) // 2], chosen[-1])) if n in chosen]
+        for length in chosen:
+            found = [row for row in table.select("difference") if row.length == length]
+            dots = [
+                DotEstimate(row.variant, row.value, row.low, row.high, *self.styles[row.variant])
+                for row in sorted(found, key=lambda row: row.value)
+            ]
+            heading = f"at {length:,} tokens" + (", the training length" if length == l0 else "")
+            panels += [(heading, dots)] if dots else []
+        title = f"Difference from {table.baseline}"
+        figure = dots_figure(
+            panels,
+            title,
+            _loss_subtitle(table),
+            f"NLL minus that of {table.baseline}, nats (negative is better)",
+            f"Hollow: point estimate. Grey band: ±{table.tolerance:g} nats, where the axis is linear.",
+            band=table.tolerance,
+        )
+        caption = f"NLL minus that of {table.baseline} on the same targets, in ascending order"
+        if any(dot.low == dot.low for _, dots in panels for dot in dots):
+            caption += (
+                f", with intervals over seeds and {table.losses.kind}s, simultaneous over "
+                f"{table.difference_family} comparisons"
             )
-            if n < len(panels) - 1:
-                axes.tick_params(labelbottom=False)
-            else:
-                axes.set_xlabel(x, color=INK)
-        return figure
+        values = (f"{at}: {', '.join(f'{d.label} {signed(d.value)}' for d in dots)}" for at, dots in panels)
+        return self._add(table, "difference", figure, f"{caption}.", _alt(f"{title}, nats", values))
+
+    def learned(self, table: StudyComparison) -> ReportFigure:
+        """NLL at the training length, seed by seed, and of the unigram model: whether training succeeded."""
+        l0, unigram = table.trained_length, table.losses.unigram
+        schemes = {variant.scheme: variant.name for variant in reversed(table.variants)}  # the first of each
+        dots = []
+        for scheme, name in schemes.items():
+            rows = table.select("nll_as_trained", name, seed=None)
+            mean, each = (row.value for row in rows if not row.seed), [row.value for row in rows if row.seed]
+            dots.append(DotEstimate(scheme, next(mean), math.nan, math.nan, *self.styles[name], each))
+        dots.sort(key=lambda dot: dot.value)
+        level = "" if unigram is None else f"Unigram model on the same tokens: {unigram:.3f}."
+        figure = dots_figure(
+            [(f"as trained, at {l0:,} tokens", dots)],
+            "NLL at the training length",
+            _loss_subtitle(table),
+            NLL,
+            f"Vertical strokes: single seeds. {level}".strip(),
+        )
+        caption = f"NLL at the training length: mean, and single seeds as strokes. {level}".strip()
+        caption += " A scheme near the unigram model is undertrained." if level else ""
+        alt = _alt("NLL at the training length", (f"{dot.label} {dot.value:.3f}" for dot in dots))
+        return self._add(table, "learned", figure, caption, f"{alt} {level}".strip())
+
+    def accuracy(self, table: ResultsTable) -> ReportFigure:
+        """Accuracy of a task against length."""
+        chance, task = table.facts["chance"], str(table.facts.get("task", table.name))
+        series = []
+        for name in table.names:
+            points = [
+                (row.at, 100 * row.value, 100 * max(row.low, 0.0), 100 * min(row.high, 1.0))
+                for row in table.select("accuracy", name)
+            ]
+            series += [self._series(name, points)] if points else []
+        family = next(row.interval.family for row in table.select("accuracy") if row.interval)
+        bars = f"Bars: {100 * CONFIDENCE:g}% intervals, simultaneous over {family} cells."
+        bars = bars if barred(series) else ""
+        level = (f"chance  {100 * chance:.0f}", 100 * chance)
+        marks = ReferenceLines(table.trained_length, [level], ceiling=100)
+        title = f"{task.capitalize()}: accuracy by length"
+        figure = joint_figure(series, marks, title, _subtitle(table), "accuracy, %", bars)
+        last = "; ".join(f"{one.label} {one.y[-1]:.0f}% at {one.x[-1]:,.0f}" for one in series)
+        caption = "Share of items whose correct answer is the most likely candidate, mean over seeds."
+        alt = f"Line chart of accuracy against length. Last points: {last}. Chance: {100 * chance:.0f}%."
+        return self._add(table, "accuracy", figure, f"{caption} {bars}".strip(), alt)
+
+    def depths(self, table: ResultsTable) -> list[ReportFigure]:
+        """Heat maps of a task's accuracy by length and depth of the answer."""
+        maps = []
+        for name in table.names:
+            rows = table.select("accuracy_at_depth", name, where=None)
+            cells = {(row.where[0], row.at): row.value for row in rows}
+            maps += [(name, self.styles[name][0], cells)] if cells else []
+        if not maps:
+            return []
+        note = "Accuracy in percent by length (columns) and depth of the answer (rows), mean over seeds."
+        figure = heat_figure(maps, "Accuracy by depth of the answer", _subtitle(table), note)
+        caption = f"{note} Depth 0 is the beginning of the text, 1 its end, next to the question."
+        ends = [(name, 100 * min(c.values()), 100 * max(c.values())) for name, _, c in maps]
+        ranges = "; ".join(f"{name} {low:.0f}% to {high:.0f}%" for name, low, high in ends)
+        alt = f"Heat maps of accuracy by length and depth. Ranges: {ranges}."
+        return [self._add(table, "depth", figure, caption, alt)]
+
+    def attention(self, table: ResultsTable) -> ReportFigure:
+        """Measures of attention against length, one panel each."""
+        panels = []
+        for measure, heading in MEASURES.items():
+            rows = {name: sorted(table.select(measure, name), key=lambda row: row.at) for name in table.names}
+            series = [
+                self._series(name, [(row.at, row.value, math.nan, math.nan) for row in own])
+                for name, own in rows.items()
+                if own
+            ]
+            panels += [SeriesPanel(heading, series)] if series else []
+        note = "Means over layers, heads, queries and seeds."
+        figure = panels_figure(
+            panels,
+            ReferenceLines(table.trained_length),
+            "Attention by context length",
+            _subtitle(table),
+            f"{note} Dotted: the training length.",
+        )
+        alt = f"Small line charts against context length: {listed([one.heading for one in panels])}."
+        return self._add(table, "attention", figure, f"Attention against context length. {note}", alt)
+
+    def by_position(self, table: ResultsTable) -> ReportFigure:
+        """NLL by position within long windows."""
+        longest = max(row.where[1] for row in table.select("nll_at_positions", where=None))
+        series = []
+        for name in table.names:
+            rows = sorted(table.select("nll_at_positions", name, where=None), key=lambda row: row.where)
+            # Position p sees p + 1 tokens; a bucket is drawn at its geometric mean of tokens seen.
+            x = [math.sqrt((row.where[0] + 1) * row.where[1]) for row in rows]
+            points = [(at, row.value, math.nan, math.nan) for at, row in zip(x, rows, strict=True)]
+            series.append(self._series(name, points))
+        ticks = [float(2**k) for k in range(0, longest.bit_length(), 2)]
+        figure = joint_figure(
+            series,
+            ReferenceLines(table.trained_length, ticks=ticks),
+            f"NLL by position in a window of {longest:,} tokens",
+            _subtitle(table),
+            NLL,
+            f"Scaling factors for {longest:,}; different targets at each position. Means over seeds.",
+            x="tokens seen (log scale)",
+        )
+        caption = (
+            f"NLL by position in windows of {longest:,} tokens. Each position scores different targets, and "
+            f"methods that depend on the length use {longest:,}: not comparable with curves of fixed targets."
+        )
+        last = "; ".join(f"{one.label} {one.y[-1]:.2f}" for one in series)
+        alt = f"Line chart of NLL by position. Last positions: {last}."
+        return self._add(table, "by_position", figure, caption, alt)
+
+    def _series(self, name: str, points: list[tuple[float, float, float, float]], **more) -> SeedSeries:
+        """A line through (x, y, low, high) in the style of a variant."""
+        x, y, low, high = ([float(point[part]) for point in points] for part in range(4))
+        return SeedSeries(name, x, y, low, high, *self.styles[name], **more)
+
+    def _nll(self, table: StudyComparison, name: str) -> SeedSeries:
+        """NLL with the interval of the change around each level: most of the spread of levels is common to
+        all variants."""
+        points = []
+        for row in table.measured(name):
+            delta = table.get(name, "delta", row.at)
+            half = delta.half if delta is not None and delta.verdict else math.nan
+            points.append((row.at, row.value, row.value - half, row.value + half))
+        each = [
+            [
+                row.value if row else math.nan
+                for n, *_ in points
+                for row in [table.get(name, "nll", n, seed=seed)]
+            ]
+            for seed in table.losses.reference[name]
+        ]
+        own = table.value(name, "nll_as_trained", table.trained_length)
+        return self._series(name, points, own=own, each=each, shown=self._exposure(table, name))
+
+    def _exposure(self, table: ResultsTable, name: str) -> list[tuple[list[float], list[float]]]:
+        """Exposure of a scheme in training, of positions and of distances: (tokens of context, share)."""
+        (variant,) = [one for one in table.variants if one.name == name]
+        for cell in self.study.of(variant, table.group):
+            if exposure := (cell.record.get("training") or {}).get("exposure"):
+                both = (exposure["positions"], exposure["distances"])
+                return [(one["context"], one["share"]) for one in both if one["context"]]
+        return []
+
+    def _add(self, table: ResultsTable, stem: str, figure: Figure, caption: str, alt: str) -> ReportFigure:
+        """Save a figure of an evaluation; figures of the first evaluation have no prefix."""
+        self.first = self.first or (table.name, table.group)
+        if (table.name, table.group) != self.first:
+            labels = "-".join([table.name, *(f"{axis}-{label}" for axis, label in table.group)])
+            stem = f"{slug(labels).replace('-', '_')}_{stem}"
+        png = save(figure, self.folder, stem)
+        self.files += [png, png.with_suffix(".svg")]
+        return ReportFigure(stem, png.with_suffix(".svg").read_text(encoding="utf-8"), caption, alt)
 
 
-def sheet(height: float, title: str, subtitle: str, note: str) -> Figure:
-    """A figure with a title, a subtitle and a note at the bottom."""
-    figure = Figure(figsize=(WIDTH, height), dpi=200)
-    FigureCanvasAgg(figure)
-    figure.text(0.02, 1 - 0.1 / height, title, fontsize=11.5, fontweight="bold", color=INK, va="top")
-    figure.text(0.02, 1 - 0.34 / height, subtitle, fontsize=8.5, color=SOFT, va="top")
-    figure.text(0.02, 0.08 / height, note, fontsize=8, color=SOFT, va="bottom")
-    return figure
+def _alt(subject: str, values: Iterable[str]) -> str:
+    return f"Chart of {subject}: {listed(list(values))}."
 
 
-def clean(axes: Axes, grid: Literal["x", "y"], hidden: Sequence[str]) -> None:
-    """Draw a light grid below the data and hide the given spines."""
-    axes.grid(axis=grid, color="#E6E6E6", lw=0.7, zorder=0)
-    axes.set_axisbelow(True)
-    for side in hidden:
-        axes.spines[side].set_visible(False)
+def _loss_subtitle(table: StudyComparison) -> str:
+    losses, seeds = table.losses, sorted({table.seed_count(name) for name in table.names})
+    several = (f"{seeds[0]} to " if len(seeds) > 1 else "") + counted(seeds[-1], "seed")
+    targets, units = int(losses.targets.sum()), len(losses.units)
+    return f"{table.title}: {targets:,} targets, {units} {losses.kind}s, {several} per scheme"
 
 
-def _frame(axes: Axes, series: Sequence[SeedSeries], marks: ReferenceLines, small: bool = False) -> None:
-    """Scales, limits, grid, the training length and the level lines."""
-    xs = sorted({x for one in series for x in one.x} | {float(marks.trained_length)})
-    axes.set_xscale("log", base=2)
-    axes.set_xlim(xs[0] / 2**0.25, xs[-1] * 2**0.25)
-    ticks = list(marks.ticks) or xs
-    while len(ticks) > (4 if small else 8):
-        ticks = ticks[::-2][::-1]
-    axes.xaxis.set_major_locator(FixedLocator(ticks))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-    values = [at for _, at in marks.levels]
-    for one in series:
-        values += [v for y in (one.y, one.low, one.high, *one.each) for v in y if v == v]
-    if marks.top is not None:
-        values = [min(v, marks.top) for v in values]
-    _scale(axes, "y", values, marks.linear)
-    if marks.ceiling is not None:
-        axes.set_ylim(-0.02 * marks.ceiling, 1.04 * marks.ceiling)
-    clean(axes, "y", ("top", "right"))
-    if small:
-        axes.tick_params(labelsize=7.5, length=2.5)
-    axes.axvline(marks.trained_length, color=SOFT, lw=0.9, ls=DOTTED, zorder=1)
-    if not small:
-        axes.annotate(
-            f"training length {marks.trained_length:,}", (marks.trained_length, 1), (4, -3),
-            ("data", "axes fraction"), "offset points", va="top", color=SOFT, fontsize=8.5,
-        )  # fmt: skip
-        for _, at in marks.levels:
-            axes.axhline(at, color=SOFT, lw=1.0, ls=DASHED, zorder=2)
-    if marks.band:
-        axes.axhspan(-marks.band, marks.band, color="#999999", alpha=0.13, lw=0, zorder=0.5)
+def _subtitle(table: ResultsTable) -> str:
+    sizes = (("items", "item", " per length"), ("documents", "document", ""))
+    parts = [counted(table.facts[key], noun) + per for key, noun, per in sizes if table.facts.get(key)]
+    return f"{table.title}: {', '.join(parts) or 'means over seeds'}"
 
 
-def _scale(axes: Axes, which: str, values: Sequence[float], linear: float | None) -> None:
-    """Limits with margins; with `linear`, a symlog scale that is linear within ± it, with round ticks."""
-    low, high = min(values, default=0.0), max(values, default=1.0)
-    axis = axes.xaxis if which == "x" else axes.yaxis
-    set_limits = axes.set_xlim if which == "x" else axes.set_ylim
-    if linear is None:
-        room = max(high - low, 0.05)
-        set_limits(low - 0.06 * room, high + 0.12 * room)
-        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}".replace("-", "−")))
-        return
-    (axes.set_xscale if which == "x" else axes.set_yscale)("symlog", linthresh=linear, linscale=0.6)
-    low, high = min(low, -1.5 * linear), max(high, 1.5 * linear)
-    set_limits(1.35 * low, 1.35 * high)
-    # Rounder ticks take precedence over those too close to them.
-    sizes = [0.0, linear, *(s * 10.0**k for s in (1, 3, 2, 5) for k in range(-4, 3) if s * 10.0**k > linear)]
-    place, ticks = axis.get_transform().transform, []
-    gap = 0.08 * (place(1.35 * high) - place(1.35 * low))
-    for tick in (sign * size for size in [*sizes, linear / 2] for sign in (1, -1)):
-        if 1.35 * low <= tick <= 1.35 * high and all(abs(place(tick) - place(one)) >= gap for one in ticks):
-            ticks.append(tick)
-    axis.set_major_locator(FixedLocator(sorted(ticks)))
-    axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}".replace("-", "−")))
-
-
-def _draw(axes: Axes, one: SeedSeries) -> None:
-    for y in one.each if len(one.each) > 1 else ():
-        axes.plot(one.x, y, color=one.colour, lw=0.7, alpha=0.5, zorder=2.5)
-    axes.plot(
-        one.x, one.y, color=one.colour, lw=1.6, marker=one.marker, ms=4.4, mec="white", mew=0.6, zorder=4
-    )
-    for x, low, high in ((x, a, b) for x, a, b in zip(one.x, one.low, one.high, strict=False) if b > a):
-        axes.plot([x, x], [low, high], color=one.colour, lw=1.1, alpha=0.75, marker="_", ms=4.5, zorder=3)
-
-
-def _number(value: float, digits: int, sign: bool = False) -> str:
-    value = round(value, digits) + 0.0  # no minus sign for zero
-    text = f"{value:+.{digits}f}" if sign and value else f"{value:.{digits}f}"
-    return text.replace("-", "−")
+def _legible(
+    table: StudyComparison, every: list[SeedSeries], top: float | None
+) -> tuple[list[SeedSeries], list[str]]:
+    """The series without intervals that are too wide to draw, and notes about bars and thin lines."""
+    series = informative(every, top)
+    total, drawn = barred(every), barred(series)
+    notes = ["Points without intervals."]
+    if total:
+        level = f"{100 * table.confidence:g}%"
+        notes = [f"Bars: {level} simultaneous intervals of the change from the training length."]
+    if any(len(one.each) > 1 for one in every):
+        notes[0] += " Thin: single seeds."
+    if total > drawn:
+        notes.append(f"{total - drawn} of {total} bars are not drawn: wider than the range of the points.")
+    return series, notes

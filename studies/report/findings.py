@@ -1,4 +1,4 @@
-"""The findings of a study as sentences: templates filled with the derived numbers."""
+"""The findings of a loss evaluation as sentences: templates filled from the results table."""
 
 from __future__ import annotations
 
@@ -6,131 +6,119 @@ import math
 from collections.abc import Sequence
 
 from evaluation.statistics.intervals import FEW_BELOW, POINTS_ONLY_BELOW
-from evaluation.statistics.seeds import CLAIM_SEEDS, SeedInterval
+from evaluation.statistics.seeds import CLAIM_SEEDS
 from studies.report.document import counted, listed, plain, signed, with_ends
-from studies.results.compare import StudyComparison, VariantSummary, precise
-from studies.results.stored import StoredStudy
+from studies.results.compare import INCONCLUSIVE, POINTS_ONLY, StudyComparison
+from studies.results.table import StudyResult
+
+_POWER = (
+    "Inconclusive where the interval is wider than the tolerance of {:g} nats. Required sample, changing one "
+    "of the two:"
+)
 
 
-def lead(comparison: StudyComparison) -> list[str]:
+def lead(table: StudyComparison) -> list[str]:
     """The findings of one evaluation, the most important first."""
-    lines = [_verdicts(comparison), _undertrained(comparison), _truncation(comparison)]
-    lines += [*_against_baseline(comparison), _rounding(comparison), _few_seeds(comparison)]
-    return [line for line in [*lines, _sample(comparison)] if line]
+    lines = [_verdicts(table), _undertrained(table), _truncation(table), *_against_baseline(table)]
+    return [line for line in [*lines, _rounding(table), _few_seeds(table), _sample(table)] if line]
 
 
-def _verdicts(comparison: StudyComparison) -> str:
-    losses = comparison.losses
-    l0, longest = losses.trained_length, losses.lengths[-1]
+def _verdicts(table: StudyComparison) -> str:
+    l0, longest = table.trained_length, table.losses.lengths[-1]
     if longest <= l0:
         return f"Only lengths up to the training length of {l0:,} tokens were evaluated."
     setup = f"Trained at {l0:,} tokens, evaluated up to {longest:,} ({longest / l0:.3g}×)"
-    claims = [line for line in comparison.lines if line.claims]
+    claims = [name for name in table.names if table.claims(name)]
     if not claims:
-        last = [(line.variant.name, line.at(longest)) for line in comparison.lines]
-        changes = [f"{name} {signed(one.delta.estimate)}" for name, one in last if one and one.delta]
-        points = f" Change at {longest:,} in nats: {listed(changes)}." if changes else ""
-        return f"{setup}: no verdicts, too few training seeds or {losses.kind}s.{points}"
+        last = [row for row in table.select("delta") if row.length == longest]
+        changes = listed([f"{row.variant} {signed(row.value)}" for row in last])
+        points = f" Change at {longest:,} in nats: {changes}." if changes else ""
+        return f"{setup}: no verdicts, too few training seeds or {table.losses.kind}s.{points}"
     outcomes: dict[tuple, list[str]] = {}
-    for line in claims:
-        if line.held_to:
-            key = (0, -line.held_to, f"held to {line.held_to:,}")
-        elif line.break_point:
-            key = (1, line.break_point, f"broken at {line.break_point:,}")
+    for name in claims:
+        if held := table.value(name, "held_to"):
+            key = (0, -held, f"held to {held:,.0f}")
+        elif broken := table.value(name, "break_point"):
+            key = (1, broken, f"broken at {broken:,.0f}")
         else:
-            key = (2, 0, "inconclusive at all longer lengths")
-        outcomes.setdefault(key, []).append(line.variant.name)
+            key = (2, 0.0, "inconclusive at all longer lengths")
+        outcomes.setdefault(key, []).append(name)
     return f"{setup}: {'; '.join(f'{listed(outcomes[key])} {key[2]}' for key in sorted(outcomes))}."
 
 
-def _undertrained(comparison: StudyComparison) -> str:
+def _undertrained(table: StudyComparison) -> str:
     """A model that is no better than a unigram model cannot break: its verdicts are meaningless."""
-    unigram = comparison.losses.unigram
-    if unigram is None:
-        return ""
-    level = float(unigram.mean())
-    names = [line.variant.name for line in comparison.lines if line.trained.estimate >= level]
-    if not names:
+    unigram = table.losses.unigram
+    rows = table.select("nll_as_trained")
+    names = [row.variant for row in rows if unigram is not None and row.value >= unigram]
+    if unigram is None or not names:
         return ""
     return (
         f"Warning: undertrained: {listed(names)}. At the training length they are no better than a unigram "
-        f"model ({plain(level)} nats), so their verdicts are meaningless."
+        f"model ({plain(unigram)} nats), so their verdicts are meaningless."
     )
 
 
-def _by_sign(items: Sequence[tuple[str, SeedInterval]], positive: str, negative: str) -> str:
+def _by_sign(rows: Sequence[StudyResult], positive: str, negative: str) -> str:
     """`positive for a (+0.1 [...]); negative for b (−0.2 [...]); not significant for c`."""
-    ordered = sorted(items, key=lambda item: -abs(item[1].estimate))
+    ordered = sorted(rows, key=lambda row: -abs(row.value))
     groups = {
-        positive: [f"{name} ({with_ends(one)})" for name, one in ordered if one.low > 0],
-        negative: [f"{name} ({with_ends(one)})" for name, one in ordered if one.high < 0],
-        "not significant": [name for name, one in ordered if one.low <= 0 <= one.high],
+        positive: [f"{row.variant} ({with_ends(row)})" for row in ordered if row.low > 0],
+        negative: [f"{row.variant} ({with_ends(row)})" for row in ordered if row.high < 0],
+        "not significant": [row.variant for row in ordered if row.low <= 0 <= row.high],
     }
     return "; ".join(f"{label} for {listed(names)}" for label, names in groups.items() if names)
 
 
-def _truncation(comparison: StudyComparison) -> str:
+def _truncation(table: StudyComparison) -> str:
     """The net gain over truncation at the longest length."""
-    longest, l0 = comparison.losses.lengths[-1], comparison.losses.trained_length
-    found = [(line.variant.name, line.at(longest)) for line in comparison.lines if line.claims]
-    gains = [(name, one.gain) for name, one in found if one is not None and one.gain is not None]
-    if not gains or longest <= l0:
+    longest = table.losses.lengths[-1]
+    gains = [row for row in table.select("gain") if row.length == longest and table.claims(row.variant)]
+    if not gains or longest <= table.trained_length:
         return ""
-    level = f"{100 * comparison.confidence:g}% individual intervals"
-    none = "" if any(gain.low > 0 for _, gain in gains) else "positive for no scheme; "
-    return (
-        f"Net gain over truncation at {longest:,} (nats, {level}): "
-        f"{none}{_by_sign(gains, 'positive', 'negative')}."
-    )
+    level = f"{100 * table.confidence:g}% individual intervals"
+    none = "" if any(row.low > 0 for row in gains) else "positive for no scheme; "
+    signs = _by_sign(gains, "positive", "negative")
+    return f"Net gain over truncation at {longest:,} (nats, {level}): {none}{signs}."
 
 
-def _against_baseline(comparison: StudyComparison) -> list[str]:
+def _against_baseline(table: StudyComparison) -> list[str]:
     """The differences from the baseline at the training length and at the longest primary length."""
-    lines, l0, primary = [], comparison.losses.trained_length, comparison.primary
-    for length in dict.fromkeys(n for n in (l0, max(primary, default=l0)) if n in primary):
-        found = [d for d in comparison.differences if d.length == length and d.interval.claimed]
-        if found:
+    lines, l0 = [], table.trained_length
+    claimed = [row for row in table.select("difference") if row.interval and row.interval.claimed]
+    for length in dict.fromkeys((l0, max(table.primary, default=l0))):
+        if found := [row for row in claimed if row.length == length]:
             at = f"{length:,}" + (", the training length" if length == l0 else "")
-            signs = _by_sign([(d.variant, d.interval) for d in found], "higher (worse)", "lower (better)")
+            signs = _by_sign(found, "higher (worse)", "lower (better)")
             lines.append(
-                f"NLL minus that of {comparison.baseline} at {at} (nats, simultaneous over "
-                f"{comparison.difference_family} comparisons): {signs}."
+                f"NLL minus that of {table.baseline} at {at} (nats, simultaneous over "
+                f"{table.difference_family} comparisons): {signs}."
             )
     return lines
 
 
-def _rounding(comparison: StudyComparison) -> str:
-    losses, tolerance = comparison.losses, comparison.tolerance
-    names = [
-        line.variant.name for line in comparison.lines if not precise(losses, line.variant.name, tolerance)
-    ]
-    if not names:
-        return ""
-    errors = listed([f"{name} ({losses.rounding[name]:.4f} nats)" for name in names])
-    return (
+def _rounding(table: StudyComparison) -> str:
+    names = [name for name in table.names if not table.precise(name)]
+    errors = listed([f"{name} ({table.losses.rounding[name]:.4f} nats)" for name in names])
+    return errors and (
         f"No verdicts because of bfloat16 rounding error: {errors}; the limit is "
-        f"{tolerance / 10:.4f}. Evaluate "
-        "with dtype=float32."
+        f"{table.tolerance / 10:.4f}. Evaluate with dtype=float32."
     )
 
 
-def _few_seeds(comparison: StudyComparison) -> str:
-    few = [line for line in comparison.lines if line.trained.seeds[0] < CLAIM_SEEDS]
-    if not few:
-        return ""
-    names = listed([f"{line.variant.name} ({counted(line.trained.seeds[0], 'seed')})" for line in few])
-    return (
+def _few_seeds(table: StudyComparison) -> str:
+    few = [name for name in table.names if table.seed_count(name) < CLAIM_SEEDS]
+    names = listed([f"{name} ({counted(table.seed_count(name), 'seed')})" for name in few])
+    return names and (
         f"Point estimates only, with fewer than {CLAIM_SEEDS} training seeds: {names}. They describe these "
         "checkpoints, not the schemes."
     )
 
 
-def _sample(comparison: StudyComparison) -> str:
-    losses = comparison.losses
-    seeds = sorted({line.trained.seeds[0] for line in comparison.lines})
-    several = counted(seeds[-1], "training seed")
-    if len(seeds) > 1:
-        several = f"{seeds[0]} to {several}"
+def _sample(table: StudyComparison) -> str:
+    losses = table.losses
+    seeds = sorted({table.seed_count(name) for name in table.names})
+    several = (f"{seeds[0]} to " if len(seeds) > 1 else "") + counted(seeds[-1], "training seed")
     documents, units = losses.facts.get("documents"), len(losses.units)
     of = f" ({counted(documents, 'document')})" if losses.kind != "document" and documents else ""
     text = (
@@ -141,7 +129,7 @@ def _sample(comparison: StudyComparison) -> str:
         return f"{text} Fewer than {POINTS_ONLY_BELOW} {losses.kind}s: point estimates only."
     if units < FEW_BELOW:
         text += f" Few {losses.kind}s: interpret intervals with care."
-    if any(line.claims for line in comparison.lines):
+    if any(table.claims(name) for name in table.names):
         text += (
             f" Intervals treat seeds and {losses.kind}s as random samples; they do not extend to other model "
             "sizes or training budgets."
@@ -149,62 +137,45 @@ def _sample(comparison: StudyComparison) -> str:
     return text
 
 
-def sentence(line: VariantSummary, comparison: StudyComparison) -> str:
+def sentence(name: str, table: StudyComparison) -> str:
     """The findings about one variant."""
-    l0, longest = comparison.losses.trained_length, comparison.losses.lengths[-1]
-    beyond = line.beyond
+    l0, beyond = table.trained_length, table.beyond(name)
+    failures = [row for row in table.select("failure", name) if row.at > l0]
     if not beyond:
-        reasons = sorted({one.failure for one in line.readings if one.failure and one.length > l0})
-        return f"not evaluated beyond {l0:,}: {listed(reasons) or 'no longer length was requested'}."
-    last = beyond[-1]
-    change = f"{with_ends(last.delta) if last.delta else ''} nats"
-    if last.verdict == "points only":
-        parts = [f"{change} at {last.length:,} relative to {l0:,} (point estimate)"]
-    elif line.held_to == last.length:
-        bound = math.ceil(max(one.upper for one in beyond) * 1000) / 1000
-        parts = [f"held to {last.length:,} (increase of at most {max(bound, 0.0):.3f} nats at any length)"]
+        reasons = listed(sorted({row.note for row in failures}))
+        return f"not evaluated beyond {l0:,}: {reasons or 'no longer length was requested'}."
+    last, held = beyond[-1], table.value(name, "held_to")
+    change = f"{with_ends(last)} nats"
+    if last.verdict == POINTS_ONLY:
+        parts = [f"{change} at {last.at:,} relative to {l0:,} (point estimate)"]
+    elif held == last.length:
+        uppers = [row.value for row in table.select("delta_upper", name) if row.at > l0]
+        bound = max(math.ceil(max(uppers) * 1000) / 1000, 0.0)
+        parts = [f"held to {last.at:,} (increase of at most {bound:.3f} nats at any length)"]
     else:
-        parts = [f"held to {line.held_to:,}" if line.held_to else f"not shown to hold beyond {l0:,}"]
-        broken = [one for one in beyond if one.length == line.break_point and one is not last]
-        parts += [f"broken at {one.length:,} ({with_ends(one.delta)} nats)" for one in broken if one.delta]
-        parts.append(f"{last.verdict} at {last.length:,} ({change})")
-    if last.gain is not None and not math.isnan(last.gain.low):
-        parts.append(f"net gain over truncation {with_ends(last.gain)}")
-    if last.length < longest:
-        missing = next(one for one in line.readings if one.length > last.length)
-        parts.append(f"not evaluated from {missing.length:,} on: {missing.failure}")
+        first = table.value(name, "break_point")
+        parts = [f"held to {held:,.0f}" if held else f"not shown to hold beyond {l0:,}"]
+        broken = [row for row in beyond[:-1] if row.length == first]
+        parts += [f"broken at {row.at:,} ({with_ends(row)} nats)" for row in broken]
+        parts.append(f"{last.verdict} at {last.at:,} ({change})")
+    gain = table.get(name, "gain", last.at)
+    if gain is not None and not math.isnan(gain.low):
+        parts.append(f"net gain over truncation {with_ends(gain)}")
+    if missing := [row for row in failures if row.at > last.at]:
+        parts.append(f"not evaluated from {missing[0].at:,} on: {missing[0].note}")
     return "; ".join(parts) + "."
 
 
-def power(comparison: StudyComparison) -> str:
+def power(table: StudyComparison) -> str:
     """How many seeds or units would make inconclusive verdicts conclusive."""
-    needed, kind = [], comparison.losses.kind
-    for line in comparison.lines:
-        open_ = [one for one in line.beyond if one.verdict == "inconclusive" and one.needed]
-        if open_:
-            worst = max(open_, key=lambda one: one.delta.half if one.delta else 0.0)
-            numbers = zip(worst.needed or (), ("seeds", f"{kind}s"), strict=False)
-            options = listed([f"{n:,} {noun}" for n, noun in numbers if n is not None], "or")
-            needed.append(f"{line.variant.name} at {worst.length:,}: {options or 'neither alone suffices'}")
-    if not needed:
-        return ""
-    return (
-        "Inconclusive where the interval is wider than the tolerance of "
-        f"{comparison.tolerance:g} nats. Required "
-        f"sample, changing one of the two: {'; '.join(needed)}."
-    )
-
-
-def commands(study: StoredStudy) -> list[str]:
-    """The commands with which cells were trained and evaluated."""
-    settings = study.record.get("study") or {}
-    lines = (
-        [" ".join(["python train.py", *(settings.get("base") or []), "..."])] if settings.get("grid") else []
-    )
-    for axis, labels in (settings.get("grid") or {}).items():
-        lines += [f"    {axis}={label}: {' '.join(own) or '(none)'}" for label, own in labels.items()]
-    for name, entry in (settings.get("evaluations") or {}).items():
-        lines.append(" ".join(["python evaluate.py RUN", *(entry.get("overrides") or []), f"folder={name}"]))
-        if entry.get("data"):
-            lines.append(f"    data: {' '.join(entry['data'])}")
-    return lines
+    required = []
+    for name in table.names:
+        unclear = [row for row in table.beyond(name) if row.verdict == INCONCLUSIVE]
+        unclear = [row for row in unclear if table.get(name, "seeds_needed", row.at)]
+        if unclear:
+            worst = max(unclear, key=lambda row: row.half)
+            nouns = {"seeds_needed": "seeds", "units_needed": f"{table.losses.kind}s"}
+            numbers = [(table.value(name, metric, worst.at), noun) for metric, noun in nouns.items()]
+            options = [f"{n:,.0f} {noun}" for n, noun in numbers if n is not None and not math.isnan(n)]
+            required.append(f"{name} at {worst.at:,}: {listed(options, 'or') or 'neither alone suffices'}")
+    return f"{_POWER.format(table.tolerance)} {'; '.join(required)}." if required else ""

@@ -5,36 +5,26 @@ The same results always produce the same bytes. No run, checkpoint or model is r
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
 from data.files import write_text
 from studies.report import findings, tables
-from studies.report.document import (
-    BulletList,
-    CodeBlock,
-    ReportDocument,
-    ReportSection,
-    ReportTable,
-    counted,
-    listed,
-)
-from studies.report.figure_builder import FigureBuilder
-from studies.report.render import render_html, render_markdown
-from studies.report.sections import section
-from studies.results.compare import StudyComparison, derive, split_by_seen
-from studies.results.gather import unfair_comparisons
-from studies.results.others import read_other
-from studies.results.rows import csv_text
-from studies.results.stored import StoredStudy, evaluations_of, read_losses, read_study
+from studies.report.document import BulletList, CodeBlock, ReportDocument, ReportSection, counted, listed
+from studies.report.figures import FigureBuilder
+from studies.results.compare import StudyComparison, derive
+from studies.results.losses import read_losses
+from studies.results.others import ABOVE_CHANCE, ATTENTION, BY_POSITION, GENERATION, TASKS, read_other
+from studies.results.stored import StoredStudy, read_study, unfair_comparisons
+from studies.results.table import ResultsTable, csv_text
 
 METHODS = (
     ("NLL", "negative log-likelihood of a token in nats; perplexity is exp of its mean."),
     (
         "Length",
-        "number of input tokens. Every length scores the same target tokens with as much "
-        "preceding text as the "
-        "length allows, so only the context changes along a line.",
+        "number of input tokens. Every length scores the same target tokens with as much preceding text as "
+        "the length allows, so only the context changes along a line.",
     ),
     (
         "Reference",
@@ -44,8 +34,8 @@ METHODS = (
     (
         "Intervals",
         "seeds and units are random samples: V = s²(seed means)/S + s²(unit means)/D, with "
-        "Welch-Satterthwaite "
-        "degrees of freedom. Families of m intervals are simultaneous by the t quantile at α/2m.",
+        "Welch-Satterthwaite degrees of freedom. Families of m intervals are simultaneous by the t quantile "
+        "at α/2m.",
     ),
     (
         "Use of context",
@@ -66,41 +56,36 @@ def write_report(results: dict, folder: Path) -> list[Path]:
     Raises StudyError if `results` is not a valid results file, before anything is written.
     """
     study = read_study(results)
-    keys = [(name, group) for name in evaluations_of(study) for group in study.groups]
+    keys = [(name, group) for name in study.evaluations for group in study.groups]
     losses = [read_losses(study, *key) for key in keys]
     comparisons = [derive(study, found) for found in losses if found is not None]
+    others = [found for key in keys if (found := read_other(study, *key)) is not None]
     draw = FigureBuilder(study, folder / "figures")
     sections = []
     for n, comparison in enumerate(comparisons):
-        sections += _evaluation(comparison, draw, several=len(comparisons) > 1, first=n == 0)
-    others = [read_other(study, *key) for key in keys]
-    sections += [section(found, draw) for found in others if found is not None]
+        sections += _losses(comparison, draw, several=len(comparisons) > 1, first=n == 0)
+    sections += [section(other, draw) for other in others]
     sections += [
         _training(study, comparisons, draw),
-        _section("Missing results", tables.failures(study), tables.excluded(comparisons)),
+        ReportSection("Missing results", [tables.failures(study), tables.excluded(comparisons)]),
         _provenance(study, comparisons),
-        _section("Methods", BulletList(METHODS)),
+        ReportSection("Methods", [BulletList(METHODS)]),
     ]
     document = ReportDocument(
-        title=study.name,
-        subtitle=_subtitle(study, comparisons),
-        lead=_lead(study, comparisons),
-        sections=[one for one in sections if one.blocks],
-        downloads=DOWNLOADS,
+        study.name,
+        _subtitle(study, comparisons),
+        _lead(study, comparisons),
+        [one for one in sections if one.blocks],
+        DOWNLOADS,
     )
     files = {
-        "report.html": render_html(document),
-        "report.md": render_markdown(document),
-        "results.csv": csv_text(study, comparisons),
+        "report.html": document.html(),
+        "report.md": document.markdown(),
+        "results.csv": csv_text(study, [*comparisons, *others]),
     }
     for name, text in files.items():
         write_text(folder / name, text)
     return [*(folder / name for name in files), *draw.files]
-
-
-def _section(title: str, *blocks) -> ReportSection:
-    """A section without its empty blocks."""
-    return ReportSection(title, [b for b in blocks if (b.rows if isinstance(b, ReportTable) else b)])
 
 
 def _lead(study: StoredStudy, comparisons: Sequence[StudyComparison]) -> list[str]:
@@ -127,38 +112,72 @@ def _subtitle(study: StoredStudy, comparisons: Sequence[StudyComparison]) -> str
     return " · ".join(parts)
 
 
-def _evaluation(
-    comparison: StudyComparison, draw: FigureBuilder, several: bool, first: bool
-) -> list[ReportSection]:
+def _losses(table: StudyComparison, draw: FigureBuilder, several: bool, first: bool) -> list[ReportSection]:
     """The sections about the losses of one evaluation."""
-    losses = comparison.losses
-    name = ", ".join([losses.name, *(f"{axis} {label}" for axis, label in losses.group)])
-    tail = f" ({name})" if several else ""
-    sentences = [(line.variant.name, findings.sentence(line, comparison)) for line in comparison.lines]
-    sections = [
-        _section(
-            f"NLL by context length{tail}",
-            *([] if first else findings.lead(comparison)),
-            *draw.by_length(comparison),
-            tables.overview(comparison),
-            BulletList(sentences),
-            *draw.each_alone(comparison),
-            tables.levels(comparison),
-        )
-    ]
-    if any(line.beyond for line in comparison.lines):
-        verdicts = tables.verdicts(comparison), findings.power(comparison)
-        gains = *draw.gain(comparison), tables.gains(comparison), tables.doublings(comparison)
-        sections += [_section(f"Verdicts{tail}", *verdicts), _section(f"Use of longer context{tail}", *gains)]
-    if comparison.differences:
-        differences = *draw.differences(comparison), tables.differences(comparison)
-        sections.append(_section(f"Comparison with {comparison.baseline}{tail}", *differences))
-    if parts := split_by_seen(comparison):
+    losses, names = table.losses, table.names
+    tail = f" ({table.title})" if several else ""
+    sentences = BulletList([(name, findings.sentence(name, table)) for name in names])
+    blocks = [] if first else [*findings.lead(table)]
+    blocks += [draw.by_length(table), tables.overview(table), sentences]
+    blocks += [*draw.each_alone(table), tables.levels(table)]
+    sections = [ReportSection(f"NLL by context length{tail}", blocks)]
+    if any(table.beyond(name) for name in names):
+        verdicts = [tables.verdicts(table), findings.power(table)]
+        gains = [draw.gain(table), tables.gains(table), tables.steps(table)]
+        sections.append(ReportSection(f"Verdicts{tail}", verdicts))
+        sections.append(ReportSection(f"Use of longer context{tail}", gains))
+    if table.select("difference"):
+        differences = [draw.differences(table), tables.differences(table)]
+        sections.append(ReportSection(f"Comparison with {table.baseline}{tail}", differences))
+    seen = tables.seen_units(table)
+    if seen.rows:
         kind, total = losses.kind, len(losses.units)
         text = f"{int(losses.seen.sum())} of {total} {kind}s also occur in the training data."
-        title = f"Seen and unseen {kind}s{tail}"
-        sections.append(_section(title, text, tables.seen_units(comparison, parts)))
+        sections.append(ReportSection(f"Seen and unseen {kind}s{tail}", [text, seen]))
     return sections
+
+
+def section(table: ResultsTable, draw: FigureBuilder) -> ReportSection:
+    """The section about an evaluation other than loss by length; without blocks if it has no numbers."""
+    title = {
+        TASKS: f"Task: {table.facts.get('task', table.name)}",
+        ATTENTION: "Attention beyond the training length",
+        GENERATION: "Generated text beyond the training length",
+        BY_POSITION: "NLL by position",
+    }[table.facts["protocol"]]
+    blocks = {TASKS: _task, ATTENTION: _attention, GENERATION: _generation, BY_POSITION: _by_position}
+    own = blocks[table.facts["protocol"]](table, draw) if table.rows else []
+    return ReportSection(f"{title} ({table.title})", own)
+
+
+def _task(table: ResultsTable, draw: FigureBuilder) -> list:
+    """Accuracies, and up to which length each variant is significantly above chance."""
+    sentences = []
+    for name in table.names:
+        rows = table.select("accuracy", name)
+        ends = dict.fromkeys((rows[0], rows[-1]))
+        text = f"accuracy {listed([f'{tables.percent(row)} at {row.at:,}' for row in ends])}"
+        first_not = next((n for n, row in enumerate(rows) if row.verdict != ABOVE_CHANCE), len(rows))
+        if all(math.isnan(row.low) for row in rows):
+            text += " (point estimates)."
+        elif first_not:
+            text += f"; above chance up to {rows[first_not - 1].at:,}."
+        else:
+            text += "; not shown to be above chance."
+        sentences.append((name, text))
+    return [BulletList(sentences), draw.accuracy(table), tables.accuracy(table), *draw.depths(table)]
+
+
+def _attention(table: ResultsTable, draw: FigureBuilder) -> list:
+    return [tables.NO_INTERVALS, draw.attention(table), tables.attention(table)]
+
+
+def _generation(table: ResultsTable, draw: FigureBuilder) -> list:
+    return [tables.NO_INTERVALS, tables.generation(table)]
+
+
+def _by_position(table: ResultsTable, draw: FigureBuilder) -> list:
+    return [tables.NO_INTERVALS, draw.by_position(table)]
 
 
 def _training(
@@ -166,17 +185,31 @@ def _training(
 ) -> ReportSection:
     blocks = []
     for group in study.groups:
-        comparison = next((c for c in comparisons if c.losses.group == group), None)
-        blocks += draw.learned(comparison) if comparison else []
-        blocks.append(tables.costs(study, group, comparison))
-    return _section("Training", *blocks)
+        table = next((one for one in comparisons if one.group == group), None)
+        blocks += [draw.learned(table)] if table else []
+        blocks.append(tables.costs(study, group, table))
+    return ReportSection("Training", blocks)
 
 
 def _provenance(study: StoredStudy, comparisons: Sequence[StudyComparison]) -> ReportSection:
-    checks, commands = study.record.get("checks") or {}, findings.commands(study)
-    blocks = [tables.basis(comparison) for comparison in comparisons]
+    checks, commands = study.record.get("checks") or {}, _commands(study)
+    blocks: list = [tables.basis(table) for table in comparisons]
     if checks.get("data_order") and not unfair_comparisons(checks):
         text = "All cells of a seed were trained on the same batches in the same order"
         blocks.append(f"{text}, and all schemes on the same number of tokens (checked by hashes).")
     blocks += ["Commands:", CodeBlock("\n".join(commands))] if commands else []
-    return _section("Provenance", *blocks, tables.checkpoints(study))
+    return ReportSection("Provenance", [*blocks, tables.checkpoints(study)])
+
+
+def _commands(study: StoredStudy) -> list[str]:
+    """The commands with which cells were trained and evaluated."""
+    settings, lines = study.record.get("study") or {}, []
+    if settings.get("grid"):
+        lines.append(" ".join(["python train.py", *(settings.get("base") or []), "..."]))
+    for axis, labels in (settings.get("grid") or {}).items():
+        lines += [f"    {axis}={label}: {' '.join(own) or '(none)'}" for label, own in labels.items()]
+    for name, entry in (settings.get("evaluations") or {}).items():
+        lines.append(" ".join(["python evaluate.py RUN", *(entry.get("overrides") or []), f"folder={name}"]))
+        if entry.get("data"):
+            lines.append(f"    data: {' '.join(entry['data'])}")
+    return lines

@@ -1,217 +1,20 @@
-"""The tables of a study's report."""
+"""The tables of a study's report: views of the results table and of the training runs."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from typing import Any
 
-from evaluation.statistics.seeds import SeedInterval
-from studies.report.document import Cell, ReportTable, TableCell, counted, plain, signed, with_ends
-from studies.results.compare import MeanNLL, SeenSplit, StudyComparison
-from studies.results.stored import Group, StoredStudy, StudyVariant
+from studies.report.document import NONE, Cell, ReportTable, TableCell, counted, plain, signed, with_ends
+from studies.report.figures import MEASURES
+from studies.results.compare import SEEN, UNSEEN, StudyComparison
+from studies.results.others import ABOVE_CHANCE
+from studies.results.stored import Group, StoredStudy
+from studies.results.table import ResultsTable, StudyResult
 
-NONE = TableCell("—", "faint")
 MARK = {"held": "✓ held", "broken": "✗ broken", "inconclusive": "? inconclusive", "points only": "· point"}
-
-
-def matrix(
-    title: str, names: Iterable[str], lengths: Sequence[int], cell: Callable[[str, int], Cell], note: str
-) -> ReportTable:
-    """One row per name, one column per length."""
-    rows = [[name, *(cell(name, length) for length in lengths)] for name in names]
-    return ReportTable(title, ["scheme", *(f"{n:,}" for n in lengths)], rows, note)
-
-
-def _by_length(
-    title: str,
-    comparison: StudyComparison,
-    lengths: Sequence[int],
-    cell: Callable[[MeanNLL], Cell],
-    note: str,
-) -> ReportTable:
-    """One row per variant; a dash where a length was not measured."""
-    found = {(line.variant.name, one.length): one for line in comparison.lines for one in line.measured}
-    names = [line.variant.name for line in comparison.lines]
-    return matrix(
-        title, names, lengths, lambda name, n: cell(found[name, n]) if (name, n) in found else NONE, note
-    )
-
-
-def _tone(interval: SeedInterval, positive: str, negative: str) -> TableCell:
-    """The interval, coloured by its sign if it excludes zero."""
-    tone = positive if interval.low > 0 else negative if interval.high < 0 else ""
-    return TableCell(with_ends(interval), tone)
-
-
-def _gain(one: MeanNLL) -> Cell:
-    return NONE if one.gain is None else _tone(one.gain, "better", "worse")
-
-
-def overview(comparison: StudyComparison) -> ReportTable:
-    """One row per variant: its starting point and what it reached."""
-    losses = comparison.losses
-    l0 = losses.trained_length
-    unigram = None if losses.unigram is None else float(losses.unigram.mean())
-    columns = ["scheme", "seeds", f"NLL at {l0:,}", "below unigram", "bits per byte", "held to", "broken at"]
-    columns += ["longest length", "change at longest", "gain over truncation", "context reach"]
-    rows: list[list[Cell]] = []
-    for line in comparison.lines:
-        base, last, at = line.trained.estimate, line.last, line.at(l0)
-        reach = f"{line.reach:,}" if line.reach else TableCell("not reached", "faint")
-        rows.append(
-            [
-                line.variant.name,
-                str(line.trained.seeds[0]),
-                plain(base),
-                NONE if unigram is None else signed(unigram - base, 2),
-                NONE if at is None or at.bits_per_byte is None else plain(at.bits_per_byte),
-                TableCell(f"{line.held_to:,}", "held") if line.held_to else NONE,
-                TableCell(f"{line.break_point:,}", "broken") if line.break_point else NONE,
-                f"{last.length:,}" if last else NONE,
-                with_ends(last.delta) if last and last.delta and last.verdict else NONE,
-                _gain(last) if last and last.verdict else NONE,
-                reach if line.claims else NONE,
-            ]
-        )
-    return ReportTable(
-        "Overview",
-        columns,
-        rows,
-        f"NLL: nats per token as trained at {l0:,}, mean over {losses.kind}s and seeds. Below "
-        "unigram: NLL of a "
-        "unigram model minus that of the scheme; near zero, the scheme is undertrained. Change: NLL at the "
-        f"longest length minus NLL as trained at {l0:,}, same targets, simultaneous over {comparison.family} "
-        "comparisons. Context reach: the smallest length that no longer one improves on by "
-        f"{comparison.tolerance:g} nats.",
-    )
-
-
-def levels(comparison: StudyComparison) -> ReportTable:
-    """NLL of every variant at every length."""
-    losses = comparison.losses
-
-    def cell(one: MeanNLL) -> Cell:
-        assert one.nll is not None
-        spread = "" if math.isnan(one.nll.low) else f" ± {one.nll.half:.3f}"
-        return f"{one.nll.estimate:.3f}{spread}"
-
-    table = _by_length(
-        "NLL at each length",
-        comparison,
-        losses.lengths,
-        cell,
-        f"Nats per token, mean over {losses.kind}s. ±: {100 * comparison.confidence:g}% "
-        "individual intervals over "
-        f"seeds and {losses.kind}s. Most of the spread is between {losses.kind}s and common to all rows, so "
-        "differences are more precise than levels.",
-    )
-    if losses.unigram is None:
-        return table
-    level = TableCell(f"{losses.unigram.mean():.3f}", "faint")
-    unigram = [TableCell("unigram model", "faint"), *[level for _ in losses.lengths]]
-    return replace(table, rows=[*table.rows, unigram])
-
-
-def verdicts(comparison: StudyComparison) -> ReportTable:
-    """The verdict and the change at every length beyond the training length."""
-    l0, tolerance = comparison.losses.trained_length, comparison.tolerance
-    return _by_length(
-        f"Change relative to the training length {l0:,}, and the verdict",
-        comparison,
-        _beyond(comparison),
-        lambda one: TableCell(
-            f"{MARK[one.verdict]} {with_ends(one.delta) if one.delta else ''}", one.verdict.split()[0]
-        ),
-        f"Broken: the lower end, simultaneous over {comparison.family} comparisons, is above "
-        f"{tolerance:g} nats. "
-        f"Held: the one-sided 97.5% upper bound is below {tolerance:g} nats here and at every "
-        "shorter length. "
-        "Otherwise inconclusive; not broken does not imply held.",
-    )
-
-
-def _beyond(comparison: StudyComparison) -> list[int]:
-    return [n for n in comparison.losses.lengths if n > comparison.losses.trained_length]
-
-
-def gains(comparison: StudyComparison) -> ReportTable:
-    """Net gain over truncation at every length beyond the training length."""
-    return _by_length(
-        "Net gain over truncation",
-        comparison,
-        _beyond(comparison),
-        _gain,
-        f"NLL with the context truncated to {comparison.losses.trained_length:,} minus NLL "
-        "with the full context; "
-        f"positive if distant context helps. {100 * comparison.confidence:g}% individual intervals.",
-    )
-
-
-def doublings(comparison: StudyComparison) -> ReportTable | None:
-    """The gain of each step to the next length."""
-    found = {(line.variant.name, a, b): one for line in comparison.lines for a, b, one in line.doublings}
-    if not found:
-        return None
-    steps = list(dict.fromkeys((a, b) for _, a, b in found))
-    rows = [
-        [name, *(with_ends(found[name, a, b]) if (name, a, b) in found else NONE for a, b in steps)]
-        for name in dict.fromkeys(name for name, _, _ in found)
-    ]
-    return ReportTable(
-        "Gain of each step to a longer context",
-        ["scheme", *(f"{a:,} → {b:,}" for a, b in steps)],
-        rows,
-        "NLL at the shorter minus NLL at the longer length; positive if more context helps. "
-        "Individual intervals.",
-    )
-
-
-def differences(comparison: StudyComparison) -> ReportTable:
-    """Every variant against the baseline at the primary lengths."""
-    found = {(one.variant, one.length): one.interval for one in comparison.differences}
-    paired = sorted({one.variant for one in comparison.differences if one.paired})
-    note = (
-        f"NLL minus that of {comparison.baseline}; negative is better. Intervals over seeds and "
-        f"{comparison.losses.kind}s, simultaneous over {comparison.difference_family} comparisons."
-    )
-    if paired:
-        note += f" Paired by seed, same checkpoints as {comparison.baseline}: {', '.join(paired)}."
-    return matrix(
-        f"Difference from {comparison.baseline}",
-        dict.fromkeys(one.variant for one in comparison.differences),
-        comparison.primary,
-        lambda name, n: _tone(found[name, n], "worse", "better") if (name, n) in found else NONE,
-        note,
-    )
-
-
-def seen_units(comparison: StudyComparison, found: Sequence[SeenSplit]) -> ReportTable:
-    """The units outside and inside the training data separately."""
-    kind = comparison.losses.kind
-    part = {"unseen": f"{kind}s not in the training data", "seen": f"{kind}s in the training data"}
-    rows = [
-        [
-            one.variant,
-            part[one.where],
-            str(one.units),
-            f"{one.targets:,}",
-            f"{one.trained.estimate:.3f}",
-            f"{one.length:,}",
-            f"{one.nll.estimate:.3f}",
-            with_ends(one.gain),
-        ]
-        for one in found
-    ]
-    columns = ["scheme", "part", f"{kind}s", "targets", f"NLL at {comparison.losses.trained_length:,}"]
-    return ReportTable(
-        f"{kind.capitalize()}s inside and outside the training data",
-        [*columns, "longest length", "NLL at longest", "gain over truncation"],
-        rows,
-        "Intervals only for parts with at least 6 units and schemes with at least 3 seeds.",
-        numbers=2,
-    )
+NO_INTERVALS = "Means over seeds, without intervals."
 
 
 def scaled(value: float) -> str:
@@ -234,16 +37,229 @@ COSTS: tuple[tuple[str, str, str, Callable[[float], str]], ...] = (  # column, p
 )
 
 
-def costs(study: StoredStudy, group: Group, comparison: StudyComparison | None) -> ReportTable:
+def _matrix(
+    title: str,
+    table: ResultsTable,
+    metric: str,
+    lengths: Iterable[int],
+    cell: Callable[[StudyResult], Cell],
+    note: str,
+) -> ReportTable:
+    """One metric: a row per variant and a column per length; a dash where there is no number."""
+    lengths, rows = list(lengths), []
+    names = (
+        dict.fromkeys(row.variant for row in table.select(metric)) if metric == "difference" else table.names
+    )
+    for name in names:
+        found = [table.get(name, metric, length) for length in lengths]
+        rows.append([name, *(NONE if row is None else cell(row) for row in found)])
+    return ReportTable(title, ["scheme", *(f"{n:,}" for n in lengths)], rows, note)
+
+
+def _toned(row: StudyResult | None, positive: str, negative: str) -> Cell:
+    """The interval, coloured by its sign if it excludes zero."""
+    if row is None:
+        return NONE
+    return TableCell(with_ends(row), positive if row.low > 0 else negative if row.high < 0 else "")
+
+
+def _gain(row: StudyResult | None) -> Cell:
+    return _toned(row, "better", "worse")
+
+
+def overview(table: StudyComparison) -> ReportTable:
+    """One row per variant: its starting point and what it reached."""
+    l0, unigram, kind = table.trained_length, table.losses.unigram, table.losses.kind
+    columns = ["scheme", "seeds", f"NLL at {l0:,}", "below unigram", "bits per byte", "held to", "broken at"]
+    columns += ["longest length", "change at longest", "gain over truncation", "context reach"]
+    rows: list[list[Cell]] = []
+    for name in table.names:
+        base, last = table.value(name, "nll_as_trained", l0) or 0.0, table.last(name)
+        bits, reach = table.value(name, "bits_per_byte", l0), table.value(name, "context_reach")
+        held, broken = table.value(name, "held_to"), table.value(name, "break_point")
+        change = next((row for row in table.beyond(name) if row.length == last), None)
+        none_reached = TableCell("not reached", "faint")
+        rows.append(
+            [
+                name,
+                str(table.seed_count(name)),
+                plain(base),
+                NONE if unigram is None else signed(unigram - base, 2),
+                NONE if bits is None else plain(bits),
+                TableCell(f"{held:,.0f}", "held") if held else NONE,
+                TableCell(f"{broken:,.0f}", "broken") if broken else NONE,
+                f"{last:,}" if last else NONE,
+                with_ends(change) or NONE,
+                _gain(table.get(name, "gain", last)) if change else NONE,
+                NONE if not table.claims(name) else f"{reach:,.0f}" if reach else none_reached,
+            ]
+        )
+    note = (
+        f"NLL: nats per token as trained at {l0:,}, mean over {kind}s and seeds. Below unigram: NLL of a "
+        "unigram model minus that of the scheme; near zero, the scheme is undertrained. Change: NLL at the "
+        f"longest length minus NLL as trained at {l0:,}, same targets, simultaneous over {table.family} "
+        "comparisons. Context reach: the smallest length that no longer one improves on by "
+        f"{table.tolerance:g} nats."
+    )
+    return ReportTable("Overview", columns, rows, note)
+
+
+def levels(table: StudyComparison) -> ReportTable:
+    """NLL of every variant at every length."""
+    losses, kind = table.losses, table.losses.kind
+    note = (
+        f"Nats per token, mean over {kind}s. ±: {100 * table.confidence:g}% individual intervals over "
+        f"seeds and {kind}s. Most of the spread is between {kind}s and common to all rows, so differences "
+        "are more precise than levels."
+    )
+
+    def cell(row: StudyResult) -> str:
+        return f"{row.value:.3f}" + ("" if math.isnan(row.low) else f" ± {row.half:.3f}")
+
+    found = _matrix("NLL at each length", table, "nll", losses.lengths, cell, note)
+    if losses.unigram is None:
+        return found
+    level = [TableCell(f"{losses.unigram:.3f}", "faint")] * len(losses.lengths)
+    rows = [*found.rows, [TableCell("unigram model", "faint"), *level]]
+    return ReportTable(found.title, found.columns, rows, note)
+
+
+def verdicts(table: StudyComparison) -> ReportTable:
+    """The verdict and the change at every length beyond the training length."""
+    return _matrix(
+        f"Change relative to the training length {table.trained_length:,}, and the verdict",
+        table,
+        "delta",
+        table.losses.longer,
+        lambda row: TableCell(f"{MARK[row.verdict]} {with_ends(row)}", row.verdict.split()[0]),
+        f"Broken: the lower end, simultaneous over {table.family} comparisons, is above "
+        f"{table.tolerance:g} nats. Held: the one-sided 97.5% upper bound is below {table.tolerance:g} nats "
+        "here and at every shorter length. Otherwise inconclusive; not broken does not imply held.",
+    )
+
+
+def gains(table: StudyComparison) -> ReportTable:
+    """Net gain over truncation at every length beyond the training length."""
+    note = (
+        f"NLL with the context truncated to {table.trained_length:,} minus NLL with the full context; "
+        f"positive if distant context helps. {100 * table.confidence:g}% individual intervals."
+    )
+    return _matrix("Net gain over truncation", table, "gain", table.losses.longer, _gain, note)
+
+
+def steps(table: StudyComparison) -> ReportTable:
+    """The gain of each step to the next length."""
+    found = {(row.variant, row.length, *row.where): row for row in table.select("step_gain", where=None)}
+    columns = list(dict.fromkeys((a, b) for _, a, b in found))
+    rows = [
+        [name, *(with_ends(found.get((name, a, b))) or NONE for a, b in columns)]
+        for name in dict.fromkeys(name for name, _, _ in found)
+    ]
+    note = "NLL at the shorter minus NLL at the longer length; positive if more context helps."
+    note += " Individual intervals."
+    headings = ["scheme", *(f"{a:,} → {b:,}" for a, b in columns)]
+    return ReportTable("Gain of each step to a longer context", headings, rows, note)
+
+
+def differences(table: StudyComparison) -> ReportTable:
+    """Every variant against the baseline at the primary lengths."""
+    note = (
+        f"NLL minus that of {table.baseline}; negative is better. Intervals over seeds and "
+        f"{table.losses.kind}s, simultaneous over {table.difference_family} comparisons."
+    )
+    if paired := sorted({row.variant for row in table.select("difference") if row.note}):
+        note += f" Paired by seed, same checkpoints as {table.baseline}: {', '.join(paired)}."
+    title = f"Difference from {table.baseline}"
+    return _matrix(
+        title, table, "difference", table.primary, lambda row: _toned(row, "worse", "better"), note
+    )
+
+
+def seen_units(table: StudyComparison) -> ReportTable:
+    """The units outside and inside the training data separately."""
+    losses, l0, rows = table.losses, table.trained_length, []
+    parts = ((UNSEEN, ~losses.seen, "not in"), (SEEN, losses.seen, "in"))
+    for name in table.names:
+        for where, chosen, inside in parts:
+            trained, last = table.get(name, "nll_as_trained", l0, where), table.last(name)
+            nll, gain = (table.get(name, metric, last, where) for metric in ("nll", "gain"))
+            if trained and nll:
+                units = [f"{chosen.sum()}", f"{losses.targets[chosen].sum():,}"]
+                numbers = [f"{trained.value:.3f}", f"{last:,}", f"{nll.value:.3f}", with_ends(gain)]
+                rows.append([name, f"{losses.kind}s {inside} the training data", *units, *numbers])
+    columns = ["scheme", "part", f"{losses.kind}s", "targets", f"NLL at {l0:,}"]
+    return ReportTable(
+        f"{losses.kind.capitalize()}s inside and outside the training data",
+        [*columns, "longest length", "NLL at longest", "gain over truncation"],
+        rows,
+        "Intervals only for parts with at least 6 units and schemes with at least 3 seeds.",
+        numbers=2,
+    )
+
+
+def percent(row: StudyResult) -> str:
+    """`90% [80%, 97%]`; the interval is clipped to 0–100%."""
+    ends = f" [{100 * max(row.low, 0.0):.0f}%, {100 * min(row.high, 1.0):.0f}%]"
+    return f"{100 * row.value:.0f}%" + ("" if math.isnan(row.low) else ends)
+
+
+def accuracy(table: ResultsTable) -> ReportTable:
+    """Accuracy of a task at every length."""
+    lengths = sorted({row.at for row in table.select("accuracy")})
+    exact = [row for row in table.select("exact") if row.length == lengths[0]]
+    note = (
+        f"Chance: {100 * table.facts['chance']:.0f}%; shaded: significantly above. Generated exactly at "
+        f"{lengths[0]:,}: {', '.join(f'{row.variant} {100 * row.value:.0f}%' for row in exact)}."
+    )
+
+    def cell(row: StudyResult) -> Cell:
+        return TableCell(percent(row), "held" if row.verdict == ABOVE_CHANCE else "")
+
+    return _matrix("Accuracy by length", table, "accuracy", lengths, cell, note)
+
+
+def _change(rows: Sequence[StudyResult | None], write: Callable[[float], str]) -> str:
+    """`2.00 → 4.00`, a dash for a missing number."""
+    return " → ".join("—" if row is None else write(row.value) for row in rows)
+
+
+def attention(table: ResultsTable) -> ReportTable:
+    """Measures of attention at the training length and at the longest."""
+    ends = table.trained_length, max(row.at for row in table.rows.values() if row.length)
+    rows = [
+        [name, *(_change([table.get(name, m, n) for n in ends], "{:.3g}".format) for m in MEASURES)]
+        for name in table.names
+    ]
+    title = f"Attention at {ends[0]:,} → {ends[1]:,} tokens"
+    return ReportTable(title, ["scheme", *MEASURES.values()], rows, NO_INTERVALS)
+
+
+def generation(table: ResultsTable) -> ReportTable:
+    """Repetition and NLL of generated text in the first and last range of positions."""
+    rows = []
+    for name in table.names:
+        places = sorted(row.where for row in table.select("nll", name, where=None))
+        for source in dict.fromkeys(row.where[0] for row in table.rows.values() if row.variant == name):
+            own = [place for place in places if place[0] == source]
+            ends = own[0], own[-1]
+            repeated, nll = ([table.get(name, m, None, at) for at in ends] for m in ("repeated_4", "nll"))
+            positions = " → ".join(f"{start:,}–{stop:,}" for _, start, stop in ends)
+            shares = _change(repeated, lambda value: f"{100 * value:.0f}%")
+            rows.append([name, source, shares, _change(nll, "{:.2f}".format), positions])
+    columns = ["scheme", "text", "repeated 4-grams", "NLL under the model", "positions"]
+    note = f"First → last range of positions. Text `real`: the documents' own continuation. {NO_INTERVALS}"
+    return ReportTable("Repetition and NLL of generated text by position", columns, rows, note, numbers=2)
+
+
+def costs(study: StoredStudy, group: Group, table: StudyComparison | None) -> ReportTable:
     """Training cost and result of each scheme, mean over its seeds."""
     rows: list[list[Cell]] = []
-    first: dict[str, StudyVariant] = {}
-    for variant in study.variants:
-        first.setdefault(variant.scheme, variant)
-    for scheme, variant in first.items():
-        cells = [cell.record for cell in study.of(variant, group) if cell.record.get("training")]
-        line = comparison.line(variant.name) if comparison else None
-        row: list[Cell] = [scheme, plain(line.trained.estimate) if line else NONE]
+    first = {variant.scheme: variant for variant in reversed(study.variants)}
+    for scheme in dict.fromkeys(variant.scheme for variant in study.variants):
+        name = first[scheme].name
+        cells = [cell.record for cell in study.of(first[scheme], group) if cell.record.get("training")]
+        nll = table.value(name, "nll_as_trained", table.trained_length) if table else None
+        row: list[Cell] = [scheme, NONE if nll is None else plain(nll)]
         for _, part, key, write in COSTS:
             values = [c[part][key] for c in cells if (c.get(part) or {}).get(key) is not None]
             row.append(write(sum(values) / len(values)) if values else NONE)
@@ -251,8 +267,8 @@ def costs(study: StoredStudy, group: Group, comparison: StudyComparison | None) 
     found = [(cell.record.get("timing") or {}).get("machine") for cell in study.cells]
     machines = "; ".join(dict.fromkeys(_machine(one) for one in found if one))
     note = "Means over seeds." + (f" Speed and memory on: {machines}." if machines else "")
-    nll = f"NLL at {comparison.losses.trained_length:,}" if comparison else "NLL"
-    return ReportTable("Training cost", ["scheme", nll, *(c[0] for c in COSTS)], rows, note)
+    heading = f"NLL at {table.trained_length:,}" if table else "NLL"
+    return ReportTable("Training cost", ["scheme", heading, *(c[0] for c in COSTS)], rows, note)
 
 
 def _machine(about: dict[str, Any]) -> str:
@@ -263,9 +279,9 @@ def _machine(about: dict[str, Any]) -> str:
     return str(about.get("processor", "unknown")) + (f", {counted(threads, 'thread')}" if threads else "")
 
 
-def basis(comparison: StudyComparison) -> ReportTable:
+def basis(table: StudyComparison) -> ReportTable:
     """The data and settings of an evaluation."""
-    losses, facts = comparison.losses, comparison.losses.facts
+    losses, facts = table.losses, table.facts
     documents = facts.get("documents")
     of = f" from {documents} documents" if documents and losses.kind != "document" else ""
     seeds = [f"{name}: {', '.join(by_seed)}" for name, by_seed in losses.reference.items()]
@@ -285,31 +301,21 @@ def basis(comparison: StudyComparison) -> ReportTable:
         "dtype": facts.get("dtype"),
         "evaluation seed": facts.get("seed"),
         "training seeds": "; ".join(seeds),
-        "tolerance": f"{comparison.tolerance:g} nats",
-        "confidence level": f"{100 * comparison.confidence:g}%",
-        "families": f"verdicts: {comparison.family}; differences: {comparison.difference_family}",
+        "tolerance": f"{table.tolerance:g} nats",
+        "confidence level": f"{100 * table.confidence:g}%",
+        "families": f"verdicts: {table.family}; differences: {table.difference_family}",
     }
-    return ReportTable(
-        f"Data and settings of {losses.name}",
-        ["", ""],
-        [[k, str(v)] for k, v in rows.items() if v != ""],
-        numbers=2,
-    )
+    texts = [[key, str(value)] for key, value in rows.items() if value != ""]
+    return ReportTable(f"Data and settings of {losses.name}", ["", ""], texts, numbers=2)
 
 
 def checkpoints(study: StoredStudy) -> ReportTable:
     """The training runs of the report."""
     runs = [(cell.id, cell.record["training"]) for cell in study.cells if cell.record.get("training")]
-    hashes = ("checkpoint_hash", "data_hash")
-    rows = [
-        [
-            name,
-            str(run.get("steps", "")),
-            *(str(run.get(key) or "")[:16] for key in hashes),
-            run.get("run") or "",
-        ]
-        for name, run in runs
-    ]
+    rows = []
+    for name, run in runs:
+        hashes = [str(run.get(key) or "")[:16] for key in ("checkpoint_hash", "data_hash")]
+        rows.append([name, str(run.get("steps", "")), *hashes, run.get("run") or ""])
     note = "First 16 digits of each SHA-256; see results.json for all digits."
     return ReportTable("Checkpoints", ["cell", "steps", "checkpoint", "data", "run"], rows, note, numbers=5)
 
@@ -324,16 +330,14 @@ def failures(study: StoredStudy) -> ReportTable:
     return ReportTable("Cells without results", ["cell", "status", "reason"], rows, numbers=3)
 
 
-def excluded(comparisons: Sequence[StudyComparison]) -> ReportTable:
+def excluded(tables: Sequence[StudyComparison]) -> ReportTable:
     """Lengths that could not be evaluated, and results that are not comparable."""
     rows: list[list[str]] = []
-    for losses in (comparison.losses for comparison in comparisons):
+    for losses in (table.losses for table in tables):
         reasons: dict[tuple[str, str], list[int]] = {}
         for (name, length), reason in losses.missing.items():
             reasons.setdefault((name, reason), []).append(length)
-        rows += [
-            [losses.name, name, ", ".join(f"{n:,}" for n in sorted(lengths)), reason]
-            for (name, reason), lengths in reasons.items()
-        ]
+        for (name, reason), lengths in reasons.items():
+            rows.append([losses.name, name, ", ".join(f"{n:,}" for n in sorted(lengths)), reason])
         rows += [[losses.name, cell, "all", reason] for cell, reason in losses.excluded.items()]
     return ReportTable("Excluded results", ["evaluation", "scheme", "lengths", "reason"], rows, numbers=4)

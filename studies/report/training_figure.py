@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from itertools import cycle
 
 import numpy as np
@@ -14,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 
 from evaluation.reports.figures import INK, STYLE, fit_left, label_ends
-from studies.report.figures import (
+from studies.report.plots import (
     DASHED,
     DOTTED,
     HEAD,
@@ -23,7 +22,10 @@ from studies.report.figures import (
     SHAPES,
     SOFT,
     WIDTH,
+    SeedSeries,
+    SeriesPanel,
     clean,
+    place,
     sheet,
     styles_of,
 )
@@ -36,6 +38,7 @@ FAR = 3.0  # if they would make the axis so many times as tall
 LONGEST_NAME = 26  # letters
 BINS = 4000  # along a line, more than the pixels of the axes
 UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"), (1, ""))
+ANNOTATION = {"textcoords": "offset points", "va": "top", "fontsize": 7.5}
 
 
 def training_figure(runs: Sequence[TrainingCurves], share: float) -> Figure:
@@ -48,20 +51,24 @@ def training_figure(runs: Sequence[TrainingCurves], share: float) -> Figure:
         height = HEAD + LOSS + rows * (GAP + HEADING + tall) + GAP + HEADING + RATE + FOOT
         name = f"{len(runs)} runs" if len(runs) > 1 else runs[0].name
         figure = sheet(height, f"Training of {name}", _subtitle(runs), _note(runs, share))
-        labels = [run.name for run in runs] + [line.label for panel in panels for line in panel.lines]
-        room = 0.35 + 0.072 * max(len(_end(label, 0.0)) for label in labels)
-        wide = 1 - (LEFT + room) / WIDTH
+        labels = [run.name for run in runs] + [line.label for panel in panels for line in panel.series]
+        wide = WIDTH - LEFT - 0.35 - 0.072 * max(len(_end(label, 0.0)) for label in labels)
         most = max(run.tokens[-1] for run in runs)
-        top = height - HEAD - LOSS
+        bottom = height - HEAD - LOSS
 
-        axes = figure.add_axes((LEFT / WIDTH, top / height, wide, LOSS / height))
+        axes = figure.add_axes((0, 0, 1, 1))
+        place(axes, height, (LEFT, bottom, wide, LOSS))
         _loss(figure, axes, runs, styles, share, most)
-        for row in range(rows):
-            top -= tall + HEADING + GAP
-            inside = panels[row * columns : (row + 1) * columns]
-            _row(figure, (top / height, tall / height), inside, columns, _limits_of(panels), most, wide)
-        top -= RATE + HEADING + GAP
-        axes = figure.add_axes((LEFT / WIDTH, top / height, wide, RATE / height))
+        limits = _limits_of([line for panel in panels for line in panel.series])
+        step = wide if columns == 1 else (WIDTH - LEFT - 0.12) / columns
+        for n, panel in enumerate(panels):
+            row, column = divmod(n, columns)
+            axes = figure.add_axes((0, 0, 1, 1))
+            below = bottom - (row + 1) * (tall + HEADING + GAP)
+            place(axes, height, (LEFT + column * step, below, step - (0.14 if columns > 1 else 0), tall))
+            _held_out(figure, axes, panel, limits, most, column if columns > 1 else None)
+        axes = figure.add_axes((0, 0, 1, 1))
+        place(axes, height, (LEFT, FOOT, wide, RATE))
         for run in runs:
             axes.plot(*thinned(run.tokens, run.rate), color=styles[run.name][0], lw=1.3, zorder=3)
         _frame(axes, most, 6)
@@ -104,28 +111,25 @@ def _end(name: str, value: float) -> str:
 def _note(runs: Sequence[TrainingCurves], share: float) -> str:
     widths = sorted({run.smoothed(share)[1] for run in runs})
     steps = f"{widths[0]}" if len(widths) == 1 else f"{widths[0]} to {widths[-1]}"
-    lines = [f"Loss in nats per token: each step (thin) and the mean of {steps} steps (bold)."]
-    marks = []
-    if any(run.resumed for run in runs):
-        marks.append("| resumed")
-    if any(run.forked for run in runs):
-        marks.append("○ start of a fork")
-    if any(run.changes for run in runs):
-        marks.append("dashed: change of positions")
-    if any(run.resized for run in runs):
-        marks.append("dotted: change of the window length, in tokens")
-    if any(run.skipped for run in runs):
-        marks.append("× a skipped step")
-    return "\n".join([*lines, ";  ".join(marks)]) if marks else lines[0]
+    line = f"Loss in nats per token: each step (thin) and the mean of {steps} steps (bold)."
+    marks = {
+        "| resumed": "resumed",
+        "○ start of a fork": "forked",
+        "dashed: change of positions": "changes",
+        "dotted: change of the window length, in tokens": "resized",
+        "× a skipped step": "skipped",
+    }
+    shown = [text for text, name in marks.items() if any(getattr(run, name) for run in runs)]
+    return "\n".join([line, ";  ".join(shown)]) if shown else line
 
 
 def _loss(
     figure: Figure, axes: Axes, runs: Sequence[TrainingCurves], styles: dict, share: float, most: float
 ) -> None:
-    late, early, ends = [], [], []
+    late, early, ends, lines = [], [], [], []
     for run in runs:
-        colour = styles[run.name][0]
-        smooth, _ = run.smoothed(share)
+        colour, smooth = styles[run.name][0], run.smoothed(share)[0]
+        lines.append((run.tokens.tolist(), smooth.tolist()))
         axes.plot(*thinned(run.tokens, run.loss), color=colour, lw=0.5, alpha=0.22, zorder=2)
         axes.plot(*thinned(run.tokens, smooth), color=colour, lw=1.6, zorder=4)
         known = np.flatnonzero(np.isfinite(smooth))
@@ -136,12 +140,12 @@ def _loss(
         late += list(np.percentile(noise, [1, 99])) if len(noise) else []
         if len(known):
             ends.append((run.name, run.tokens[known[-1]], smooth[known[-1]], colour))
-            if run.forked:
-                begin = {"marker": "o", "ms": 6, "mfc": "white", "mew": 1.3, "color": colour, "ls": ""}
-                axes.plot(run.tokens[known[:1]], smooth[known[:1]], zorder=6, **begin)
+        if len(known) and run.forked:
+            begin = {"marker": "o", "ms": 6, "mfc": "white", "mew": 1.3, "color": colour, "ls": ""}
+            axes.plot(run.tokens[known[:1]], smooth[known[:1]], zorder=6, **begin)
     _frame(axes, most, 6)
     axes.set_ylim(*_limits(late, early))
-    _annotate_clipped(axes, [(run.tokens.tolist(), run.smoothed(share)[0].tolist()) for run in runs])
+    _annotate_clipped(axes, lines)
     axes.tick_params(labelbottom=False)
     axes.set_ylabel("training loss, nats", color=INK)
     bottom, top = axes.get_ylim()
@@ -154,8 +158,7 @@ def _loss(
             x = run.tokens_at(step)
             axes.axvline(x, color=colour, lw=1.1, ls=DOTTED, zorder=1.5)
             row = row + 1 if x - before < 0.07 * most else 0  # below an overlapping label
-            place = {"xytext": (3, -9 * row), "textcoords": "offset points", "va": "top", "fontsize": 7.5}
-            axes.annotate(f"{length:,}", (x, top), color=colour, zorder=6, **place)
+            axes.annotate(f"{length:,}", (x, top), (3, -9 * row), color=colour, zorder=6, **ANNOTATION)
             before = x
         for steps, at, marker in ((run.resumed, bottom, "|"), (run.skipped, top, "x")):
             x = [run.tokens_at(step) for step in steps]
@@ -163,91 +166,65 @@ def _loss(
     _label(figure, axes, ends)
 
 
-@dataclass(frozen=True)
-class RunCurve:
-    """Held-out NLL in nats by target tokens trained on."""
-
-    label: str
-    x: list[float]
-    y: list[float]
-    colour: str
-    marker: str
-
-
-@dataclass(frozen=True)
-class CurvePanel:
-    heading: str
-    lines: list[RunCurve]
-
-
-def _panels(runs: Sequence[TrainingCurves], styles: dict[str, tuple[str, str]]) -> list[CurvePanel]:
-    """Held-out NLL: one panel for a single run, one panel per multiple of L0 for several runs."""
-    found: dict[float, list[tuple[int, RunCurve]]] = {}
+def _panels(runs: Sequence[TrainingCurves], styles: dict[str, tuple[str, str]]) -> list[SeriesPanel]:
+    """Held-out NLL over tokens: one panel for a single run, one panel per multiple of L0 for several runs."""
+    found: dict[float, list[tuple[int, SeedSeries]]] = {}
+    looks = cycle(zip(PALETTE, SHAPES, strict=True))
     for run in runs:
         for length, points in run.held_out.items():
             x, y = [run.tokens_at(step) for step, _ in points], [nll for _, nll in points]
-            line = RunCurve(run.name, x, y, *styles[run.name])
-            found.setdefault(length / run.train_length, []).append((length, line))
+            multiple = length / run.train_length
+            label = run.name if len(runs) > 1 else f"{length:,} ({multiple:g} × L0)"
+            colour, marker = styles[run.name] if len(runs) > 1 else next(looks)
+            line = SeedSeries(label, x, y, colour=colour, marker=marker)
+            found.setdefault(multiple, []).append((length, line))
     if len(runs) == 1:
-        looks = zip(cycle(PALETTE), cycle(SHAPES), strict=False)
-        lines = [
-            replace(line, label=f"{length:,} ({multiple:g} × L0)", colour=colour, marker=marker)
-            for (multiple, [(length, line)]), (colour, marker) in zip(
-                sorted(found.items()), looks, strict=False
-            )
-        ]
-        return [CurvePanel("held-out NLL of the same targets by context length", lines)] if lines else []
+        lines = [line for _, entries in sorted(found.items()) for _, line in entries]
+        heading = "held-out NLL of the same targets by context length"
+        return [SeriesPanel(heading, lines)] if lines else []
     panels = []
     for multiple, entries in sorted(found.items()):
         lengths = {length for length, _ in entries}
         tokens = f" = {lengths.pop():,}" if len(lengths) == 1 else ""
-        panels.append(CurvePanel(f"held out, {multiple:g} × L0{tokens}", [line for _, line in entries]))
+        panels.append(SeriesPanel(f"held out, {multiple:g} × L0{tokens}", [line for _, line in entries]))
     return panels
 
 
-def _limits_of(panels: Sequence[CurvePanel]) -> tuple[float, float]:
-    """One scale for all panels; early outliers may be clipped."""
+def _limits_of(lines: Sequence[SeedSeries]) -> tuple[float, float]:
+    """One scale for all lines; early outliers may be clipped."""
     late, early = [], []
-    for line in (line for panel in panels for line in panel.lines):
+    for line in lines:
         first = max(1, sum(x < EARLY * line.x[-1] for x in line.x)) if len(line.y) > 3 else 0
         early += [value for value in line.y[:first] if math.isfinite(value)]
         late += [value for value in line.y[first:] if math.isfinite(value)]
     return _limits(late, early)
 
 
-def _row(
+def _held_out(
     figure: Figure,
-    place: tuple[float, float],
-    panels: Sequence[CurvePanel],
-    columns: int,
+    axes: Axes,
+    panel: SeriesPanel,
     limits: tuple[float, float],
     most: float,
-    wide: float,
+    column: int | None,
 ) -> None:
-    """One row of held-out panels; a single panel has labels on the right."""
-    bottom, tall = place
-    alone = columns == 1
-    step = wide if alone else (1 - (LEFT + 0.12) / WIDTH) / columns
-    for column, panel in enumerate(panels):
-        axes = figure.add_axes(
-            (LEFT / WIDTH + column * step, bottom, step - (0 if alone else 0.14 / WIDTH), tall)
-        )
-        for one in panel.lines:
-            strokes = {"lw": 1.3, "ms": 3.6, "mec": "white", "mew": 0.5}
-            axes.plot(one.x, one.y, color=one.colour, marker=one.marker, zorder=3, **strokes)
-        _frame(axes, most, 6 if alone else 3)
-        if column == 0:
-            axes.set_ylabel("NLL, nats", fontsize=8.5, color=INK)
-        axes.set_ylim(*limits)
-        _annotate_clipped(axes, [(one.x, one.y) for one in panel.lines])
-        axes.set_title(panel.heading, loc="left", fontsize=9, color=INK, pad=3)
-        axes.tick_params(labelbottom=not alone, labelleft=column == 0)
-        if alone:
-            ends = [(one.label, one.x[-1], one.y[-1], one.colour) for one in panel.lines]
-            _label(figure, axes, [end for end in ends if math.isfinite(end[2])])
-        else:
-            axes.tick_params(labelsize=7.5, length=2.5)
-            axes.set_xlabel("target tokens", fontsize=7.5, color=INK, labelpad=1)
+    """One held-out panel; one that is alone in its row (`column` None) has labels on the right."""
+    for one in panel.series:
+        strokes = {"lw": 1.3, "ms": 3.6, "mec": "white", "mew": 0.5}
+        axes.plot(one.x, one.y, color=one.colour, marker=one.marker, zorder=3, **strokes)
+    _frame(axes, most, 6 if column is None else 3)
+    if not column:
+        axes.set_ylabel("NLL, nats", fontsize=8.5, color=INK)
+    axes.set_ylim(*limits)
+    _annotate_clipped(axes, [(one.x, one.y) for one in panel.series])
+    axes.set_title(panel.heading, loc="left", fontsize=9, color=INK, pad=3)
+    axes.tick_params(labelbottom=column is not None, labelleft=not column)
+    if column is None:
+        ends = [(one.label, one.x[-1], one.y[-1], one.colour) for one in panel.series]
+        _label(figure, axes, [end for end in ends if math.isfinite(end[2])])
+    else:
+        axes.tick_params(labelsize=7.5, length=2.5)
+        axes.set_xlabel("target tokens", fontsize=7.5, color=INK, labelpad=1)
 
 
 def _label(figure: Figure, axes: Axes, ends: Sequence[tuple[str, float, float, str]]) -> None:
@@ -268,8 +245,7 @@ def _annotate_clipped(axes: Axes, lines: Sequence[tuple[Sequence[float], Sequenc
             entries.append(x[begins])
     if above:
         ends = dict.fromkeys(f"{value:.2f}" for value in (min(above), max(above)))
-        place = {"xytext": (3, 0), "textcoords": "offset points", "va": "top", "fontsize": 7.5}
-        axes.annotate(f"↑ from {' to '.join(ends)}", (max(entries), top), color=SOFT, **place)
+        axes.annotate(f"↑ from {' to '.join(ends)}", (max(entries), top), (3, 0), color=SOFT, **ANNOTATION)
 
 
 def _limits(late: Sequence[float], early: Sequence[float]) -> tuple[float, float]:

@@ -77,27 +77,28 @@ def read_curves(folder: Path, name: str) -> TrainingCurves:
         """All lines except those of steps, of which only the numbers are kept: there may be millions."""
         for line in held_lines(file) if file.exists() else ():
             if line["kind"] == "train":
+                finite = math.isfinite(_number(line.get("loss")))
+                line["skipped"] = float(bool(line.get("skipped")) or not finite)
                 for key, values in train.items():
-                    values.append(_number(line.get(key)) if key != "skipped" else _is_skipped(line))
+                    values.append(_number(line.get(key)))
             elif line["kind"] != "samples":
                 yield line
 
     lines: dict[str, list[dict]] = {}
     for line in latest(others()):
         lines.setdefault(line["kind"], []).append(line)
-    validations = lines.get("validation", [])
     if not train["step"]:
         raise StudyError(f"{folder} has no trained step yet")
     steps = np.array(train["step"])
     order = np.argsort(steps, kind="stable")
     order = order[np.append(np.diff(steps[order]) > 0, True)]  # the last line of each step
     columns = {key: np.array(values)[order] for key, values in train.items()}
-    about, changes = read_manifest(folder), lines.get("change", [])
-    parents = [one for one in about.get("lineage", [])[:1] if one.get("fork")]
+    about, changes, validations = read_manifest(folder), lines.get("change", []), lines.get("validation", [])
     held_out: dict[int, list[tuple[int, float]]] = {}
     for line in validations:
         for length, nll in line["nll"].items():
             held_out.setdefault(int(length), []).append((line["step"], _number(nll)))
+    parents = [one for one in about.get("lineage", [])[:1] if one.get("fork")]
     return TrainingCurves(
         name=name,
         train_length=read_settings(folder).train_length,
@@ -115,11 +116,6 @@ def read_curves(folder: Path, name: str) -> TrainingCurves:
         tokenizer=about.get("tokenizer_hash", ""),
         targets=str(validations[-1].get("targets_hash", validations[-1]["targets"])) if validations else "",
     )
-
-
-def _is_skipped(line: dict) -> bool:
-    """Whether a step was skipped or its loss is not finite."""
-    return bool(line.get("skipped")) or not math.isfinite(_number(line.get("loss")))
 
 
 def _number(value: object) -> float:
@@ -158,12 +154,9 @@ def names_of(folders: Sequence[Path]) -> list[str]:
 
 def differences(runs: Sequence[TrainingCurves]) -> list[str]:
     """Reasons why the numbers of these runs are not comparable."""
-    found = []
-    if len({run.tokenizer for run in runs}) > 1:
-        found.append("the tokenizers differ, so losses are of different tokens")
-    if len({run.targets for run in runs if run.held_out}) > 1:
-        found.append("held-out targets differ")
-    return found
+    tokenizers, targets = {run.tokenizer for run in runs}, {run.targets for run in runs if run.held_out}
+    found = ["the tokenizers differ, so losses are of different tokens"] if len(tokenizers) > 1 else []
+    return found + (["held-out targets differ"] if len(targets) > 1 else [])
 
 
 def write_csv(file: TextIO, runs: Sequence[TrainingCurves], share: float) -> None:
@@ -171,20 +164,21 @@ def write_csv(file: TextIO, runs: Sequence[TrainingCurves], share: float) -> Non
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(COLUMNS)
     for run in runs:
-        smooth, _ = run.smoothed(share)
-        for measure, values in (("loss", run.loss), ("loss_smoothed", smooth), ("lr", run.rate)):
-            rows = zip(run.steps, run.tokens, run.attempts, values, strict=True)
-            for step, tokens, attempt, value in rows:
+        for measure, values in (
+            ("loss", run.loss),
+            ("loss_smoothed", run.smoothed(share)[0]),
+            ("lr", run.rate),
+        ):
+            for step, tokens, attempt, value in zip(run.steps, run.tokens, run.attempts, values, strict=True):
                 writer.writerow([run.name, measure, "", step, f"{tokens:.0f}", attempt, f"{value:.10g}"])
+        points = ((length, point) for length, points in run.held_out.items() for point in points)
         marks: list[tuple[str, int | str, int, str]] = [
-            ("held_out", length, step, f"{nll:.10g}")
-            for length, points in run.held_out.items()
-            for step, nll in points
+            *(("held_out", length, step, f"{nll:.10g}") for length, (step, nll) in points),
+            *(("resumed", "", step, "") for step in run.resumed),
+            *(("change", "", step, overrides) for step, overrides in run.changes),
+            *(("window", length, step, "") for step, length in run.resized),
+            *(("forked", "", step, parent) for step, parent in run.forked),
+            *(("skipped", "", step, "") for step in run.skipped),
         ]
-        marks += [("resumed", "", step, "") for step in run.resumed]
-        marks += [("change", "", step, overrides) for step, overrides in run.changes]
-        marks += [("window", length, step, "") for step, length in run.resized]
-        marks += [("forked", "", step, parent) for step, parent in run.forked]
-        marks += [("skipped", "", step, "") for step in run.skipped]
         for measure, length, step, value in marks:
             writer.writerow([run.name, measure, length, step, f"{run.tokens_at(step):.0f}", "", value])

@@ -4,11 +4,12 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from data import PreparedData
 from evaluation import EvaluationSettings, EvaluationText
+from evaluation.scoring.methods import TRAINED, TRUNCATE
 from evaluation.scoring.plan import make_plan
 from model import Transformer, find_device
 from studies.report.document import counted
@@ -23,53 +24,45 @@ from training.run.checks import make_model, reach_of
 from training.run.directory import MANIFEST, is_run
 from training.run.hardware import USUAL_SHARE, peak_flops
 
+COLUMNS = ["#", "cell", "parameters", "tokens", "train length", "training FLOPs", "state"]
+
 
 @dataclass
-class _Row:
+class CellForecast:
     plan: PlannedCell
     parameters: int
     flops: float  # of the whole training
     left: float  # FLOPs of unfinished training and loss evaluations
-    state: str
+    missing: list[str]  # unfinished training and evaluations
     unknown: bool  # some unfinished evaluations have no cost estimate
+
+    @property
+    def row(self) -> list:
+        cell, settings = self.plan.cell, self.plan.settings
+        state = f"left: {', '.join(self.missing)}" if self.missing else "done"
+        sizes = [f"{self.parameters:,}", f"{settings.trained_tokens:,}", settings.train_length]
+        return [cell.index, cell.id, *sizes, f"{self.flops:.3g}", state]
 
 
 def print_forecast(
     plans: Sequence[PlannedCell], texts: StudyTexts, folder: Path, jobs: int, console: Console
 ) -> None:
     """Print a table of all cells and one line about the remaining work."""
-    rows = [_row(plan, texts, folder) for plan in plans]
-    console.table(
-        f"{counted(len(plans), 'cell')} in {folder}",
-        ["#", "cell", "parameters", "tokens", "train length", "training FLOPs", "state"],
-        [
-            [
-                row.plan.cell.index,
-                row.plan.cell.id,
-                f"{row.parameters:,}",
-                f"{row.plan.settings.trained_tokens:,}",
-                row.plan.settings.train_length,
-                f"{row.flops:.3g}",
-                row.state,
-            ]
-            for row in rows
-        ],
-    )
-    print(_remaining(rows, jobs))
-
-
-def _remaining(rows: Sequence[_Row], jobs: int) -> str:
-    left, n_left = sum(row.left for row in rows), sum(row.state != "done" for row in rows)
+    cells = [_forecast(plan, texts, folder) for plan in plans]
+    count = counted(len(plans), "cell")
+    console.table(f"{count} in {folder}", COLUMNS, [cell.row for cell in cells])
+    left, n_left = sum(cell.left for cell in cells), sum(bool(cell.missing) for cell in cells)
     if not n_left:
-        return "everything is done"
-    rate, source = _rate([row.plan for row in rows])
-    text = f"{n_left} of {counted(len(rows), 'cell')} left: {left:.3g} FLOPs"
+        print("everything is done")
+        return
+    rate, source = _rate(plans)
+    text = f"{n_left} of {count} left: {left:.3g} FLOPs"
     if left:
         text += f", about {duration(left / rate / jobs)} at {rate / 1e9:.3g} GFLOP/s per job"
         text += f" with {counted(jobs, 'job')} ({source})"
-    if any(row.unknown for row in rows):
+    if any(cell.unknown for cell in cells):
         text += "; not included: evaluations other than losses, or on corpora that are not prepared yet"
-    return text
+    print(text)
 
 
 def _rate(plans: Sequence[PlannedCell]) -> tuple[float, str]:
@@ -77,40 +70,38 @@ def _rate(plans: Sequence[PlannedCell]) -> tuple[float, str]:
     found = []
     for plan in plans:
         metrics = plan.run / "metrics.jsonl"
-        if metrics.is_file():
-            speeds = [s for line in read_metrics(metrics, "train") if (s := line.get("tokens_per_second"))]
+        lines = read_metrics(metrics, "train") if metrics.is_file() else []
+        if speeds := [speed for line in lines if (speed := line.get("tokens_per_second"))]:
             each = flops_of(plan.settings, _vocabulary(plan, None)) / plan.settings.trained_tokens
-            found += [statistics.median(speeds) * each] if speeds else []
+            found.append(statistics.median(speeds) * each)
     if found:
         return statistics.median(found), "measured on its cells"
-    device = find_device("auto")
-    return peak_flops(device) * USUAL_SHARE, f"{USUAL_SHARE:.0%} of peak; small models reach less"
+    return peak_flops(
+        find_device("auto")
+    ) * USUAL_SHARE, f"{USUAL_SHARE:.0%} of peak; small models reach less"
 
 
-def _row(plan: PlannedCell, texts: StudyTexts, folder: Path) -> _Row:
-    own = texts.of_run(plan)
-    vocabulary = _vocabulary(plan, own)
+def _forecast(plan: PlannedCell, texts: StudyTexts, folder: Path) -> CellForecast:
+    vocabulary = _vocabulary(plan, texts.of_run(plan))
     with torch.device("meta"):
         model = make_model(plan.settings, vocabulary)
     flops, checkpoint, record = flops_of(plan.settings, vocabulary), trained(plan), CellRecord(folder, plan)
-    left, unknown, missing = 0.0, False, []
+    found = CellForecast(plan, model.parameter_count(), flops, 0.0, [], False)
     if checkpoint is None:
         done = max(steps_of(plan.run), default=0)
-        left += flops * (1 - plan.settings.tokens_after(done) / plan.settings.trained_tokens)
-        missing.append(f"training from step {done:,}" if done else "training")
+        found.left = flops * (1 - plan.settings.tokens_after(done) / plan.settings.trained_tokens)
+        found.missing.append(f"training from step {done:,}" if done else "training")
     for evaluation in plan.evaluations:
         extra = texts.arguments(plan, evaluation)
-        if checkpoint is not None and record.evaluated(evaluation, extra, checkpoint):
-            continue
-        missing.append(evaluation.name)
-        cost = _cost(plan, evaluation, texts, model)
-        left += cost or 0.0
-        unknown |= cost is None
-    state = f"left: {', '.join(missing)}" if missing else "done"
-    return _Row(plan, model.parameter_count(), flops, left, state, unknown)
+        if checkpoint is None or not record.evaluated(evaluation, extra, checkpoint):
+            cost = _cost(plan, evaluation, texts.of_evaluation(plan, evaluation), model)
+            found.missing.append(evaluation.name)
+            found.left += cost or 0.0
+            found.unknown |= cost is None
+    return found
 
 
-def _vocabulary(plan: PlannedCell, prepared: Any) -> int:
+def _vocabulary(plan: PlannedCell, prepared: PreparedData | None) -> int:
     if is_run(plan.run):
         return read_json(plan.run / MANIFEST)["vocab_size"]
     if prepared is not None:
@@ -119,19 +110,16 @@ def _vocabulary(plan: PlannedCell, prepared: Any) -> int:
 
 
 def _cost(
-    plan: PlannedCell, evaluation: PlannedEvaluation, texts: StudyTexts, model: Transformer
+    plan: PlannedCell, evaluation: PlannedEvaluation, prepared: PreparedData | None, model: Transformer
 ) -> float | None:
     """FLOPs of a loss evaluation; None for other evaluations and corpora that are not prepared."""
-    settings, prepared = evaluation.settings, texts.of_evaluation(plan, evaluation)
+    settings = evaluation.settings
     if not isinstance(settings, EvaluationSettings) or prepared is None:
         return None
     store = prepared.valid if settings.split == "valid" else prepared.train
-    text = EvaluationText(store, settings.bos, prepared.tokenizer.bos_id)
-    length = plan.settings.train_length
+    text, length = EvaluationText(store, settings.bos, prepared.tokenizer.bos_id), plan.settings.train_length
     windows = make_plan(settings, text, store.hash, prepared.tokenizer.hash, length).windows
-    labels = set(settings.methods) - {"truncate"} | {"trained"}
     limit = reach_of(plan.settings)
-    each = sum(
-        w.n_inputs * model.flops_per_token(n) / 3 for n, w in windows.items() if limit is None or n <= limit
-    )
-    return each * len(labels)
+    reachable = [(n, w.n_inputs) for n, w in windows.items() if limit is None or n <= limit]
+    each = sum(inputs * model.flops_per_token(n) / 3 for n, inputs in reachable)
+    return each * len((set(settings.methods) - {TRUNCATE}) | {TRAINED})

@@ -4,6 +4,8 @@ Planning loads settings, builds models on the meta device and checks that files 
 nothing.
 """
 
+import fnmatch
+import itertools
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,13 +14,13 @@ from typing import Any, Protocol
 
 from data import DataError, DataSettings, prepared_folder
 from evaluation import EvaluationError, EvaluationSettings, resolve_methods
-from evaluation.scoring.methods import TRAINED, Method
+from evaluation.scoring.methods import TRAINED
 from evaluation.settings import MeasurementSettings
 from model import ModelError
 from studies.errors import StudyError
 from studies.report.document import counted
-from studies.running.grid import GridCell
-from studies.settings import SCHEME, EvaluationEntry, StudySettings, matches
+from studies.results.stored import SCHEME, SEED
+from studies.settings import EvaluationEntry, StudySettings, matches
 from training.config.load import differences, load_settings
 from training.config.settings import RunSettings
 from training.errors import TrainingError
@@ -31,6 +33,52 @@ from training.stages import last_trained
 USER_ERRORS = (StudyError, TrainingError, EvaluationError, ModelError, DataError, OSError)
 
 STORES = ("store", "haystack_store")  # evaluation settings that select a prepared corpus
+
+
+@dataclass(frozen=True)
+class GridCell:
+    """One training run and its evaluations. `index` counts the cells of the grid, the last axis fastest."""
+
+    index: int
+    axes: dict[str, str]
+    arguments: tuple[str, ...]  # settings files and overrides of train.py
+
+    @property
+    def id(self) -> str:
+        """`scheme=rope,seed=0`: also the name of the run directory."""
+        return ",".join(f"{axis}={label}" for axis, label in self.axes.items())
+
+
+def cells_of(settings: StudySettings) -> list[GridCell]:
+    """All combinations of labels that `skip` does not exclude, in the order of the grid. Raises StudyError if
+    there are none."""
+    found = []
+    for labels in itertools.product(*settings.grid.values()):
+        axes = dict(zip(settings.grid, labels, strict=True))
+        if not matches(axes, settings.skip):
+            own = [one for axis, label in axes.items() for one in settings.grid[axis][label]]
+            found.append(GridCell(len(found), axes, (*settings.base, *own)))
+    if not found:
+        raise StudyError("skip excludes every cell of the grid; remove an entry")
+    return found
+
+
+def select_cells(cells: Sequence[GridCell], index: int | None, pattern: str | None) -> list[GridCell]:
+    """The cell of that index, or the cells whose name matches the pattern; raises StudyError for none."""
+    if index is not None and not 0 <= index < len(cells):
+        raise StudyError(f"--cell {index}: the cells are 0 to {len(cells) - 1}; --dry-run lists them")
+    if index is not None:
+        return [cells[index]]
+    found = [cell for cell in cells if fnmatch.fnmatchcase(cell.id, pattern or "*")]
+    if not found:
+        raise StudyError(f"--only {pattern}: no cell matches; the first cell is {cells[0].id}")
+    return found
+
+
+def running_order(cells: Sequence[GridCell], settings: StudySettings) -> list[GridCell]:
+    """Cells of the first seed first, so that an unfinished study can already compare all schemes."""
+    seeds = list(settings.grid.get(SEED, {}))
+    return sorted(cells, key=lambda cell: seeds.index(cell.axes[SEED]) if seeds else 0)
 
 
 class EvaluationKind(Protocol):
@@ -87,86 +135,78 @@ class StudyPlanner:
         return plans
 
     def _cell(self, cell: GridCell, problems: "CellProblems") -> PlannedCell:
-        settings = load_settings(RunSettings, list(cell.arguments))
+        settings, run = load_settings(RunSettings, list(cell.arguments)), self.folder / "runs" / cell.id
         check_model(settings)
         prepared_folder(settings.data)  # checks that the source exists
-        run = self.folder / "runs" / cell.id
-        if is_run(run):
-            changed = [key for key, _, _, free in differences(read_settings(run), settings) if not free]
-            if changed:
-                raise StudyError(
-                    f"{run} was trained with other settings ({', '.join(changed)}); restore them, "
-                    "move the run, or set another --run-dir"
-                )
+        known = differences(read_settings(run), settings) if is_run(run) else []
+        if changed := [key for key, _, _, free in known if not free]:
+            raise StudyError(
+                f"{run} was trained with other settings ({', '.join(changed)}); restore them, "
+                "move the run, or set another --run-dir"
+            )
         plan = PlannedCell(cell, settings, run)
         for name, entry in self.study.evaluations.items():
-            if matches(cell.axes, entry.skip):
-                continue
             try:
-                plan.evaluations.append(self._evaluation(name, entry, cell, settings))
+                if not matches(cell.axes, entry.skip):
+                    plan.evaluations.append(self._evaluation(name, entry, plan))
             except USER_ERRORS as error:
                 problems.add(cell, f"evaluations.{name}: {error}")
         return plan
 
     def _check_report(self, plans: Sequence[PlannedCell]) -> None:
         """Check that the primary evaluation measures all primary lengths on some cell."""
-        wanted = self.study.report.lengths
         primary = self.study.report.primary or next(iter(self.study.evaluations), None)
-        measured: set[int] = set()
-        for plan in plans:
-            for evaluation in plan.evaluations:
-                if evaluation.name == primary and isinstance(evaluation.settings, EvaluationSettings):
-                    measured |= set(evaluation.settings.grid(plan.settings.train_length))
-        unknown = [length for length in wanted or [] if length not in measured]
+        measured = {
+            length
+            for plan in plans
+            for evaluation in plan.evaluations
+            if evaluation.name == primary and isinstance(evaluation.settings, EvaluationSettings)
+            for length in evaluation.settings.grid(plan.settings.train_length)
+        }
+        unknown = [length for length in self.study.report.lengths or [] if length not in measured]
         if unknown and measured:
             raise StudyError(
                 f"report.lengths: {', '.join(map(str, unknown))} not among the lengths of "
                 f"evaluations.{primary}: {', '.join(map(str, sorted(measured)))}"
             )
 
-    def _evaluation(
-        self, name: str, entry: EvaluationEntry, cell: GridCell, run: RunSettings
-    ) -> PlannedEvaluation:
+    def _evaluation(self, name: str, entry: EvaluationEntry, plan: PlannedCell) -> PlannedEvaluation:
         kind = self.kind_of(entry.overrides)
-        fields = kind.settings.model_fields
-        arguments = [*entry.overrides, f"folder={name}"]
+        fields, arguments = kind.settings.model_fields, [*entry.overrides, f"folder={name}"]
         if "unreachable" in fields:  # all schemes use the targets of the longest length
             arguments.append("unreachable=dash")
         settings: Any = load_settings(kind.settings, arguments)
         if "methods" in fields:
-            arguments += self._with_methods(settings.methods, self._methods_of_variants(cell))
+            arguments += self._methods_of_variants(settings.methods, plan.cell)
             settings = load_settings(kind.settings, arguments)
-            self._check_methods(settings.methods, run)
-        if "lengths" in fields and "targets" in fields:
-            _check_lengths(settings, run)
+            self._check_methods(settings.methods, plan.settings)
+        length = plan.settings.train_length  # it is always evaluated, so targets must fit into it
+        if getattr(settings, "protocol", "") == "fixed-targets" and settings.targets > length:
+            raise StudyError(f"targets={settings.targets} exceeds train_length={length}; decrease it")
         if entry.data is None:
             return PlannedEvaluation(name, tuple(arguments), settings)
-        setting = next((key for key in STORES if key in fields), None)
-        if setting is None:
+        store = next((key for key in STORES if key in fields), None)
+        if store is None:
             raise StudyError(f"data: {kind.title.lower()} reads no corpus; remove the setting")
-        return PlannedEvaluation(name, tuple(arguments), settings, _corpus(entry.data), setting)
+        return PlannedEvaluation(name, tuple(arguments), settings, _corpus(entry.data), store)
 
-    def _methods_of_variants(self, cell: GridCell) -> list[str]:
-        own = [one.method for one in self.study.variants.values() if one.scheme == cell.axes.get(SCHEME)]
-        return list(dict.fromkeys(method for method in own if method != TRAINED))
-
-    def _with_methods(self, methods: list[str] | dict[str, list[str]], wanted: list[str]) -> list[str]:
+    def _methods_of_variants(self, methods: list[str] | dict[str, list[str]], cell: GridCell) -> list[str]:
         """The override that adds the methods of a scheme's variants to those of the evaluation."""
+        variants = [one for one in self.study.variants.values() if one.scheme == cell.axes.get(SCHEME)]
+        wanted = dict.fromkeys(one.method for one in variants if one.method != TRAINED)
         more = [method for method in wanted if method not in methods]
         if not more:
             return []
         if isinstance(methods, list):
             return [f"methods={json.dumps([*methods, *more])}"]
-        unknown = [method for method in more if method not in self.builtin]
-        if unknown:
+        if unknown := [method for method in more if method not in self.builtin]:
             raise StudyError(f"variants: unknown method {unknown[0]}")
         return [f"methods={json.dumps({method: self.builtin[method] for method in more})}"]
 
     def _check_methods(self, labels: list[str] | dict[str, list[str]], run: RunSettings) -> None:
         last, _ = last_trained(run, run.steps)
         problems = []
-        methods: list[Method] = resolve_methods(labels, self.builtin, run.train_length)
-        for method in methods:
+        for method in resolve_methods(labels, self.builtin, run.train_length):
             try:
                 override(last, method.words)
             except (ModelError, TrainingError) as error:
@@ -186,30 +226,16 @@ class CellProblems:
 
     def raise_any(self, n_cells: int) -> None:
         """Raise StudyError with all problems, if there are any."""
-        if not self._cells:
-            return
-        count = len({cell.index for cells in self._cells.values() for cell in cells})
-        lines = [
-            f"{_names(cells, n_cells)}: {problem}".replace("\n", "\n    ")
-            for problem, cells in self._cells.items()
-        ]
-        raise StudyError(
-            f"{count} of {counted(n_cells, 'cell')} cannot run; nothing was started:\n       "
-            + "\n       ".join(lines)
-        )
-
-
-def _names(cells: list[GridCell], n_cells: int) -> str:
-    if len(cells) == n_cells > 1:
-        return "every cell"
-    more = f" and {len(cells) - 2} more" if len(cells) > 3 else ""
-    return "; ".join(cell.id for cell in (cells[:2] if more else cells)) + more
-
-
-def _check_lengths(settings: Any, run: RunSettings) -> None:
-    """Targets must fit in the training length, which is always evaluated."""
-    if settings.targets > run.train_length and getattr(settings, "protocol", "") == "fixed-targets":
-        raise StudyError(f"targets={settings.targets} exceeds train_length={run.train_length}; decrease it")
+        lines = []
+        for problem, cells in self._cells.items():
+            shown = [cell.id for cell in (cells if len(cells) < 4 else cells[:2])]
+            more = f" and {len(cells) - 2} more" if len(cells) > 3 else ""
+            who = "every cell" if len(cells) == n_cells > 1 else "; ".join(shown) + more
+            lines.append(f"{who}: {problem}".replace("\n", "\n    "))
+        if lines:
+            count = len({cell.index for cells in self._cells.values() for cell in cells})
+            summary = f"{count} of {counted(n_cells, 'cell')} cannot run; nothing was started:"
+            raise StudyError("\n       ".join([summary, *lines]))
 
 
 def _corpus(overrides: list[str]) -> DataSettings:

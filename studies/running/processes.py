@@ -50,7 +50,7 @@ class CommandRunner:
                     stdout=out,
                     stderr=subprocess.STDOUT,
                     env=environment,
-                    start_new_session=True,  # Ctrl-C reaches only the study, which forwards it
+                    start_new_session=True,  # Ctrl-C reaches only the study, which passes it on
                 )
                 self._running.add(process)
             try:
@@ -61,20 +61,17 @@ class CommandRunner:
         truncate_log(log)
         return status
 
-    def stop(self) -> None:
-        """Interrupt all processes, which save a checkpoint and exit."""
-        self._signal(lambda process: process.send_signal(signal.SIGINT))
-
-    def kill(self) -> None:
-        self._signal(lambda process: os.killpg(process.pid, signal.SIGKILL))
-
-    def _signal(self, send) -> None:
+    def stop(self, kill: bool = False) -> None:
+        """Interrupt all processes, which save a checkpoint and exit; or kill them with their children."""
         with self._lock:
             self.stopping.set()
             running = list(self._running)
         for process in running:
             with contextlib.suppress(ProcessLookupError):  # it has just exited
-                send(process)
+                if kill:
+                    os.killpg(process.pid, signal.SIGKILL)
+                else:
+                    process.send_signal(signal.SIGINT)
 
 
 def truncate_log(log: Path) -> None:

@@ -81,7 +81,7 @@ class StudyProgress:
 
     def summary(self) -> str:
         """`12 done, 1 failed, 2 running, 15 waiting; about 1 h 10 min left`."""
-        known = (DONE, FAILED, STOPPED, "running", BUSY, WAITING)
+        known = (*ENDED, "running", BUSY, WAITING)
         counts = Counter(s.phase if s.phase in known else "running" for s in self._states.values())
         text = ", ".join(f"{counts[phase]} {phase}" for phase in known if counts[phase])
         left = len(self.plans) - sum(counts[phase] for phase in ENDED)

@@ -1,12 +1,13 @@
-"""The state of each cell, stored in cells/<cell>.json, and its entry in results.json.
+"""The state of each cell, stored in cells/<cell>.json, and results.json, which gathers their entries.
 
-`finished` maps each completed evaluation to hashes of its checkpoint, settings and results; `entry` is copied
-into results.json.
+In cells/<cell>.json `finished` maps each completed evaluation to hashes of its checkpoint, settings and
+results; `entry` is copied into results.json.
 """
 
 import hashlib
 import json
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ from data.files import sha256_of, write_json
 from evaluation.reports.exposure_strip import shares, thinned
 from evaluation.scoring.targets import content_hash
 from model import Transformer
+from studies.results.stored import RESULTS, SCHEME
 from studies.running.plan import PlannedCell, PlannedEvaluation
+from studies.settings import StudySettings
 from training.checkpoint.storage import Checkpoint, find_checkpoint
 from training.config.settings import RunSettings
 from training.errors import TrainingError
@@ -28,82 +31,72 @@ from training.stages import stages_of
 
 FREE = {"folder", "device", "batch", "memory"}  # evaluation settings that do not change the results
 VOLATILE = ("command", "finished", "timing")  # keys of evaluation results that differ between calls
+SAME_BATCHES = ("seed", "train_length", "batch_size", "tokens", "data_hash")  # equal: the same batches
 
 
 def trained(plan: PlannedCell) -> Checkpoint | None:
     """The intact checkpoint of the cell's last step; None if training has not finished."""
-    if not is_run(plan.run):
-        return None
     try:
-        return find_checkpoint(plan.run, step=plan.settings.steps)
+        return find_checkpoint(plan.run, step=plan.settings.steps) if is_run(plan.run) else None
     except TrainingError:  # missing or damaged; train.py resumes from an earlier one
         return None
-
-
-def results_of(plan: PlannedCell, name: str) -> Path:
-    return plan.run / "evaluation" / name / "results.json"
 
 
 class CellRecord:
     """The file cells/<cell>.json."""
 
     def __init__(self, folder: Path, plan: PlannedCell):
-        self.plan = plan
-        self.file = folder / "cells" / f"{plan.cell.id}.json"
+        self.plan, self.file = plan, folder / "cells" / f"{plan.cell.id}.json"
         known = read_json(self.file) if self.file.is_file() else {}
         self.finished: dict[str, dict] = known.get("finished", {})
         self.seconds: dict[str, float] = known.get("seconds", {})
         self._current: set[str] = set()  # evaluations done under the current settings
 
+    def _results(self, name: str) -> Path:
+        return self.plan.run / "evaluation" / name / "results.json"
+
     def evaluated(self, evaluation: PlannedEvaluation, extra: list[str], checkpoint: Checkpoint) -> bool:
         """Whether intact results of this checkpoint under these settings exist. `extra`: arguments of
         evaluate.py besides the evaluation's own."""
-        known, results = self.finished.get(evaluation.name), results_of(self.plan, evaluation.name)
-        if known is None or known["identity"] != _identity(evaluation, extra, checkpoint):
-            return False
-        if not results.is_file() or sha256_of(results) != known["results"]:
-            return False
-        self._current.add(evaluation.name)
-        return True
+        known, results = self.finished.get(evaluation.name), self._results(evaluation.name)
+        done = (
+            known is not None
+            and known["identity"] == _identity(evaluation, extra, checkpoint)
+            and results.is_file()
+            and sha256_of(results) == known["results"]
+        )
+        self._current |= {evaluation.name} if done else set()
+        return done
 
     def mark_evaluated(self, evaluation: PlannedEvaluation, extra: list[str], checkpoint: Checkpoint) -> None:
         self._current.add(evaluation.name)
         self.finished[evaluation.name] = {
             "identity": _identity(evaluation, extra, checkpoint),
-            "results": sha256_of(results_of(self.plan, evaluation.name)),
+            "results": sha256_of(self._results(evaluation.name)),
         }
 
     def save(self, status: str, error: str | None, checkpoint: Checkpoint | None) -> None:
         """Write the state of the cell and its entry for results.json."""
-        entry = self._entry(status, error, checkpoint)
-        write_json(
-            self.file, {"format": 1, "finished": self.finished, "seconds": self.seconds, "entry": entry}
-        )
+        entry = pending(self.plan) | {"status": status, "error": error}
+        if checkpoint is not None:
+            entry["training"], entry["timing"] = _training(self.plan, checkpoint)
+            entry["timing"]["wall_seconds"] = self.seconds
+            names = [one.name for one in self.plan.evaluations if one.name in self._current]
+            entry["evaluations"] = {name: self._evaluation(name) for name in names}
+        state = {"format": 1, "finished": self.finished, "seconds": self.seconds, "entry": entry}
+        write_json(self.file, state)
 
-    def _entry(self, status: str, error: str | None, checkpoint: Checkpoint | None) -> dict:
-        plan = self.plan
-        entry = pending(plan) | {"status": status, "error": error}
-        if checkpoint is None:
-            return entry
-        entry["training"], entry["timing"] = _training(plan, checkpoint)
-        entry["timing"]["wall_seconds"] = self.seconds
-        for evaluation in plan.evaluations:
-            if evaluation.name in self._current:
-                entry["evaluations"][evaluation.name] = _evaluation(plan, evaluation.name)
-        return entry
+    def _evaluation(self, name: str) -> dict:
+        found = {k: value for k, value in read_json(self._results(name)).items() if k not in VOLATILE}
+        if "checkpoint" in found:  # an absolute path
+            found["checkpoint"] = f"runs/{self.plan.cell.id}"
+        return found
 
 
 def pending(plan: PlannedCell) -> dict[str, Any]:
     """The entry of a cell that has not been started."""
-    return {
-        "id": plan.cell.id,
-        "axes": plan.cell.axes,
-        "status": "pending",
-        "error": None,
-        "training": None,
-        "timing": {},
-        "evaluations": {},
-    }
+    entry: dict[str, Any] = {"id": plan.cell.id, "axes": plan.cell.axes, "status": "pending", "error": None}
+    return entry | {"training": None, "timing": {}, "evaluations": {}}
 
 
 def _identity(evaluation: PlannedEvaluation, extra: list[str], checkpoint: Checkpoint) -> str:
@@ -111,20 +104,13 @@ def _identity(evaluation: PlannedEvaluation, extra: list[str], checkpoint: Check
     return content_hash({"settings": settings, "extra": extra, "checkpoint": checkpoint.hash})
 
 
-def _evaluation(plan: PlannedCell, name: str) -> dict:
-    found = {key: value for key, value in read_json(results_of(plan, name)).items() if key not in VOLATILE}
-    if "checkpoint" in found:  # an absolute path
-        found["checkpoint"] = f"runs/{plan.cell.id}"
-    return found
-
-
 def _training(plan: PlannedCell, checkpoint: Checkpoint) -> tuple[dict, dict]:
     """(results of training, timing): only the second depends on the machine."""
     settings, about = plan.settings, read_json(plan.run / MANIFEST)
     lines = read_metrics(plan.run / "metrics.jsonl")
     steps = [line for line in lines if line["kind"] == "train"]
-    tokens = settings.trained_tokens
-    flops = flops_of(settings, about["vocab_size"])
+    tokens, flops = settings.trained_tokens, flops_of(settings, about["vocab_size"])
+    orders = [line.get("data") for line in steps]
     training = {
         "run": f"runs/{plan.cell.id}",
         "tokens": tokens,
@@ -135,7 +121,10 @@ def _training(plan: PlannedCell, checkpoint: Checkpoint) -> tuple[dict, dict]:
         "loss": steps[-1]["loss"] if steps else None,
         "checkpoint_hash": checkpoint.hash,
         "data_hash": about.get("data_hash"),
-        "data_order": _order_of(steps),
+        # One hash of the batches of all steps in order.
+        "data_order": hashlib.sha256(json.dumps(orders).encode()).hexdigest()
+        if all(orders) and orders
+        else None,
         "batch_size": settings.training.batch_size,
         "train_length": settings.train_length,
         "seed": settings.seed,
@@ -144,12 +133,11 @@ def _training(plan: PlannedCell, checkpoint: Checkpoint) -> tuple[dict, dict]:
     }
     rates = [line["tokens_per_second"] for line in steps if line.get("tokens_per_second")]
     rate = statistics.median(rates) if rates else None
-    memory = [line["peak_memory_bytes"] for line in lines if "peak_memory_bytes" in line]
     attempts = about.get("attempts") or [{}]
     timing = {
         "seconds": tokens / rate if rate else None,
         "tokens_per_second": rate,
-        "peak_memory_bytes": max(memory, default=None),
+        "peak_memory_bytes": max((line.get("peak_memory_bytes", 0) for line in lines), default=0) or None,
         "machine": attempts[-1].get("machine"),
         "commit": attempts[-1].get("commit"),
         "attempts": len(attempts),
@@ -164,10 +152,8 @@ def _exposure(run: Path, step: int) -> dict | None:
     if found is None:
         return None
     entry: dict[str, Any] = {"tokens": found.tokens, "steps": found.steps, "counted": found.counted}
-    for name, counts, first in (
-        ("positions", found.positions, found.first),
-        ("distances", found.distances, 0),
-    ):
+    parts = (("positions", found.positions, found.first), ("distances", found.distances, 0))
+    for name, counts, first in parts:
         context, share = thinned(*shares(counts, found.tokens, first))
         entry[name] = {"context": context.tolist(), "share": share.tolist()}
     return entry
@@ -184,9 +170,42 @@ def flops_of(settings: RunSettings, vocab_size: int) -> float:
     return total
 
 
-def _order_of(steps: list[dict]) -> str | None:
-    """One hash of the batches of all steps in order; None if a step has no hash."""
-    hashes = [line.get("data") for line in steps]
-    if not hashes or not all(hashes):
-        return None
-    return hashlib.sha256(json.dumps(hashes).encode()).hexdigest()
+def gather(study: StudySettings, name: str, folder: Path, plans: Sequence[PlannedCell]) -> dict:
+    """Write results.json from the files of the cells, and return it. Apart from `timing` it depends on the
+    training runs only."""
+    files = [(plan, folder / "cells" / f"{plan.cell.id}.json") for plan in plans]
+    entries = [read_json(file)["entry"] if file.is_file() else pending(plan) for plan, file in files]
+    results = {
+        "format": 1,
+        "name": name,
+        "study": study.model_dump(mode="json"),
+        "checks": {"data_order": data_order(entries), "equal_tokens": equal_tokens(entries)},
+        "cells": entries,
+    }
+    write_json(folder / RESULTS, results)
+    return results
+
+
+def data_order(entries: Sequence[dict]) -> list[dict]:
+    """For every (seed, length, batch size, tokens, data): whether all trained cells saw the same batches in
+    the same order."""
+    groups: dict[tuple, dict[str, list[str]]] = {}
+    for entry in entries:
+        if (training := entry["training"]) is not None and training["data_order"] is not None:
+            orders = groups.setdefault(tuple(training[key] for key in SAME_BATCHES), {})
+            orders.setdefault(training["data_order"], []).append(entry["id"])
+    return [
+        dict(zip(SAME_BATCHES, key, strict=True))
+        | {"cells": sum(map(len, orders.values())), "agree": len(orders) == 1, "orders": orders}
+        for key, orders in groups.items()
+    ]
+
+
+def equal_tokens(entries: Sequence[dict]) -> bool:
+    """Whether schemes that agree on all other axes were trained on the same number of tokens."""
+    groups: dict[tuple, set[int]] = {}
+    for entry in entries:
+        if entry["training"] is not None:
+            where = tuple(sorted((k, v) for k, v in entry["axes"].items() if k != SCHEME))
+            groups.setdefault(where, set()).add(entry["training"]["tokens"])
+    return all(len(tokens) == 1 for tokens in groups.values())

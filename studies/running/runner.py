@@ -10,19 +10,18 @@ import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
 
 from data.files import locked
 from studies.errors import StudyError
-from studies.running.plan import USER_ERRORS, PlannedCell, PlannedEvaluation
+from studies.running.plan import USER_ERRORS, PlannedCell
 from studies.running.processes import CommandRunner, last_error
 from studies.running.progress import BUSY, DONE, EVALUATING, FAILED, STOPPED, TRAINING, WAITING, StudyProgress
 from studies.running.records import CellRecord, trained
 from studies.running.texts import StudyTexts
-from training.checkpoint.storage import Checkpoint
 from training.errors import TrainingError
 from training.run.directory import held, is_run
 
@@ -85,11 +84,9 @@ class StudyRunner:
 
     def _on_signal(self, number: int, frame: object) -> None:
         self._received.append(number)
-        if len(self._received) > 1:
-            self._commands.kill()
-            return
-        self.progress.info("stopping: cells save their checkpoints; a second signal kills them")
-        self._commands.stop()
+        if len(self._received) == 1:
+            self.progress.info("stopping: cells save their checkpoints; a second signal kills them")
+        self._commands.stop(kill=len(self._received) > 1)
 
     def _work(self, slot: int) -> None:
         while (plan := self._next()) is not None:
@@ -129,23 +126,25 @@ class StudyRunner:
             record.save("pending", None, None)
             return False
         if checkpoint is None:
-            self.progress.set(plan, TRAINING)
             self.progress.info(f"{plan.cell.id}: training")
-            arguments = [str(ROOT / "train.py"), *plan.cell.arguments, "--run-dir", str(plan.run)]
-            error = self._command(plan, "training", arguments, slot, record)
+            arguments = ["train.py", *plan.cell.arguments, "--run-dir", str(plan.run)]
+            error = self._command(plan, TRAINING, "training", arguments, slot, record)
             checkpoint = None if error else trained(plan)
             if checkpoint is None:
                 errors.append(error or "training: the checkpoint of the last step is missing")
         missing = checkpoint is None
-        if checkpoint is not None:
-            for evaluation in plan.evaluations:
-                extra = self.texts.arguments(plan, evaluation)
-                if record.evaluated(evaluation, extra, checkpoint) and not self.options.evaluate_again:
-                    continue
-                worked = True
-                error = self._evaluate(plan, evaluation, extra, checkpoint, slot, record)
-                errors += [error] if error else []
-                missing |= bool(error)
+        for evaluation in plan.evaluations if checkpoint is not None else ():
+            extra = self.texts.arguments(plan, evaluation)
+            if record.evaluated(evaluation, extra, checkpoint) and not self.options.evaluate_again:
+                continue
+            worked, phase = True, f"{EVALUATING} {evaluation.name}"
+            arguments = ["evaluate.py", str(plan.run), *evaluation.arguments, *extra]
+            if error := self._command(plan, phase, evaluation.name, arguments, slot, record):
+                errors.append(error)
+                missing = True
+            else:
+                record.mark_evaluated(evaluation, extra, checkpoint)
+            record.save("pending", None, checkpoint)
         if self._commands.stopping.is_set() and missing:
             status, phase, errors = "pending", STOPPED, []
         else:
@@ -155,32 +154,15 @@ class StudyRunner:
         self.progress.set(plan, phase, note=text)
         return worked
 
-    def _evaluate(
-        self,
-        plan: PlannedCell,
-        evaluation: PlannedEvaluation,
-        extra: list[str],
-        checkpoint: Checkpoint,
-        slot: int,
-        record: CellRecord,
-    ) -> str:
-        """Run evaluate.py; the error, '' on success."""
-        name = evaluation.name
-        self.progress.set(plan, f"{EVALUATING} {name}", log=self._log(plan, name))
-        arguments = [str(ROOT / "evaluate.py"), str(plan.run), *evaluation.arguments, *extra]
-        error = self._command(plan, name, arguments, slot, record)
-        if not error:
-            record.mark_evaluated(evaluation, extra, checkpoint)
-        record.save("pending", None, checkpoint)
-        return error
-
     def _command(
-        self, plan: PlannedCell, name: str, arguments: list[str], slot: int, record: CellRecord
+        self, plan: PlannedCell, phase: str, name: str, arguments: list[str], slot: int, record: CellRecord
     ) -> str:
-        """Run one command of a cell; the error, '' on success."""
-        log, start = self._log(plan, name), time.monotonic()
-        status = self._commands.run(arguments, log, environment(slot, self.options.jobs))
-        before = record.seconds.get(name, 0.0) if name == "training" else 0.0  # of interrupted attempts
+        """Run a script with arguments; the error, '' on success."""
+        log, start = self.folder / "logs" / plan.cell.id / f"{name}.log", time.monotonic()
+        self.progress.set(plan, phase, log=log)
+        command = [str(ROOT / arguments[0]), *arguments[1:]]
+        status = self._commands.run(command, log, environment(slot, self.options.jobs))
+        before = record.seconds.get(name, 0.0) if phase == TRAINING else 0.0  # of interrupted attempts
         record.seconds[name] = round(before + time.monotonic() - start, 1)
         if status == 0:
             return ""
@@ -189,9 +171,6 @@ class StudyRunner:
         error = f"{name}: {last_error(log, status)}; full output: {log.relative_to(self.folder)}"
         self.progress.info(f"{plan.cell.id}: {error}")
         return error
-
-    def _log(self, plan: PlannedCell, name: str) -> Path:
-        return self.folder / "logs" / plan.cell.id / f"{name}.log"
 
 
 def environment(slot: int, jobs: int) -> dict[str, str]:
@@ -211,10 +190,8 @@ def gpus() -> list[str]:
 
 
 def _locked_elsewhere(run: Path) -> bool:
-    if not is_run(run):
-        return False
     try:
-        with held(run):
+        with held(run) if is_run(run) else nullcontext():
             return False
     except TrainingError:
         return True

@@ -7,7 +7,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from data.files import write_text
-from studies.running.grid import GridCell
+from studies.running.plan import GridCell
+
+SCRIPT = """\
+#!/bin/bash
+#SBATCH --job-name={name}
+#SBATCH --array={array}
+#SBATCH --output={logs}/slurm-%A_%a.log
+#SBATCH --signal=B:INT@120
+{options}# INT: save a checkpoint two minutes before the time limit; `exec` passes it on.
+# One cell per task. Submit again to resume interrupted cells.
+cd {here} || exit 1
+exec {command} --cell "$SLURM_ARRAY_TASK_ID"
+"""
 
 
 def write_array(
@@ -15,21 +27,17 @@ def write_array(
 ) -> Path:
     """Write `folder`/slurm.sh: one task per cell, each `command --cell INDEX`. `options` are sbatch options
     such as `--partition=gpu`."""
-    lines = [
-        "#!/bin/bash",
-        f"#SBATCH --job-name={name}",
-        f"#SBATCH --array={indices([cell.index for cell in cells])}",
-        f"#SBATCH --output={(folder / 'logs').resolve()}/slurm-%A_%a.log",
-        "#SBATCH --signal=B:INT@120",  # save a checkpoint two minutes before the time limit
-        *(f"#SBATCH {option}" for option in options),
-        "# One cell per task; `exec` passes the signal on. Submit again to resume interrupted cells.",
-        f"cd {shlex.quote(str(Path.cwd()))} || exit 1",
-        f'exec {shlex.join([sys.executable, *command])} --cell "$SLURM_ARRAY_TASK_ID"',
-    ]
     (folder / "logs").mkdir(parents=True, exist_ok=True)
-    path = folder / "slurm.sh"
-    write_text(path, "\n".join(lines) + "\n")
-    return path
+    text = SCRIPT.format(
+        name=name,
+        array=indices([cell.index for cell in cells]),
+        logs=(folder / "logs").resolve(),
+        options="".join(f"#SBATCH {option}\n" for option in options),
+        here=shlex.quote(str(Path.cwd())),
+        command=shlex.join([sys.executable, *command]),
+    )
+    write_text(folder / "slurm.sh", text)
+    return folder / "slurm.sh"
 
 
 def indices(numbers: Sequence[int]) -> str:

@@ -4,7 +4,6 @@ A corpus used only for evaluation is prepared with the tokenizer of the runs eva
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from data import ByteTokenizer, DataSettings, PreparedData, prepare, prepared_folder
@@ -31,13 +30,12 @@ class StudyTexts:
 
     def of_evaluation(self, plan: PlannedCell, evaluation: PlannedEvaluation) -> PreparedData | None:
         """The corpus of an evaluation: its own, or else the run's."""
-        own = self.of_run(plan)
-        if evaluation.data is None or own is None:
+        own, data = self.of_run(plan), evaluation.data
+        if data is None or own is None:
             return own
         model = str(own.folder / "tokenizer" / "tokenizer.model")
         is_bytes = isinstance(own.tokenizer, ByteTokenizer)
         tokenizer = BytesSettings() if is_bytes else SentencePieceSettings(model=model)
-        data = evaluation.data
         default_root = data.root == type(data).model_fields["root"].default
         root = plan.settings.data.root if default_root else data.root
         return self._prepared(data.model_copy(update={"tokenizer": tokenizer, "root": root}))
@@ -60,26 +58,32 @@ class StudyTexts:
         for plan in plans:
             try:
                 own = self.of_run(plan)
-                if own is not None:
-                    _check_same_data(plan.run, own)
+                if (
+                    own
+                    and is_run(plan.run)
+                    and read_json(plan.run / MANIFEST).get("data_hash", own.hash) != own.hash
+                ):
+                    raise StudyError(
+                        f"{plan.run} was trained on data other than those now in {own.folder}; move the run "
+                        "or restore the data"
+                    )
             except USER_ERRORS as error:
                 problems.add(plan.cell, str(error))
                 continue
             for evaluation in plan.evaluations:
                 try:
-                    self._check_lengths(plan, evaluation, drawn)
+                    self._check_targets(plan, evaluation, drawn)
                 except USER_ERRORS as error:
                     problems.add(plan.cell, f"evaluations.{evaluation.name}: {error}")
         problems.raise_any(len(plans))
 
-    def _check_lengths(self, plan: PlannedCell, evaluation: PlannedEvaluation, drawn: dict[str, str]) -> None:
+    def _check_targets(self, plan: PlannedCell, evaluation: PlannedEvaluation, drawn: dict[str, str]) -> None:
         """Choose targets as evaluate.py will; fails if documents are too few, too short or in the training
         data."""
         settings, own = evaluation.settings, self.of_run(plan)
-        prepared = self.of_evaluation(plan, evaluation)
+        prepared, length = self.of_evaluation(plan, evaluation), plan.settings.train_length
         if prepared is None or own is None or not isinstance(settings, EvaluationSettings):
             return
-        length = plan.settings.train_length
         key = f"{prepared.folder}|{own.folder}|{length}|{settings.model_dump_json(exclude={'methods'})}"
         if key not in drawn:
             drawn[key] = ""
@@ -92,11 +96,3 @@ class StudyTexts:
                 drawn[key] = str(error)
         if drawn[key]:
             raise StudyError(drawn[key])
-
-
-def _check_same_data(run: Path, prepared: PreparedData) -> None:
-    if is_run(run) and read_json(run / MANIFEST).get("data_hash", prepared.hash) != prepared.hash:
-        raise StudyError(
-            f"{run} was trained on data other than those now in {prepared.folder}; move the run or "
-            "restore the data"
-        )

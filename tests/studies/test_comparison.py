@@ -11,10 +11,11 @@ import pytest
 from data import DataError
 from model import Transformer
 from studies.errors import StudyError
-from studies.results.gather import data_order, equal_tokens, unfair_comparisons
+from studies.results.stored import unfair_comparisons
 from studies.running import runner
-from studies.running.grid import GridCell
+from studies.running.plan import GridCell
 from studies.running.progress import _training
+from studies.running.records import data_order, equal_tokens
 from studies.running.slurm import indices, write_array
 from studies.running.texts import StudyTexts
 from studies.settings import StudySettings
@@ -98,9 +99,11 @@ def test_commands_share_cores_and_gpus(monkeypatch):
     ]  # fmt: skip
 
 
-def test_an_evaluation_that_is_done_holds_up_no_other(monkeypatch):
+def test_completed_evaluations_are_skipped_and_the_others_run(monkeypatch):
     done = []
-    file = SimpleNamespace(evaluated=lambda name, *_: name == "a", save=lambda *_: None)
+    file = SimpleNamespace(
+        evaluated=lambda one, *_: one.name == "a", mark_evaluated=lambda *_: None, save=lambda *_: None
+    )
     monkeypatch.setattr(runner, "trained", lambda plan: "checkpoint")
     monkeypatch.setattr(runner, "CellRecord", lambda *_: file)
     one = SimpleNamespace(
@@ -109,9 +112,10 @@ def test_an_evaluation_that_is_done_holds_up_no_other(monkeypatch):
         progress=SimpleNamespace(set=lambda *_, **__: None),
         texts=SimpleNamespace(arguments=lambda *_: []),
         _commands=SimpleNamespace(stopping=threading.Event()),
-        _evaluate=lambda plan, name, *_: done.append(name),
+        _command=lambda plan, phase, name, *_: done.append(name),
     )
-    runner.StudyRunner._cell(one, SimpleNamespace(evaluations=["a", "b", "c"]), 0)  # type: ignore[arg-type]
+    evaluations = [SimpleNamespace(name=name, arguments=()) for name in "abc"]
+    runner.StudyRunner._cell(one, SimpleNamespace(run="run", evaluations=evaluations), 0)  # type: ignore[arg-type]
     assert done == ["b", "c"]
 
 

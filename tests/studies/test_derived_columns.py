@@ -1,14 +1,15 @@
 """Every derived column of a study's rows and tables, worked by hand from the results file."""
 
+import csv
+import io
 import math
 
 import numpy as np
 import pytest
 
 from studies.report import tables
-from studies.results.compare import split_by_seen
-from studies.results.rows import rows as flat
 from studies.results.stored import read_study
+from studies.results.table import csv_text
 from tests.studies.synthetic import L0, LENGTHS, results
 from tests.studies.test_report_numbers import GROUP, derived, raw, two_way
 
@@ -16,7 +17,7 @@ from tests.studies.test_report_numbers import GROUP, derived, raw, two_way
 def test_every_derived_column_of_the_rows_by_hand():
     record = results(seen=2)
     comparison, family = derived(record), 9 * 4 - 4
-    found = {(row["variant"], row["length"]): row for row in flat(read_study(record), [comparison])}
+    found = wide(read_study(record), comparison)
     unigram = np.mean(record["cells"][0]["evaluations"]["long"]["unigram_unit_nll"])
     weights = [64 * (6 + j % 3) for j in range(9)]
     for name, method in (("rope", "trained"), ("rope + yarn", "yarn"), ("window", "trained")):
@@ -33,7 +34,7 @@ def test_every_derived_column_of_the_rows_by_hand():
             if (nll != base).any():
                 ends_of(wanted, "delta", *two_way(nll - base, family))
                 ends_of(wanted, "gain", *two_way(base - nll))
-                wanted["delta_upper_one_sided"] = uppers[length]
+                wanted["delta_upper"] = uppers[length]
             if length > L0:
                 held = all(upper < 0.02 for n, upper in uppers.items() if n <= length)
                 word = "broken" if wanted["delta_low"] > 0.02 else "held" if held else "inconclusive"
@@ -45,10 +46,27 @@ def test_every_derived_column_of_the_rows_by_hand():
                 if scheme == "rope" and (nll != other).any():
                     ends_of(wanted, "difference", *two_way(nll - other, 16))
             for key, value in wanted.items():
-                assert row[key] == pytest.approx(value, rel=1e-6, abs=1e-9), (name, length, key)
+                assert float(row[key]) == pytest.approx(value, rel=1e-6, abs=1e-9), (name, length, key)
         held, broken = ([n for n, word in words.items() if word == one] for one in ("held", "broken"))
-        assert row["held_to"] == max(held, default=None) and row["break_point"] == min(broken, default=None)
-        assert row["baseline"] == (None if name == "rope" else "rope")
+        assert comparison.value(name, "held_to") == max(held, default=None)
+        assert comparison.value(name, "break_point") == min(broken, default=None)
+        assert bool(comparison.select("difference", name)) == (name != "rope")
+
+
+def wide(study, comparison) -> dict[tuple[str, int], dict]:
+    """results.csv with one dict of metrics per variant and length; rows without a length count for all."""
+    rows = list(csv.DictReader(io.StringIO(csv_text(study, [comparison]))))
+    found: dict[tuple[str, int], dict] = {}
+    for row in rows:
+        if row["seed"] or row["where"]:
+            continue
+        metric = row["metric"]
+        at_all = metric in ("nll_as_trained", "unigram_nll")
+        for length in LENGTHS if at_all else [int(row["length"])] if row["length"] else []:
+            one = found.setdefault((row["variant"], length), {})
+            one |= {metric: row["value"], f"{metric}_low": row["low"], f"{metric}_high": row["high"]}
+            one |= {"verdict": row["verdict"]} if metric == "delta" else {}
+    return found
 
 
 def ends_of(wanted: dict, name: str, mean: float, half: float) -> None:
@@ -89,7 +107,7 @@ def test_every_derived_column_of_the_tables_by_hand():
     mean, half = two_way(last)
     assert cells(tables.levels(comparison))["none"]["4,096"] == f"{mean:.3f} ± {half:.3f}"
     before = raw(record, "none", "trained", 2048)
-    assert cells(tables.doublings(comparison))["none"]["2,048 → 4,096"] == with_ends(before - last)
+    assert cells(tables.steps(comparison))["none"]["2,048 → 4,096"] == with_ends(before - last)
     yarn = raw(record, "rope", "yarn", 4096) - raw(record, "rope", "trained", 4096)
     assert cells(tables.differences(comparison))["rope + yarn"]["4,096"] == with_ends(yarn, 16)
     rope = cells(tables.costs(study, GROUP, comparison))["rope"]
@@ -97,12 +115,8 @@ def test_every_derived_column_of_the_tables_by_hand():
     assert rope["training FLOPs"] == "16.6 T" and rope["FLOPs per token"] == "8.1 M"
     assert rope["tokens/s"] == "5,990" and rope["seconds"] == "301" and rope["last training loss"] == "4.610"
     assert rope["peak memory, MiB"] == f"{9e8 / 2**20:.0f}"
-    parts = {(one.variant, one.where): one for one in split_by_seen(derived(results(seen=2)))}
-    apart = [
-        [getattr(one, "text", one) for one in row]
-        for row in tables.seen_units(comparison, list(parts.values())).rows
-    ]
-    (row,) = [row for row in apart if row[0] == "rope" and "not in" in row[1]]
+    rows = tables.seen_units(derived(results(seen=2))).rows
+    (row,) = [row for row in rows if row[0] == "rope" and "not in" in row[1]]
     inside = raw(results(seen=2), "rope", "trained", 4096)[:, 2:]
     assert row[2] == "7" and row[6] == f"{inside.mean():.3f}"
 

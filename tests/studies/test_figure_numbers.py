@@ -9,14 +9,15 @@ from matplotlib import colormaps
 from matplotlib.colors import to_hex
 
 from scripts import plot_sweep
-from studies.report import figure_builder as drawings
-from studies.report.figure_builder import FigureBuilder
-from studies.report.figures import ReferenceLines, SeedSeries, informative, joint_figure
-from studies.report.sections import section
+from studies.report import figures as drawings
+from studies.report.figures import FigureBuilder
+from studies.report.plots import ReferenceLines, SeedSeries, informative, joint_figure
+from studies.report.report import section
 from studies.report.training_figure import training_figure
 from studies.results.compare import derive
+from studies.results.losses import read_losses
 from studies.results.others import read_other
-from studies.results.stored import read_losses, read_study
+from studies.results.stored import read_study
 from studies.results.training_curves import read_curves
 from tests.artists import close, ends, levels, lines, named, points, shown
 from tests.studies.synthetic import L0, LENGTHS, results
@@ -43,9 +44,9 @@ class Figures(dict):
         self.study, self.captions = read_study(record), {}
         draw = FigureBuilder(self.study, tmp_path)
         comparison = derive(self.study, read_losses(self.study, "long", GROUP))
-        for draws in (draw.by_length, draw.each_alone, draw.gain, draw.differences, draw.learned):
-            for picture in draws(comparison):
-                self.captions[picture.name] = picture.caption
+        pictures = [draw.by_length, draw.gain, draw.differences, draw.learned]
+        for picture in [*(one(comparison) for one in pictures), *draw.each_alone(comparison)]:
+            self.captions[picture.name] = picture.caption
         self.comparison, self.draw = comparison, draw
 
 
@@ -104,9 +105,7 @@ def record_unigram(record) -> float:
 
 def test_each_alone_shows_the_others_its_baseline_and_what_training_has_shown(record, figures):
     axes = [one for one in figures["nll_by_length_each"].axes if one.get_title(loc="left")]
-    assert [one.get_title(loc="left") for one in axes] == [
-        line.variant.name for line in figures.comparison.lines
-    ]
+    assert [one.get_title(loc="left") for one in axes] == figures.comparison.names
     for one in axes:
         name = one.get_title(loc="left")
         lengths, nll, base = of(record, name)
@@ -157,7 +156,7 @@ def test_a_tick_stands_on_either_side_of_all_data(span):
     """At least three ticks lie where the lines are, none crowded by another."""
     low, high = span
     line = SeedSeries("a", [256.0, 512.0, 1024.0], [0.0, low, high])
-    (axes,) = joint_figure([line], ReferenceLines(256, linear=0.02), "t", "s", "y", "").axes
+    (axes,) = joint_figure([line], ReferenceLines(256, band=0.02), "t", "s", "y", "").axes
     inside = [tick for tick in axes.get_yticks() if min(low, 0) - 0.02 <= tick <= max(high, 0) + 0.02]
     assert len(inside) >= 3 and 0 in inside
     at = sorted(axes.transData.transform([(256, tick) for tick in axes.get_yticks()])[:, 1])
@@ -165,11 +164,11 @@ def test_a_tick_stands_on_either_side_of_all_data(span):
 
 
 def test_differences_are_dots_with_their_intervals_best_first(record, figures):
-    found = {(one.variant, one.length): one.interval for one in figures.comparison.differences}
+    found = {(row.variant, row.length): row for row in figures.comparison.select("difference")}
     for axes, length in zip(figures["difference"].axes, (256, 4096), strict=True):
         names = [text.get_text() for text in axes.get_yticklabels()]
         own = {name: value for (name, at), value in found.items() if at == length}
-        assert names == sorted(own, key=lambda name: own[name].estimate)
+        assert names == sorted(own, key=lambda name: own[name].value)
         base = of(record, "rope")[1][LENGTHS.index(length)].mean()
         for row, name in enumerate(names):
             lengths, nll, _ = of(record, name)
@@ -261,9 +260,9 @@ def test_what_stands_beside_the_loss_is_drawn_as_measured(monkeypatch, tmp_path)
         means = [np.mean(values) for values in shares.values()]
         found = named(axes)[scheme]
         close(found.points, list(shares), means)
-        accuracy = read_other(figures.study, "passkey", GROUP).accuracy
+        accuracy = read_other(figures.study, "passkey", GROUP)
         for length in shares:
-            share = accuracy[scheme, length].share
+            share = accuracy.get(scheme, "accuracy", length)
             ends_there = 100 * max(share.low, 0.0), 100 * min(share.high, 1.0)
             assert found.bars[length] == pytest.approx(ends_there)
         (heat,) = [a for a in figures["passkey_depth"].axes if a.get_title(loc="left") == scheme]

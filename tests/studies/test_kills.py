@@ -137,7 +137,7 @@ def test_stopping_asks_first_and_kills_then(tmp_path):
     commands.stop()
     wait_until(lambda: "asked" in log.read_text())
     assert thread.is_alive() and commands.run(["-c", "print(1)"], log, environment()) is None
-    commands.kill()
+    commands.stop(kill=True)
     thread.join(timeout=30)
     assert status == [-signal.SIGKILL]
 

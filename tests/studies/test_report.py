@@ -9,12 +9,13 @@ import pytest
 from PIL import Image
 
 from studies.errors import StudyError
+from studies.report.document import DARK
 from studies.report.findings import lead, sentence
-from studies.report.render import DARK
 from studies.report.report import write_report
 from studies.results.compare import derive
-from studies.results.stored import read_losses, read_study
-from tests.studies.synthetic import LENGTHS, TRUTH, results
+from studies.results.losses import read_losses
+from studies.results.stored import read_study
+from tests.studies.synthetic import TRUTH, results
 
 VOID = {"meta", "link", "br", "img", "path", "use"}
 
@@ -152,7 +153,7 @@ def test_no_claim_without_an_interval(page):
 def findings_of(record: dict) -> str:
     study = read_study(record)
     comparison = derive(study, read_losses(study, "long", ()))
-    return " ".join([*lead(comparison), *(sentence(line, comparison) for line in comparison.lines)])
+    return " ".join([*lead(comparison), *(sentence(name, comparison) for name in comparison.names)])
 
 
 def test_who_has_learned_nothing_is_named_first():
@@ -172,16 +173,20 @@ def test_nobody_gains_is_said_so():
 
 def test_every_number_is_in_the_rows(written):
     rows = list(csv.DictReader(io.StringIO((written[0] / "results.csv").read_text(encoding="utf-8"))))
-    assert len(rows) == 8 * len(LENGTHS)
-    one = next(r for r in rows if (r["variant"], r["length"]) == ("alibi", "4096"))
-    assert one["verdict"] == "held" and float(one["delta"]) == pytest.approx(-0.03, abs=0.01)
-    assert float(one["gain"]) == pytest.approx(-float(one["delta"])) and one["seeds"] == "0 1 2"
-    assert float(one["difference_high"]) < 0 and one["baseline"] == "rope"
-    assert one["targets_hash"] == "7a" * 32 and one["protocol"] == "fixed-targets"
-    fox = next(r for r in rows if (r["variant"], r["length"]) == ("fox", "4096"))
-    assert fox["delta"] and fox["delta_low"] == fox["delta_high"] == "" and fox["verdict"] == "points only"
-    learned = next(r for r in rows if (r["variant"], r["length"]) == ("learned", "512"))
-    assert learned["nll"] == "" and learned["failure"] == "its positions end after 256 tokens"
+    found = {(r["variant"], r["metric"], r["length"], r["where"], r["seed"]): r for r in rows}
+    assert len(found) == len(rows)
+    delta, gain = (found["alibi", metric, "4096", "", ""] for metric in ("delta", "gain"))
+    assert delta["verdict"] == "held" and float(delta["value"]) == pytest.approx(-0.03, abs=0.01)
+    assert float(gain["value"]) == pytest.approx(-float(delta["value"])) and gain["seeds"] == "3"
+    assert (delta["family"], gain["family"], delta["level"], gain["units"]) == ("32", "1", "0.95", "9")
+    seeds = [float(found["alibi", "nll", "4096", "", seed]["value"]) for seed in "012"]
+    assert np.mean(seeds) == pytest.approx(float(found["alibi", "nll", "4096", "", ""]["value"]))
+    assert float(found["alibi", "difference", "4096", "", ""]["high"]) < 0
+    assert gain["targets_hash"] == "7a" * 32 and gain["protocol"] == "fixed-targets"
+    fox = found["fox", "delta", "4096", "", ""]
+    assert fox["value"] and fox["low"] == fox["high"] == "" and fox["verdict"] == "points only"
+    assert found["learned", "failure", "512", "", ""]["note"] == "its positions end after 256 tokens"
+    assert ("learned", "nll", "512", "", "") not in found
 
 
 def test_markdown_has_its_figures_and_whole_tables(written):

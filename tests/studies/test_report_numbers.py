@@ -8,8 +8,9 @@ from scipy import stats
 
 from studies.errors import StudyError
 from studies.report.findings import lead
-from studies.results.compare import derive, split_by_seen
-from studies.results.stored import evaluations_of, read_losses, read_study
+from studies.results.compare import derive
+from studies.results.losses import read_losses
+from studies.results.stored import read_study
 from tests.studies.synthetic import L0, LENGTHS, TRUTH, YARN, results
 
 GROUP = ()
@@ -17,7 +18,7 @@ GROUP = ()
 
 def derived(record: dict):
     study = read_study(record)
-    losses = read_losses(study, evaluations_of(study)[0], study.groups[0])
+    losses = read_losses(study, study.evaluations[0], study.groups[0])
     return derive(study, losses)
 
 
@@ -50,6 +51,18 @@ def two_way(a: np.ndarray, family: int = 1) -> tuple[float, float]:
     return float(np.mean(units)), welch(parts, family)
 
 
+ENDS = ("held_to", "break_point", "context_reach")
+
+
+def verdicts(comparison, name: str) -> list[str]:
+    return [row.verdict for row in comparison.beyond(name)]
+
+
+def truth(name: str) -> tuple[float, ...] | None:
+    """The change of a variant at each length beyond L0."""
+    return YARN[1] if name == "rope + yarn" else TRUTH[name][1]
+
+
 @pytest.fixture(scope="module")
 def record():
     return results()
@@ -63,61 +76,61 @@ def comparison(record):
 @pytest.mark.parametrize("length", LENGTHS[1:])
 def test_change_and_gain_are_recipe_b_of_the_paired_difference(record, comparison, length):
     shift = raw(record, "rope", "yarn", length) - raw(record, "rope", "trained", L0)
-    one = comparison.line("rope + yarn").at(length)
+    delta, gain = (comparison.get("rope + yarn", metric, length) for metric in ("delta", "gain"))
     # 9 variants (kerple failed, but was declared) at 4 lengths, less the 4 that learned positions cannot have
     assert comparison.family == 9 * 4 - 4
     mean, half = two_way(shift, comparison.family)
-    assert (one.delta.estimate, one.delta.half) == (pytest.approx(mean), pytest.approx(half))
+    assert (delta.value, delta.half) == (pytest.approx(mean), pytest.approx(half))
     mean, half = two_way(-shift)
-    assert (one.gain.estimate, one.gain.half) == (pytest.approx(mean), pytest.approx(half))
-    assert one.upper == pytest.approx(-(mean - half))  # a one-sided 97.5% bound is an end of a 95% interval
+    assert (gain.value, gain.half) == (pytest.approx(mean), pytest.approx(half))
+    bound = comparison.value("rope + yarn", "delta_upper", length)
+    assert bound == pytest.approx(-(mean - half))  # a one-sided 97.5% bound is an end of a 95% interval
 
 
 def test_a_difference_of_schemes_is_recipe_b_of_independent_seeds(record, comparison):
-    found = {(d.variant, d.length): d for d in comparison.differences}
+    found = {(row.variant, row.length): row for row in comparison.select("difference")}
     a, b = raw(record, "alibi", "trained", 4096), raw(record, "rope", "trained", 4096)
     assert comparison.difference_family == 8 * 2  # all variants but the baseline, primary lengths
     units = (a.mean(0) - b.mean(0)).tolist()
     parts = [(x.mean(1).var(ddof=1) / 3, 2) for x in (a, b)] + [(np.var(units, ddof=1) / 9, 8)]
     one = found["alibi", 4096]
-    assert one.interval.estimate == pytest.approx(np.mean(units)) and not one.paired
-    assert one.interval.half == pytest.approx(welch(parts, 16))
+    assert one.value == pytest.approx(np.mean(units)) and not one.note
+    assert one.half == pytest.approx(welch(parts, 16))
     assert ("rope", 4096) not in found and ("learned", 4096) not in found and ("learned", 256) in found
 
 
 def test_the_same_checkpoints_under_a_rule_are_paired_seed_by_seed(record, comparison):
-    one = next(d for d in comparison.differences if (d.variant, d.length) == ("rope + yarn", 4096))
+    one = comparison.get("rope + yarn", "difference", 4096)
     paired = raw(record, "rope", "yarn", 4096) - raw(record, "rope", "trained", 4096)
     mean, half = two_way(paired, 16)
-    assert one.paired and one.interval.estimate == pytest.approx(mean)
-    assert one.interval.half == pytest.approx(half)
+    assert one.note == "paired by seed" and one.value == pytest.approx(mean)
+    assert one.half == pytest.approx(half)
 
 
 def test_verdicts_follow_the_truth(comparison):
-    words = {line.variant.name: [one.verdict for one in line.beyond] for line in comparison.lines}
+    words = {name: verdicts(comparison, name) for name in comparison.names}
     assert words["rope"] == words["none"] == words["sinusoidal"] == ["broken"] * 4
     assert words["rope + yarn"] == ["held", "broken", "broken", "broken"]
     assert words["alibi"] == words["window"] == ["held"] * 4
     assert words["fox"] == ["points only"] * 4 and words["learned"] == []
-    lines = {line.variant.name: line for line in comparison.lines}
-    assert (lines["rope + yarn"].held_to, lines["rope + yarn"].break_point) == (512, 1024)
-    assert (lines["window"].held_to, lines["window"].break_point) == (4096, None)
-    assert not lines["fox"].claims and lines["fox"].held_to is None and lines["fox"].reach is None
-    for line in comparison.lines:
-        truth = YARN[1] if line.variant.method == "yarn" else TRUTH[line.variant.scheme][1]
-        for one, true in zip(line.beyond, truth or (), strict=True):
-            assert one.delta.estimate == pytest.approx(true, abs=0.03)
+    ends = {name: [comparison.value(name, key) for key in ENDS] for name in comparison.names}
+    assert ends["rope + yarn"][:2] == [512, 1024] and ends["window"][:2] == [4096, None]
+    assert not comparison.claims("fox") and ends["fox"] == [None] * 3
+    for name in comparison.names:
+        for row, true in zip(comparison.beyond(name), truth(name) or (), strict=True):
+            assert row.value == pytest.approx(true, abs=0.03)
 
 
 def test_levels_are_means_over_units_and_pooled_ones_over_targets(record, comparison):
-    one = comparison.line("none").at(1024)
-    nll = raw(record, "none", "trained", 1024)
-    assert one.nll.estimate == pytest.approx(nll.mean())
-    pooled = np.average(nll, axis=1, weights=comparison.losses.targets).mean()
-    assert one.pooled == pytest.approx(pooled) and one.pooled != pytest.approx(nll.mean(), abs=1e-6)
-    assert one.perplexity == pytest.approx(math.exp(pooled)) and one.bits_per_byte == pytest.approx(
-        pooled / 2.3
+    mean, own, perplexity, bits = (
+        comparison.value("none", metric, 1024)
+        for metric in ("nll", "nll_pooled", "perplexity", "bits_per_byte")
     )
+    nll = raw(record, "none", "trained", 1024)
+    assert mean == pytest.approx(nll.mean())
+    pooled = np.average(nll, axis=1, weights=comparison.losses.targets).mean()
+    assert own == pytest.approx(pooled) and own != pytest.approx(nll.mean(), abs=1e-6)
+    assert perplexity == pytest.approx(math.exp(pooled)) and bits == pytest.approx(pooled / 2.3)
 
 
 def test_held_is_lost_for_good_where_a_shorter_length_is_not_held():
@@ -130,8 +143,7 @@ def test_held_is_lost_for_good_where_a_shorter_length_is_not_held():
                 if r["method"] == "trained" and r["length"] == 1024
             )
             row["unit_nll"] = [v + 0.021 * (1 + 0.6 * (-1) ** j) for j, v in enumerate(row["unit_nll"])]
-    words = [one.verdict for one in derived(record).line("window").beyond]
-    assert words == ["held", "inconclusive", "inconclusive", "inconclusive"]
+    assert verdicts(derived(record), "window") == ["held", "inconclusive", "inconclusive", "inconclusive"]
 
 
 def test_held_is_lost_for_good_where_a_shorter_length_has_no_number():
@@ -140,31 +152,30 @@ def test_held_is_lost_for_good_where_a_shorter_length_has_no_number():
         for row in cell["evaluations"]["long"]["cells"]:
             if row["method"] == "trained" and row["length"] == 1024:
                 row |= {"nll": None, "unit_nll": None, "failure": "not finite"}
-    line = derived(record).line("window")
-    assert [(one.length, one.verdict) for one in line.beyond] == [
+    found = derived(record)
+    assert [(row.length, row.verdict) for row in found.beyond("window")] == [
         (512, "held"),
         (2048, "inconclusive"),
         (4096, "inconclusive"),
     ]
-    assert next(one for one in line.readings if one.length == 1024).failure == "not finite"
+    assert found.get("window", "failure", 1024).note == "not finite"
 
 
 def test_context_reach_is_tested_from_the_longest_downwards():
     """Reach = where every longer length is surely no better by the tolerance."""
-    for line in derived(results(noise=1e-4)).lines:
-        if not line.claims:
-            continue
-        truth = (0.0, *(YARN[1] if line.variant.method == "yarn" else TRUTH[line.variant.scheme][1]))
-        reach = None
+    found = derived(results(noise=1e-4))
+    for name in filter(found.claims, found.names):
+        change, reach = (0.0, *truth(name)), None
         for n in reversed(range(len(LENGTHS) - 1)):
-            if any(truth[n] - truth[m] >= 0.02 for m in range(n + 1, len(LENGTHS))):
+            if any(change[n] - change[m] >= 0.02 for m in range(n + 1, len(LENGTHS))):
                 break
             reach = LENGTHS[n]
-        if line.variant.name != "alibi":  # at 512 and 256 its truth is on the tolerance's edge
-            assert line.reach == reach, line.variant.name
-        assert [round(one.estimate, 2) for _, _, one in line.doublings] == pytest.approx(
-            [a - b for a, b in pairwise(truth)], abs=0.011
-        )
+        if name != "alibi":  # at 512 and 256 its truth is on the tolerance's edge
+            assert found.value(name, "context_reach") == reach, name
+        steps = found.select("step_gain", name, where=None)
+        assert [(row.length, *row.where) for row in steps] == list(pairwise(LENGTHS))
+        wanted = [a - b for a, b in pairwise(change)]
+        assert [round(row.value, 2) for row in steps] == pytest.approx(wanted, abs=0.011)
 
 
 def test_reach_stops_at_the_first_failure():
@@ -174,33 +185,32 @@ def test_reach_stops_at_the_first_failure():
         if cell["axes"]["scheme"] == "alibi":
             for row in cell["evaluations"]["long"]["cells"]:
                 row["unit_nll"] = [5.0 + bumps[row["length"]] + 1e-4 * j for j in range(9)]
-    assert derived(record).line("alibi").reach is None  # though from 512 none longer is better
+    assert derived(record).value("alibi", "context_reach") is None  # though from 512 none longer is better
 
 
 def test_too_few_units_or_seeds_are_points():
     for record in (results(units=5), results(seeds=2)):
         comparison = derived(record)
-        assert all(one.verdict == "points only" for line in comparison.lines for one in line.beyond)
-        assert all(math.isnan(d.interval.low) for d in comparison.differences)
-        assert all(line.held_to is None and line.break_point is None for line in comparison.lines)
+        assert {word for name in comparison.names for word in verdicts(comparison, name)} == {"points only"}
+        assert all(math.isnan(row.low) for row in comparison.select("difference"))
+        assert not comparison.select("held_to") and not comparison.select("break_point")
 
 
 def test_pooled_seed_variance_only_by_declaration(record):
     declared = copy.deepcopy(record)
     declared["study"]["report"]["pool_seed_variance"] = True
     plain, pooled = derived(record), derived(declared)
-    names = [line.variant.name for line in plain.lines if line.claims and line.at(2048)]
-    shifts = []
-    for line in plain.lines:
-        if line.variant.name not in ("learned", "fox"):  # one has no such length, the other one seed
-            nll = raw(record, line.variant.scheme, line.variant.method, 2048)
-            shifts.append((nll - raw(record, line.variant.scheme, "trained", L0)).mean(1))
+    names, shifts = [name for name in plain.names if plain.claims(name)], []
+    for name in plain.names:
+        if name not in ("learned", "fox"):  # one has no such length, the other one seed
+            scheme, method = ("rope", "yarn") if name == "rope + yarn" else (name, "trained")
+            shift = raw(record, scheme, method, 2048) - raw(record, scheme, "trained", L0)
+            shifts.append(shift.mean(1))
     expected = np.mean([one.var(ddof=1) for one in shifts])
     for name in names:
-        assert pooled.line(name).at(2048).delta.variance.of_seeds == (pytest.approx(expected),)
-        assert pooled.line(name).at(2048).delta.df > plain.line(name).at(2048).delta.df
-    of_rope = [d.interval for d in plain.differences if d.variant == "window"]
-    assert [d.interval for d in pooled.differences if d.variant == "window"] != of_rope
+        ours, theirs = (one.get(name, "delta", 2048).interval for one in (pooled, plain))
+        assert ours.variance.of_seeds == (pytest.approx(expected),) and ours.df > theirs.df
+    assert pooled.select("difference", "window") != plain.select("difference", "window")
 
 
 def test_what_cannot_change_makes_no_pooled_variance_smaller(record):
@@ -210,23 +220,22 @@ def test_what_cannot_change_makes_no_pooled_variance_smaller(record):
     for seed, off in enumerate((0.0, 0.01, 0.05)):
         (row,) = rows(declared, "rope", seed, "yarn", [L0])
         row["unit_nll"] = [value + off for value in row["unit_nll"]]
-    at = derived(declared).line("rope + yarn").at(L0)
-    assert at.delta.variance.of_seeds == (pytest.approx(np.var([0.0, 0.01, 0.05], ddof=1)),)
-    assert derived(declared).line("rope + yarn").held_to is None  # 0.02 is not bounded by 0.02 at L0
+    found = derived(declared)
+    delta = found.get("rope + yarn", "delta", L0).interval
+    assert delta.variance.of_seeds == (pytest.approx(np.var([0.0, 0.01, 0.05], ddof=1)),)
+    assert found.value("rope + yarn", "held_to") is None  # 0.02 is not bounded by 0.02 at L0
 
 
 def test_units_of_the_training_text_stand_apart():
     record = results(seen=2)
     comparison = derived(record)
-    found = {(one.variant, one.where): one for one in split_by_seen(comparison)}
     gain = raw(record, "rope", "trained", L0) - raw(record, "rope", "trained", 4096)
-    unseen, seen = found["rope", "unseen"], found["rope", "seen"]
-    assert (unseen.units, seen.units) == (7, 2)
-    assert unseen.gain.estimate == pytest.approx(gain[:, 2:].mean())
-    assert unseen.gain.half == pytest.approx(two_way(gain[:, 2:])[1])
-    assert seen.gain.estimate == pytest.approx(gain[:, :2].mean()) and math.isnan(seen.gain.low)
-    assert unseen.targets == comparison.losses.targets[2:].sum()
-    assert split_by_seen(derived(results(seen=0))) == [] == split_by_seen(derived(results(seen=9)))
+    unseen, seen = (comparison.get("rope", "gain", 4096, (part,)) for part in ("unseen", "seen"))
+    assert (unseen.interval.units, seen.interval.units) == (7, 2)
+    assert (unseen.value, unseen.half) == pytest.approx(two_way(gain[:, 2:]))
+    assert seen.value == pytest.approx(gain[:, :2].mean()) and math.isnan(seen.low)
+    for number in (0, 9):
+        assert not derived(results(seen=number)).select("gain", where=("seen",))
 
 
 def test_results_on_other_targets_are_not_mixed_in(record):
@@ -234,7 +243,7 @@ def test_results_on_other_targets_are_not_mixed_in(record):
     cell = next(c for c in other["cells"] if c["id"] == "scheme=none,seed=1")
     cell["evaluations"]["long"]["targets_hash"] = "ff" * 32
     comparison = derived(other)
-    assert comparison.line("none").trained.seeds == (2,)
+    assert comparison.get("none", "nll_as_trained", L0).interval.seeds == (2,)
     assert list(comparison.losses.excluded) == ["scheme=none,seed=1"]
     assert "targets_hash differs" in comparison.losses.excluded["scheme=none,seed=1"]
 
@@ -264,19 +273,20 @@ def rows(record: dict, scheme: str, seed: int, method: str, lengths=LENGTHS) -> 
 def test_a_length_that_fails_for_one_seed_is_not_judged_by_the_others(comparison):
     """A scheme whose loss is not finite for one of four seeds must not be held for the other three."""
     record = results(seeds=4)
-    assert derived(record).line("alibi").held_to == 4096
-    assert derived(record).line("rope").reach == 256
+    assert derived(record).value("alibi", "held_to") == 4096
+    assert derived(record).value("rope", "context_reach") == 256
     (row,) = rows(record, "alibi", 2, "trained", [1024])
     row |= {"nll": None, "unit_nll": None, "failure": "the loss is not finite", "exists": True}
     found = derived(record)
-    line = found.line("alibi")
-    assert line.at(1024) is None and line.held_to == 512
-    assert {one.verdict for one in line.beyond if one.length > 1024} == {"inconclusive"}
+    assert found.get("alibi", "nll", 1024) is None and found.value("alibi", "held_to") == 512
+    assert {row.verdict for row in found.beyond("alibi") if row.length > 1024} == {"inconclusive"}
     assert "not finite (measured for seed 0, 1, 3)" in found.losses.missing["alibi", 1024]
     assert found.family == comparison.family  # it was to be measured, and counts
-    assert derived(record).line("window").reach == 256
+    assert derived(record).value("window", "context_reach") == 256
     rows(record, "window", 2, "trained", [1024])[0].update(row)
-    assert derived(record).line("window").reach == 2048  # nothing shorter is shown to reach past a failure
+    assert (
+        derived(record).value("window", "context_reach") == 2048
+    )  # nothing shorter is shown to reach past a failure
 
 
 def test_a_rule_that_fails_at_every_length_leaves_the_others_their_report(record):
@@ -285,9 +295,10 @@ def test_a_rule_that_fails_at_every_length_leaves_the_others_their_report(record
         for row in rows(other, "rope", seed, "yarn"):
             row |= {"nll": None, "unit_nll": None, "failure": "the loss is not finite", "exists": True}
     found = derived(other)
-    line = found.line("rope + yarn")
-    assert (line.measured, line.held_to, line.reach, line.doublings) == ([], None, None, [])
-    assert found.family == 9 * 4 - 4 and found.line("alibi").held_to == 4096
+    assert {row.metric for row in found.rows.values() if row.variant == "rope + yarn"} == {
+        "failure", "nll_as_trained", "unigram_nll",
+    }  # fmt: skip
+    assert found.family == 9 * 4 - 4 and found.value("alibi", "held_to") == 4096
 
 
 @pytest.mark.parametrize("off, told", [(0.0019, True), (0.0021, False), (-0.0021, False)])
@@ -296,14 +307,13 @@ def test_no_verdict_where_bfloat16_is_off_by_a_tenth_of_the_tolerance(record, of
     other = copy.deepcopy(record)
     rows(other, "rope", 1, where, [512])[0]["bfloat16_minus_float32"] = off
     found = derived(other)
-    words = {one.verdict for one in found.line("rope + yarn").beyond}
-    assert words == ({"held", "broken"} if told else {"inconclusive"})
+    assert set(verdicts(found, "rope + yarn")) == ({"held", "broken"} if told else {"inconclusive"})
     assert ("bfloat16" in " ".join(lead(found))) != told
-    assert found.line("alibi").held_to == 4096
+    assert found.value("alibi", "held_to") == 4096
     if where == "yarn":  # as trained it is exact
-        assert {one.verdict for one in found.line("rope").beyond} == {"broken"}
+        assert set(verdicts(found, "rope")) == {"broken"}
     elif not told:
-        assert found.line("rope").reach is None
+        assert found.value("rope", "context_reach") is None
 
 
 def test_lengths_and_sizes_make_groups_that_are_compared_within():
@@ -321,12 +331,11 @@ def test_lengths_and_sizes_make_groups_that_are_compared_within():
     assert study.groups == [(("size", "slim"),), (("size", "wide"),)]
     slim, wide = (derive(study, read_losses(study, "long", group)) for group in study.groups)
     for name in ("rope", "window"):
-        apart = slim.line(name).trained.estimate - wide.line(name).trained.estimate
-        assert apart == pytest.approx(0.5)
-        assert slim.line(name).trained.seeds == wide.line(name).trained.seeds == (3,)
-    assert [d.interval.estimate for d in slim.differences] == pytest.approx(
-        [d.interval.estimate for d in wide.differences]
-    )
+        ours, theirs = (one.get(name, "nll_as_trained", L0) for one in (slim, wide))
+        assert ours.value - theirs.value == pytest.approx(0.5)
+        assert ours.interval.seeds == theirs.interval.seeds == (3,)
+    differences = ([row.value for row in one.select("difference")] for one in (slim, wide))
+    assert next(differences) == pytest.approx(next(differences))
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from studies.report import tables
 from studies.report.report import write_report
-from studies.report.sections import accuracy_table, attention_table
 from studies.results.others import read_other
 from studies.results.stored import read_study
 from tests.studies.synthetic import results
@@ -28,27 +28,28 @@ def test_accuracy_is_recipe_b_over_seeds_and_haystacks(record):
     )
     assert shares.shape == (3, 20)
     # rope, rope + yarn, window, alibi and the failed kerple, at four lengths
-    assert found.family == 5 * len(LENGTHS)
+    one = found.get("window", "accuracy", 256)
+    assert one.interval.family == 5 * len(LENGTHS)
     parts = [(shares.mean(1).var(ddof=1) / 3, 2), (shares.mean(0).var(ddof=1) / 20, 19)]
     total = sum(v for v, _ in parts)
     df = 1 / sum((v / total) ** (4 / 3) / n for v, n in parts)  # of a family
     half = stats.t.ppf(1 - 0.05 / 20 / 2, df) * math.sqrt(total)
-    one = found.accuracy["window", 256]
-    assert one.share.estimate == pytest.approx(shares.mean()) and one.share.half == pytest.approx(half)
-    assert one.exact == pytest.approx(shares.mean() / 2)
-    assert one.verdict(CHANCE) == "above chance" and one.verdict(0.99) == "not shown above chance"
+    assert one.value == pytest.approx(shares.mean()) and one.half == pytest.approx(half)
+    assert found.value("window", "exact", 256) == pytest.approx(shares.mean() / 2)
+    assert one.verdict == "above chance"
+    assert found.get("rope", "accuracy", 1024).verdict == "not shown above chance"
 
 
 def test_rules_are_variants_and_depths_are_means_over_seeds(record):
     found = read_other(read_study(record), "passkey", ())
-    assert found.variants == ["rope", "rope + yarn", "window", "alibi"]
-    assert found.depth["alibi", 1024, 0.0] == pytest.approx(0.8 * 0.8)
-    assert found.depth["alibi", 1024, 1.0] == pytest.approx(0.8)
+    assert found.names == ["rope", "rope + yarn", "window", "alibi"]
+    for depth, share in ((0.0, 0.8 * 0.8), (1.0, 0.8)):
+        assert found.value("alibi", "accuracy_at_depth", 1024, (depth,)) == pytest.approx(share)
 
 
 def test_fewer_than_three_seeds_claim_nothing_about_tasks():
     found = read_other(read_study(add(results(seeds=2, schemes=("rope", "window")))), "passkey", ())
-    assert {one.verdict(CHANCE) for one in found.accuracy.values()} == {"point"}
+    assert {row.verdict for row in found.select("accuracy")} == {"points only"}
 
 
 def test_items_that_differ_are_not_mixed_in():
@@ -56,7 +57,8 @@ def test_items_that_differ_are_not_mixed_in():
     cell = next(c for c in record["cells"] if c["id"] == "scheme=window,seed=1")
     cell["evaluations"]["passkey"]["items_hash"] = "ff" * 32
     found = read_other(read_study(record), "passkey", ())
-    assert found.accuracy["window", 256].seeds == 2 and found.accuracy["rope", 256].seeds == 3
+    seeds = [found.get(name, "accuracy", 256).interval.seeds for name in ("window", "rope")]
+    assert seeds == [(2,), (3,)]
 
 
 def test_attention_is_the_mean_over_layers_heads_and_seeds(record):
@@ -69,18 +71,18 @@ def test_attention_is_the_mean_over_layers_heads_and_seeds(record):
         if (row["method"], row["length"], row["measure"], row["layer"]) == ("yarn", 512, "logit_std", None)
     ]
     assert len(values) == 3
-    assert found.means["rope + yarn", 512, "logit_std"] == pytest.approx(np.mean(values))
-    assert min(found.means.values()) > -1  # no single layer among them
-    assert found.lengths == [256, 512, 1024]
+    assert found.value("rope + yarn", "logit_std", 512) == pytest.approx(np.mean(values))
+    assert min(row.value for row in found.rows.values()) > -1  # no single layer among them
+    assert {row.length for row in found.rows.values()} == {256, 512, 1024}
 
 
 def test_attention_is_shown_at_both_ends(record):
     found = read_other(read_study(record), "attention", ())
-    table = attention_table(found)
-    assert table.title == f"Attention at {found.trained_length:,} → {max(found.lengths):,} tokens"
+    table = tables.attention(found)
+    assert table.title == "Attention at 256 → 1,024 tokens"
     row = dict(zip(table.columns, next(row for row in table.rows if row[0] == "rope"), strict=True))
-    ends = [found.means["rope", n, "logit_max"] for n in (found.trained_length, max(found.lengths))]
-    assert row["largest logit"] == f"{ends[0]:.3g} → {ends[1]:.3g}" and len(found.lengths) > 2
+    ends = [found.value("rope", "logit_max", n) for n in (256, 1024)]
+    assert row["largest logit"] == f"{ends[0]:.3g} → {ends[1]:.3g}"
 
 
 def test_the_losses_of_text_are_none_of_these(record):
@@ -109,14 +111,13 @@ def test_the_report_has_a_section_and_figures_for_each(record, tmp_path):
 
 def test_right_answers_surely_above_chance_are_shaded(record):
     found = read_other(read_study(record), "passkey", ())
-    first, last = found.lengths[0], found.lengths[-1]
-    del found.accuracy["alibi", last]
-    table, tones = accuracy_table(found), set()
+    del found.rows["alibi", "accuracy", LENGTHS[-1], (), ""]
+    table, tones = tables.accuracy(found), set()
     for variant, *cells in table.rows:
-        for length, cell in zip(found.lengths, cells, strict=True):
-            one = found.accuracy.get((variant, length))
-            above = one is not None and one.share.low > CHANCE
+        for length, cell in zip(LENGTHS, cells, strict=True):
+            one = found.get(variant, "accuracy", length)
+            above = one is not None and one.low > CHANCE
             assert cell.tone == ("faint" if one is None else "held" if above else "")
             tones.add(cell.tone)
     assert tones == {"held", "faint", ""}
-    assert f"alibi {100 * found.accuracy['alibi', first].exact:.0f}%" in table.note
+    assert f"alibi {100 * found.value('alibi', 'exact', LENGTHS[0]):.0f}%" in table.note
