@@ -105,8 +105,8 @@ PLACEHOLDERS = {
     "RUN": "runs/quickstart",
     "RUNS...": "runs/quickstart",
     "A": "runs/quickstart",
-    "B": "runs/branch",
-    "BRANCH": "runs/branch",
+    "B": "runs/extension",
+    "EXTENSION_RUN": "runs/extension",
     "RESULTS.json": "runs/quickstart/evaluation/quickstart/results.json",
     "FILE": "configs/studies/quick.yaml",
     "FOLDER": "llama",
@@ -125,11 +125,13 @@ MINIATURE = [
     "training.batch_size=4",
     "training.micro_batch_size=null",
     "training.compile=false",
+    "training.validation.spans=2",
 ]
 SMALL = {"documents": 8, "spans_per_document": 1, "least_documents": 1, "windows": 2}
 SMALL |= {"prompts": 2, "items": 4, "haystacks": 4, "length": 512}
 # Scripts whose commands take minutes to hours: only their --help runs.
 LONG = (
+    "check",
     "compare_schemes",
     "coordinate_check",
     "long_context",
@@ -161,7 +163,14 @@ def commands(text: str) -> list[str]:
     return [line for line in found if SHELL.match(line)]
 
 
-COMMANDS = sorted({line for file in documents() for line in commands(file.read_text(encoding="utf-8"))})
+def same_run(line: str) -> str:
+    """Commands that differ only here are run once: the tests run a study's --dry-run alone."""
+    return re.sub(r" --(jobs \d+|dry-run)", "", line) if "study.py" in line else line
+
+
+COMMANDS = sorted(
+    {same_run(line) for file in documents() for line in commands(file.read_text(encoding="utf-8"))}
+)
 BLOCKS = {
     f"{file.stem}-{i}": block
     for file in documents()
@@ -180,7 +189,7 @@ class Clone:
 
     def __init__(self, folder: Path, miniature: bool):
         self.folder, self.miniature = folder, miniature
-        for name in ("configs", "scripts", "docs"):
+        for name in ("configs", "scripts", "docs", "tests/mutation"):
             shutil.copytree(ROOT / name, folder / name)
         for file in ROOT.glob("*.py"):
             shutil.copy(file, folder)
@@ -188,7 +197,7 @@ class Clone:
         rng = random.Random(3)
         words = ["".join(rng.choices("abcdefgh", k=rng.randint(2, 6))) for _ in range(400)]
         shared = rng.choices(words, k=60)  # as source code repeats itself
-        for i in range(66):
+        for i in range(30):
             text = " ".join(word for _ in range(5) for word in (*shared, *rng.choices(words, k=600)))
             (folder / "texts" / f"{i:02}.txt").write_text(text, encoding="utf-8")
 
@@ -267,7 +276,7 @@ def quick_start(folder: Path, miniature: bool) -> Clone:
     script = (ROOT / "scripts" / "quickstart.sh").read_text(encoding="utf-8")
     for line in re.findall(r"^python .*", script, flags=re.M):
         assert clone.command(line.replace('"$run"', "runs/quickstart")) == 0, line
-    extension = ["configs/extension/yarn.yaml", "parent.run=runs/quickstart", "--run-dir", "runs/branch"]
+    extension = ["configs/extension/yarn.yaml", "parent.run=runs/quickstart", "--run-dir", "runs/extension"]
     assert clone.train(*extension) == 0
     llama(vocab_size=320).save_pretrained(folder / "llama")
     return clone
