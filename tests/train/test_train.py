@@ -412,4 +412,4 @@ def test_a_rate_for_positions_that_learn_nothing_is_said_to_be_unused(words, tmp
     assert (
         here(monkeypatch, *words, "training.optimizer.positions_lr=1", "--run-dir", str(tmp_path / "a")) == 0
     )
-    assert "positions_lr 1: unused, its positions learn nothing" in capsys.readouterr().err
+    assert "positions_lr 1: unused: no positional parameters" in capsys.readouterr().err
