@@ -118,8 +118,8 @@ MINIATURE = [
     "train_length=256",
     "model.dim=16",
     "model.layers=4",
-    "model.heads=4",
-    "model.kv_heads=2",
+    "model.heads=2",
+    "model.kv_heads=1",
     "model.ffn_dim=24",
     "training.tokens=4K",
     "training.batch_size=4",
@@ -127,7 +127,7 @@ MINIATURE = [
     "training.compile=false",
     "training.validation.spans=2",
 ]
-SMALL = {"documents": 8, "spans_per_document": 1, "least_documents": 1, "windows": 2}
+SMALL = {"documents": 4, "spans_per_document": 1, "least_documents": 1, "windows": 2}
 SMALL |= {"prompts": 2, "items": 4, "haystacks": 4, "length": 512}
 # Scripts whose commands take minutes to hours: only their --help runs.
 LONG = (
