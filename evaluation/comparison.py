@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -73,7 +74,8 @@ def differences(
 
 
 class RunComparison(Report):
-    """The first run is the reference. `facts` go to results.json."""
+    """The first run is the reference: of every difference the subtrahend, or the minuend. `facts` go to
+    results.json."""
 
     def __init__(
         self,
@@ -81,13 +83,19 @@ class RunComparison(Report):
         results: Sequence[EvaluationResult],
         name: str = "comparison",
         facts: dict | None = None,
+        minuend: Literal["others", "first"] = "others",
     ):
         self.name, self.facts = name, facts or {}
         self.entries = entries_of(names, results)
         self.results, self.first = results, self.entries[0]
         self.lengths = results[0].plan.lengths
         others = self.entries[1:]
-        found = differences(others, [self.first] * len(others), self.lengths)
+        references = [self.first] * len(others)
+        self.against = f"difference from {self.first.label}"
+        sides = others, references
+        if minuend == "first":
+            self.against, sides = f"{self.first.label} − this", (references, others)
+        found = differences(*sides, self.lengths)
         self.differences = {(others[i], length): one for (i, length), one in found.items()}
 
     def rows(self) -> list[dict]:
@@ -113,6 +121,8 @@ class RunComparison(Report):
                         "difference": None if one is None else one.estimate,
                         "low": None if one is None else finite(one.low),
                         "high": None if one is None else finite(one.high),
+                        "units": None if one is None else one.units,
+                        "family": None if one is None else one.family,
                         "failure": entry.result.absent.get(where) or entry.result.failed.get(where) or "",
                     }
                 )
@@ -136,9 +146,9 @@ class RunComparison(Report):
             f"({result.plan.protocol})."
         )
         lines.append(
-            f"Differences from {self.first.label} are at the same length, in nats per token (negative: "
-            f"better), with {level:g}% intervals over {kind}s, simultaneous over all "
-            f"{len(self.differences)}. They describe these checkpoints, not a training method."
+            f"Differences ({self.against}) are at the same length, in nats per token, with "
+            f"{level:g}% intervals over {kind}s, simultaneous over all {len(self.differences)}. "
+            "They describe these checkpoints, not a training method."
         )
         if units < FEW_BELOW:
             lines.append(f"Few {kind}s ({units}): interpret the intervals with caution.")
@@ -160,8 +170,7 @@ class RunComparison(Report):
                     cell["failure"] if one is None else estimate(one),
                 ]
             )
-        compared = f"difference from {self.first.label}"
-        return [("", ["run", "length", "NLL", "perplexity", "bits per byte", compared], rows)]
+        return [("", ["run", "length", "NLL", "perplexity", "bits per byte", self.against], rows)]
 
     def draw(self, folder: Path) -> list[Path]:
         """NLL by length, a line for each entry; error bars are those of the paired differences."""

@@ -132,7 +132,6 @@ SMALL |= {"prompts": 2, "items": 4, "haystacks": 4, "length": 512}
 # Scripts whose commands take minutes to hours: only their --help runs.
 LONG = (
     "check",
-    "compare_schemes",
     "coordinate_check",
     "long_context",
     "plot_sweep",

@@ -17,18 +17,20 @@ results.json, in addition to `protocol`, `trained_length`, `checkpoint_hash` and
     mismatch      largest |weights·values − output of the model's own kernel| over all cells.
 """
 
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-import numpy as np
+import torch
 
 from evaluation.diagnostics.attention import AttentionResult, mean_of_finite
 from evaluation.diagnostics.figures import draw_attention
+from evaluation.diagnostics.records import NO_ENDS, diagnostic_basis, over_units, rounded_record
 from evaluation.diagnostics.weights import MEASURES
-from evaluation.reports.base import Report, Table, basis, provenance, rounded
+from evaluation.reports.base import Report, Table, rounded
 from evaluation.reports.sentences import name_of
 from evaluation.scoring.methods import TRAINED
-from evaluation.statistics.intervals import POINTS_ONLY_BELOW, interval, unit_means
+from evaluation.statistics.intervals import POINTS_ONLY_BELOW
 
 SHOWN = {  # columns of the table: measure -> heading, format
     "entropy": ("entropy, nats", ".2f"),
@@ -39,6 +41,20 @@ SHOWN = {  # columns of the table: measure -> heading, format
     "logit_max": ("logit max", ".2f"),
     "reach_90": ("reach 90%", ",.0f"),
 }
+Place = tuple[int | None, int | None]  # layer and head; None: the mean over all of them
+
+
+def places(layers: int, heads: int) -> Iterator[Place]:
+    """The mean over all layers and heads, then each layer: the mean over its heads, and each head."""
+    yield None, None
+    for layer in range(layers):
+        yield from ((layer, head) for head in (None, *range(heads)))
+
+
+def at(values: torch.Tensor, place: Place) -> torch.Tensor:
+    """The part of (W, layers, H, ...) of a place, with as many axes."""
+    layer, head = (slice(None) if one is None else slice(one, one + 1) for one in place)
+    return values[:, layer, head]
 
 
 class AttentionReport(Report):
@@ -47,85 +63,60 @@ class AttentionReport(Report):
 
     def rows(self) -> list[dict]:
         """One record for each method, length, layer or all, head or all, and measure."""
-        rows, found = [], self.result
-        for (method, length), seen in found.seen.items():
-            where = {"method": method, "length": length}
-            for measure, tensor in seen.values.items():
-                values = tensor.numpy()  # (W, layers, H)
-                rows.append(self._over(where, None, None, measure, mean_of_finite(values, (1, 2))))
-                for layer in range(values.shape[1]):
-                    rows.append(
-                        self._over(where, layer, None, measure, mean_of_finite(values[:, layer], (1,)))
-                    )
-                    for head in range(values.shape[2]):
-                        value = mean_of_finite(values[:, layer, head], (0,))
-                        place = {"layer": layer, "head": head, "measure": measure}
-                        rows.append(
-                            {**where, **place, "value": rounded(float(value)), "low": None, "high": None}
-                        )
+        rows = []
+        for (method, length), seen in self.result.seen.items():
+            for measure, values in seen.values.items():  # (W, layers, H)
+                for layer, head in places(*values.shape[1:]):
+                    by_window = mean_of_finite(at(values, (layer, head)).numpy(), (1, 2))
+                    if head is None:
+                        numbers = over_units(self.result, by_window)
+                    else:
+                        numbers = {"value": rounded(float(mean_of_finite(by_window, (0,)))), **NO_ENDS}
+                    where = {"method": method, "length": length, "layer": layer, "head": head}
+                    rows.append({**where, "measure": measure, **numbers})
         return [row for row in rows if row["value"] is not None]
 
     def document(self) -> dict:
+        found = self.result
+
+        def records(table: dict[tuple, dict], *names: str) -> list[dict]:
+            return [dict(zip(names, key, strict=True)) | rounded_record(row) for key, row in table.items()]
+
+        pairs = {
+            (*key, n): asdict(pair) for key, pairs in found.pairs.items() for n, pair in enumerate(pairs)
+        }
+        tables = {
+            (*key, name): {"off": off} for key, one in found.tables.items() for name, off in one.items()
+        }
+        absent = {key: {"reason": reason} for key, reason in found.absent.items()}
         return {
             "kind": "attention",
-            **diagnostic_basis(self.result),
-            "targets_hash": self.result.plan.hash,
-            "windows": self.result.windows,
-            "queries": self.result.settings.targets,
-            "lengths": self.result.plan.lengths,
-            "layer_kinds": self.result.layer_kinds,
+            **diagnostic_basis(found),
+            "targets_hash": found.plan.hash,
+            "windows": found.windows,
+            "queries": found.settings.targets,
+            "lengths": found.plan.lengths,
+            "layer_kinds": found.layer_kinds,
             "measures": MEASURES,
             "cells": self.rows(),
             "by_distance": self.by_distance(),
-            "pairs": [
-                {
-                    "method": method,
-                    "length": length,
-                    **{
-                        k: v if k in ("kind", "pair") or v is None else rounded(v)
-                        for k, v in asdict(pair).items()
-                    },
-                }
-                for (method, length), pairs in self.result.pairs.items()
-                for pair in pairs
-            ],
-            "tables": [
-                {"method": method, "length": length, "variant": variant, "off": rounded(off)}
-                for (method, length), drift in self.result.tables.items()
-                for variant, off in drift.items()
-            ],
-            "precision": [
-                {
-                    "method": method,
-                    "length": length,
-                    "dtype": dtype,
-                    **{k: rounded(v) for k, v in off.items()},
-                }
-                for (method, length, dtype), off in self.result.drift.items()
-            ],
-            "absent": [
-                {"method": r, "length": n, "reason": reason} for (r, n), reason in self.result.absent.items()
-            ],
-            "mismatch": max((seen.mismatch for seen in self.result.seen.values()), default=None),
+            "pairs": records(pairs, "method", "length", "pair"),
+            "tables": records(tables, "method", "length", "variant"),
+            "precision": records(found.drift, "method", "length", "dtype"),
+            "absent": records(absent, "method", "length"),
+            "mismatch": max((seen.mismatch for seen in found.seen.values()), default=None),
         }
 
     def by_distance(self) -> list[dict]:
         """Mass by distance of every layer and head, and of the means over them."""
-        rows, found = [], self.result
-        for (method, length), seen in found.seen.items():
-            mass, uniform = seen.by_distance.mean(0), seen.visible  # (layers, H, buckets), (layers, buckets)
-            common = {"method": method, "length": length}
-            edges = found.edges(length)
-
-            def row(layer, head, mass, uniform, common=common, edges=edges) -> dict:
-                numbers = {"mass": mass, "uniform": uniform}
-                lists = {key: [rounded(x) for x in value.tolist()] for key, value in numbers.items()}
-                return {**common, "layer": layer, "head": head, "edges": edges, **lists}
-
-            rows.append(row(None, None, mass.mean((0, 1)), uniform.mean(0)))
-            for layer in range(len(mass)):
-                rows.append(row(layer, None, mass[layer].mean(0), uniform[layer]))
-                rows += [row(layer, head, mass[layer, head], uniform[layer]) for head in range(mass.shape[1])]
+        rows = []
+        for (method, length), seen in self.result.seen.items():
+            edges, (_, layers, heads, _) = self.result.edges(length), seen.by_distance.shape
+            for layer, head in places(layers, heads):
+                mass = at(seen.by_distance, (layer, head)).mean((0, 1, 2)).tolist()
+                uniform = (seen.visible.mean(0) if layer is None else seen.visible[layer]).tolist()
+                where = {"method": method, "length": length, "layer": layer, "head": head, "edges": edges}
+                rows.append({**where, "mass": [*map(rounded, mass)], "uniform": [*map(rounded, uniform)]})
         return rows
 
     def draw(self, folder: Path) -> list[Path]:
@@ -158,27 +149,11 @@ class AttentionReport(Report):
         for method in found.methods:
             for length in found.plan.lengths:
                 seen = found.seen.get((method.label, length))
-                if seen is None:
-                    rows.append([method.label, str(length), *["—"] * len(SHOWN)])
-                    continue
-                means = found.overall(method.label, length)
+                means = {} if seen is None else found.overall(method.label, length)
                 shown = [format(means[m], f) if m in means else "—" for m, (_, f) in SHOWN.items()]
                 rows.append([method.label, str(length), *shown])
         columns = ["method", "length", *(heading for heading, _ in SHOWN.values())]
         return [("attention: means over layers, heads and queries", columns, rows)]
-
-    def _over(
-        self, where: dict, layer: int | None, head: int | None, measure: str, by_window: np.ndarray
-    ) -> dict:
-        """A record with its interval over units."""
-        there = np.isfinite(by_window)
-        place = {"layer": layer, "head": head, "measure": measure}
-        if not there.any():
-            return {**where, **place, "value": None, "low": None, "high": None}
-        means = unit_means(by_window[there], self.result.unit[there])
-        span = interval(means, alpha=1 - self.result.settings.confidence, resamples=0)
-        ends = {"value": span.estimate, "low": span.low, "high": span.high}
-        return {**where, **place, **{key: rounded(value) for key, value in ends.items()}}
 
 
 def _method_sentence(found: AttentionResult, method: str, lengths: list[int]) -> str:
@@ -232,18 +207,3 @@ def _precision_sentences(found: AttentionResult) -> list[str]:
                 f"(at {n:,}), single targets by {max(d['nll_max'] for _, d in rows):.1e}."
             )
     return lines
-
-
-def diagnostic_basis(result) -> dict:
-    """What the numbers of a diagnostic depend on."""
-    return {
-        **basis(result),
-        "documents": result.documents,
-        "units": len(set(result.unit.tolist())),
-        "unit": result.unit_kind,
-        "bos": result.settings.bos,
-        "corpus": result.facts.get("corpus", ""),
-        "corpus_hash": result.facts["corpus_hash"],
-        "tokenizer_hash": result.facts["tokenizer_hash"],
-        **provenance(result),
-    }

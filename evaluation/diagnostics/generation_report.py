@@ -10,21 +10,21 @@ results.json, in addition to `protocol`, `trained_length`, `checkpoint_hash` and
     absent    method, reason: methods that end before the full length.
 """
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from evaluation.diagnostics.attention_report import diagnostic_basis
 from evaluation.diagnostics.figures import measures_figure, titled
 from evaluation.diagnostics.generation import REAL, GenerationResult
+from evaluation.diagnostics.records import diagnostic_basis, over_units
 from evaluation.diagnostics.repetition import MEASURES
-from evaluation.reports.base import Report, Table, rounded
+from evaluation.reports.base import Report, Table
 from evaluation.reports.figures import COLOURS, DASHED, INK, MARKERS, Curve, FigureText, Panel, save
 from evaluation.reports.sentences import name_of
 from evaluation.scoring.methods import TRAINED
-from evaluation.statistics.intervals import interval, unit_means
 
 DRAWN = {
     "repeated_4": "4-grams repeated",
@@ -42,24 +42,16 @@ class GenerationReport(Report):
     def rows(self) -> list[dict]:
         """One record for each method, source, bucket and measure."""
         rows, found = [], self.result
+        buckets = list(enumerate(pairwise(found.edges)))
         for (method, source), values in found.values.items():
             for measure, value in values.items():  # (P, buckets)
-                for n in range(value.shape[1]):
-                    there = np.isfinite(value[:, n])
-                    if not there.any():
-                        continue
-                    means = unit_means(value[there, n], found.unit[there])
-                    span = interval(means, alpha=1 - found.settings.confidence, resamples=0)
-                    place = {
-                        "method": method,
-                        "source": source,
-                        "start": found.edges[n],
-                        "stop": found.edges[n + 1],
-                    }
-                    ends = {"value": span.estimate, "low": span.low, "high": span.high}
-                    numbers = {key: rounded(x) for key, x in ends.items()}
-                    rows.append({**place, "measure": measure, **numbers, "rows": int(there.sum())})
-        return rows
+                for n, (start, stop) in buckets:
+                    where = {"method": method, "source": source, "start": start, "stop": stop}
+                    count = int(np.isfinite(value[:, n]).sum())
+                    rows.append(
+                        {**where, "measure": measure, **over_units(found, value[:, n]), "rows": count}
+                    )
+        return [row for row in rows if row["rows"]]
 
     def document(self) -> dict:
         return {

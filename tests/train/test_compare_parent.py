@@ -31,24 +31,28 @@ def family(words, tmp_path, monkeypatch) -> tuple[Path, Path]:
 
 
 def cells(child: Path) -> dict[tuple[str, int], dict]:
-    found = json.loads((child / "evaluation/parent/results.json").read_text())
-    return {(cell["against"], cell["length"]): cell for cell in found["cells"]}
+    found = json.loads((child / "evaluation/parent/results.json").read_text())["cells"]
+    own = {cell["length"]: cell["nll"] for cell in found if cell["difference"] is None}
+    return {
+        (cell["method"], cell["length"]): cell | {"own": own[cell["length"]]}
+        for cell in found
+        if cell["difference"] is not None
+    }
 
 
-def test_what_differs_is_what_training_did(family, monkeypatch, capsys):
-    _, child = family
+def test_differences_from_the_parent_are_those_of_training(family, monkeypatch, capsys):
+    mother, child = family
     assert here(monkeypatch, compare_parent.main, child, *LENGTHS) == 0
     out = capsys.readouterr().out
-    assert "128 targets of 8 documents" in out and "simultaneous over all 6" in out
+    assert "128 targets of 8 documents" in out and "simultaneous over all 6" in out and "run − this" in out
     found = cells(child)
     assert set(found) == {(rule, n) for rule in ("trained", "same method") for n in (24, 48, 96)}
-    for (_, length), cell in found.items():
-        assert cell["difference"] == pytest.approx(cell["run"] - cell["parent"])  # equally many a document
+    for cell in found.values():
+        assert cell["difference"] == pytest.approx(cell["own"] - cell["nll"])  # equally many a document
         assert cell["low"] < cell["difference"] < cell["high"] and cell["family"] == 6
-        assert cell["run"] == found["trained", length]["run"]
     # Nothing is stretched at the parent's length, so that the rule is what the parent was trained under.
-    assert found["trained", 24] | {"against": ""} == found["same method", 24] | {"against": ""}
-    assert found["trained", 48]["parent"] != found["same method", 48]["parent"]
+    assert found["trained", 24] | {"method": ""} == found["same method", 24] | {"method": ""}
+    assert found["trained", 48]["nll"] != found["same method", 48]["nll"]
 
     for step in (path for path in (child / "checkpoints").iterdir() if path.name != "step-00000000"):
         shutil.rmtree(step)
@@ -56,13 +60,11 @@ def test_what_differs_is_what_training_did(family, monkeypatch, capsys):
     begun = cells(child)
     for length in (24, 48, 96):
         assert begun["same method", length]["difference"] == 0
-        assert begun["same method", length]["parent"] == found["same method", length]["parent"]
-        assert begun["same method", length]["run"] != found["same method", length]["run"]
+        assert begun["same method", length]["nll"] == found["same method", length]["nll"]
+        assert begun["same method", length]["own"] != found["same method", length]["own"]
     assert begun["trained", 96]["difference"] != 0
 
-
-def test_what_cannot_be_compared(family, monkeypatch):
-    mother, child = family
+    # What cannot be compared is refused.
     with pytest.raises(EvaluationError, match="mother is not an extension run"):
         here(monkeypatch, compare_parent.main, mother)
     with pytest.raises(EvaluationError, match="by-position has no lengths"):
