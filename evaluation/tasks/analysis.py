@@ -7,7 +7,7 @@ individual Wilson intervals, not simultaneous.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from evaluation.scoring.methods import TRAINED, TRUNCATE
 from evaluation.statistics.binomial import effective, wilson
-from evaluation.statistics.intervals import POINTS_ONLY_BELOW, Interval, interval, unit_means
+from evaluation.statistics.intervals import Interval, interval, unit_means
 from evaluation.tasks.measure import TaskResult
 
 UNDECIDED = "not distinguishable from chance"
@@ -73,44 +73,37 @@ class TaskAnalysis:
 
 def analyse_tasks(result: TaskResult) -> TaskAnalysis:
     """Compute every number of a task report."""
-    unit, alpha = result.drawn.unit, 1 - result.settings.confidence
-    family = len(result.answers)
-    rows, by_depth, by_distance = [], [], []
-    for method in result.methods:
-        for length in result.drawn.lengths:
-            answers = result.answers.get((method.label, length))
-            if answers is None:
-                continue
-            right, exact = answers.right.astype(float), answers.exact.astype(float)
-            means = unit_means(right, unit)
-            low, high = _ends(means, right, unit, alpha / family)
-            chance = result.drawn.chance
-            word = "above chance" if low > chance else "below chance" if high < chance else UNDECIDED
-            if math.isnan(low):
-                word = "point estimate"
-            rows.append(
-                TaskRow(
-                    method.label,
-                    length,
-                    share_of(right, unit, alpha),
-                    share_of(exact, unit, alpha),
-                    low,
-                    high,
-                    word,
-                    _gain(result, method.label, length, right, alpha / family),
-                    means.tolist(),
-                    unit_means(exact, unit).tolist(),
-                )
+    drawn, alpha, family = result.drawn, 1 - result.settings.confidence, len(result.answers)
+    unit, found = drawn.unit, TaskAnalysis([], [], [], family, len(np.unique(drawn.unit)))
+    for cell in [(method.label, n) for method in result.methods for n in drawn.lengths]:
+        if cell not in result.answers:
+            continue
+        right, exact = (
+            hits.astype(float) for hits in (result.answers[cell].right, result.answers[cell].exact)
+        )
+        shares = [share_of(hits, unit, alpha) for hits in (right, exact)]
+        means = unit_means(right, unit)
+        low, high = _ends(means, right, unit, alpha / family)
+        word = "above chance" if low > drawn.chance else "below chance" if high < drawn.chance else UNDECIDED
+        found.rows.append(
+            TaskRow(
+                *cell,
+                *shares,
+                low,
+                high,
+                "point estimate" if math.isnan(low) else word,
+                _gain(result, cell, right, alpha / family),
+                means.tolist(),
+                unit_means(exact, unit).tolist(),
             )
-            if not result.drawn.task.hides:
-                continue
-            for where, until, members in _by_depth(result):
-                by_depth.append(_spot(method.label, length, where, until, members, right, exact, unit, alpha))
-            for where, until, members in _by_distance(result, length):
-                by_distance.append(
-                    _spot(method.label, length, where, until, members, right, exact, unit, alpha)
-                )
-    return TaskAnalysis(rows, by_depth, by_distance, family, len(np.unique(unit)))
+        )
+        for cells, place, edges in _grids(result, cell[1]):
+            for where, until in edges:
+                here = (place == where) if until is None else (place >= where) & (place < until)
+                if here.any():
+                    shares = (share_of(hits[here], unit[here], alpha) for hits in (right, exact))
+                    getattr(found, cells).append(DepthCell(*cell, where, until, *shares))
+    return found
 
 
 def share_of(hits: np.ndarray, unit: np.ndarray, alpha: float) -> Accuracy:
@@ -122,43 +115,26 @@ def share_of(hits: np.ndarray, unit: np.ndarray, alpha: float) -> Accuracy:
 
 def _ends(means: np.ndarray, hits: np.ndarray, unit: np.ndarray, alpha: float) -> tuple[float, float]:
     """Ends of the interval of a mean share over units, within 0 and 1; NaN with too few units."""
-    if len(means) < POINTS_ONLY_BELOW:
-        return math.nan, math.nan
-    if np.ptp(means) == 0:
-        one = share_of(hits, unit, alpha)
-        return one.low, one.high
     found = interval(means, alpha=alpha, resamples=0)
-    return max(0.0, found.low), min(1.0, found.high)
+    if np.ptp(means) == 0 and not math.isnan(found.low):
+        found = share_of(hits, unit, alpha)
+    return float(np.clip(found.low, 0, 1)), float(np.clip(found.high, 0, 1))
 
 
-def _gain(result: TaskResult, label: str, length: int, right: np.ndarray, alpha: float) -> Interval | None:
-    if label == TRUNCATE or length <= result.subject.trained_length:
-        return None
-    cut = result.answers.get((TRUNCATE, length))
-    if cut is None:
+def _gain(result: TaskResult, cell: tuple[str, int], right: np.ndarray, alpha: float) -> Interval | None:
+    cut = result.answers.get((TRUNCATE, cell[1]))
+    if cell[0] == TRUNCATE or cell[1] <= result.subject.trained_length or cut is None:
         return None
     return interval(unit_means(right - cut.right, result.drawn.unit), alpha=alpha, resamples=0)
 
 
-def _spot(label, length, where, until, members, right, exact, unit, alpha) -> DepthCell:
-    shares = (share_of(hits[members], unit[members], alpha) for hits in (right, exact))
-    return DepthCell(label, length, where, until, *shares)
-
-
-def _by_depth(result: TaskResult) -> list[tuple[float, None, np.ndarray]]:
+def _grids(result: TaskResult, length: int) -> Iterator[tuple[str, np.ndarray, list[tuple]]]:
+    """The grids of a task that hides something: name, place of every item, and the rows as (where, until)."""
     drawn = result.drawn
-    found = [(depth, None, np.flatnonzero(drawn.depth == k)) for k, depth in enumerate(drawn.depths)]
-    return [one for one in found if len(one[2])]
-
-
-def _by_distance(result: TaskResult, length: int) -> list[tuple[float, float, np.ndarray]]:
-    """Items by the number of tokens between answer and question, in buckets of powers of two."""
-    distance = np.array([item.distance or 0 for item in result.drawn.items[length]])
-    edges = distance_edges(distance)
-    found = [
-        (low, high, np.flatnonzero((distance >= low) & (distance < high))) for low, high in pairwise(edges)
-    ]
-    return [one for one in found if len(one[2])]
+    if drawn.task.hides:
+        yield "by_depth", np.array(drawn.depths)[drawn.depth], [(depth, None) for depth in drawn.depths]
+        distance = np.array([item.distance or 0 for item in drawn.items[length]])
+        yield "by_distance", distance, list(pairwise(distance_edges(distance)))
 
 
 def distance_edges(distance: Sequence[int] | np.ndarray) -> list[int]:

@@ -1,12 +1,11 @@
 """Figures of an evaluation by tasks: accuracy by length, depth and distance. PNG and SVG."""
 
-import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from matplotlib import colormaps, rc_context
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from evaluation.reports.figures import (
@@ -15,9 +14,12 @@ from evaluation.reports.figures import (
     MARKERS,
     SOFT,
     STYLE,
-    fit_left,
-    grid,
-    label_ends,
+    Curve,
+    FigureText,
+    Panel,
+    canvas,
+    mark,
+    panels_figure,
     save,
     token_axis,
 )
@@ -40,64 +42,41 @@ def draw_task_figures(result: TaskResult, analysis: TaskAnalysis, folder: Path) 
 
 def _by_length(result: TaskResult, analysis: TaskAnalysis) -> Figure:
     """Accuracy against length: by likelihood as solid lines, exact match as dotted lines."""
-    drawn, l0 = result.drawn, result.subject.trained_length
-    with rc_context(STYLE):
-        figure = Figure(figsize=(6.4, 4.2), dpi=200)
-        FigureCanvasAgg(figure)
-        labels = list(dict.fromkeys(row.method for row in analysis.rows))
-        right = 1 - (0.55 + 0.072 * (6 + max(map(len, map(name_of, labels))))) / 6.4
-        axes = figure.add_axes((0.098, 0.2, right - 0.098, 0.6))
-        ends = []
-        for i, label in enumerate(labels):
-            colour = INK if label == TRAINED else COLOURS[i % len(COLOURS)]
-            rows = [row for row in analysis.rows if row.method == label]
-            x, y = [row.length for row in rows], [100 * row.share.share for row in rows]
-            exact = [100 * row.exact.share for row in rows]
-            marker = "o" if label == TRAINED else MARKERS[i % len(MARKERS)]
-            axes.plot(x, exact, color=colour, lw=1.1, ls=(0, (1, 1.6)), zorder=3)
-            axes.plot(x, y, color=colour, lw=1.7, marker=marker, ms=4.6, mec="white", mew=0.6, zorder=4)
-            for row in rows:
-                if not math.isnan(row.low):
-                    bar = [100 * row.low, 100 * row.high]
-                    axes.plot([row.length] * 2, bar, color=colour, lw=1.0, alpha=0.7, zorder=3)
-            ends.append((f"{name_of(label)}  {y[-1]:.0f}%", float(x[-1]), y[-1], colour))
-        axes.axhline(100 * drawn.chance, color=SOFT, lw=1.0, ls=(0, (4, 2)), zorder=2)
-        axes.axvline(l0, color="#BBBBBB", lw=0.9, zorder=1)
-        axes.annotate(
-            f"trained length {l0}",
-            (l0, 1.015),
-            xycoords=("data", "axes fraction"),
-            fontsize=8,
-            color=SOFT,
-            ha="left",
+    drawn, curves = result.drawn, []
+    for i, label in enumerate(dict.fromkeys(row.method for row in analysis.rows)):
+        rows = [row for row in analysis.rows if row.method == label]
+        colour = INK if label == TRAINED else COLOURS[i % len(COLOURS)]
+        marker = "o" if label == TRAINED else MARKERS[i % len(MARKERS)]
+        x = [row.length for row in rows]
+        exact, right, low, high = (
+            [100 * value for value in values]
+            for values in zip(*((r.exact.share, r.share.share, r.low, r.high) for r in rows), strict=True)
         )
-        ends.append(
-            (f"chance  {100 * drawn.chance:.0f}%", float(drawn.lengths[-1]), 100 * drawn.chance, SOFT)
-        )
-        token_axis(axes, drawn.lengths, "length, input tokens")
-        grid(axes)
+        curves.append(Curve("", x, exact, colour, width=1.1, dash=(0, (1, 1.6))))
+        curves.append(Curve(name_of(label), x, right, colour, low, high, 1.7, marker=marker, order=4))
+
+    def scales(axes: Axes, panel: Panel) -> None:
+        l0 = result.subject.trained_length
+        mark(axes, l0, f"trained length {l0}")
+        token_axis(axes, drawn.lengths)
         axes.set_ylim(-3, 103)
-        axes.set_ylabel("accuracy, %", color=INK)
-        fit_left(figure, axes)
-        label_ends(figure, axes, ends)
-        bars = f"; bars: {100 * result.settings.confidence:g}% over {drawn.unit_kind}s, simultaneous"
-        _titles(
-            figure,
-            f"{result.facts['task'].capitalize()}: accuracy by length",
-            f"{result.subject.name}: the same {drawn.count} items at every length, "
-            f"{drawn.candidates} candidates each",
-            "Solid lines: most likely candidate"
-            + (bars if any(row.low == row.low for row in analysis.rows) else "")
-            + ". Dotted: exact match.",
-        )
-    return figure
 
-
-def _titles(figure: Figure, title: str, subtitle: str, note: str) -> None:
-    height = figure.get_figheight()
-    figure.text(0.02, 1 - 0.15 / height, title, fontsize=11.5, fontweight="bold", color=INK, va="top")
-    figure.text(0.02, 1 - 0.4 / height, subtitle, fontsize=8.5, color=SOFT, va="top")
-    figure.text(0.02, 0.08 / height, note, fontsize=8, color=SOFT, va="bottom")
+    bars = f"; bars: {100 * result.settings.confidence:g}% over {drawn.unit_kind}s, simultaneous"
+    known = any(row.low == row.low for row in analysis.rows)
+    text = FigureText(
+        f"{result.facts['task'].capitalize()}: accuracy by length",
+        f"{result.subject.name}: the same {drawn.count} items at every length, "
+        f"{drawn.candidates} candidates each",
+        f"Solid lines: most likely candidate{bars if known else ''}. Dotted: exact match.",
+    )
+    return panels_figure(
+        [Panel(curves, levels=[("chance", 100 * drawn.chance, SOFT)])],
+        text,
+        scales,
+        x="length, input tokens",
+        y="accuracy, %",
+        value=lambda axes, y: f"{y:.0f}%",
+    )
 
 
 def _maps(result: TaskResult, analysis: TaskAnalysis, label: str) -> Figure:
@@ -106,34 +85,34 @@ def _maps(result: TaskResult, analysis: TaskAnalysis, label: str) -> Figure:
     depth = [spot for spot in analysis.by_depth if spot.method == label]
     distance = [spot for spot in analysis.by_distance if spot.method == label]
     rows = max(len({spot.where for spot in spots}) for spots in (depth, distance))
-    width, height = 2.0 + 1.24 * max(3, len(drawn.lengths)), 1.75 + 0.42 * max(3, rows)
-    width = max(width, 7.4)
+    text = FigureText(
+        f"{result.facts['task'].capitalize()}, {name_of(label)}: accuracy by place of the answer",
+        f"{result.subject.name}: accuracy by likelihood in %; chance {100 * drawn.chance:.0f}%; trained at "
+        f"{result.subject.trained_length}",
+        "Right: tokens between the answer and the question. "
+        f"In brackets: Wilson's {100 * result.settings.confidence:g}% interval of each cell.",
+    )
     with rc_context(STYLE):
-        figure = Figure(figsize=(width, height), dpi=200)
-        FigureCanvasAgg(figure)
-        low, high = 0.75 / height, 1 - 0.95 / height
-        left = figure.add_axes((0.085, low, 0.37, high - low))
-        right = figure.add_axes((0.6, low, 0.37, high - low))
-        _grid(left, depth, drawn.lengths, "depth of the answer", lambda spot: f"{spot.where:.2f}")
+        width = max(7.4, 2.0 + 1.24 * len(drawn.lengths))
+        figure, (low, high) = canvas(text, 0.9 + 0.42 * max(3, rows), width)
+        low += 0.5 / figure.get_figheight()
+        areas = [figure.add_axes((left, low, 0.37, high - low)) for left in (0.085, 0.6)]
+        what = "depth of the answer"
+        _grid(areas[0], depth, drawn.lengths, what, lambda spot: f"{spot.where:.2f}")
+        areas[0].invert_yaxis()
         _grid(
-            right,
+            areas[1],
             distance,
             drawn.lengths,
             "tokens to the question",
             lambda spot: f"{spot.where:,.0f}–{(spot.until or 0) - 1:,.0f}",
         )
-        _titles(
-            figure,
-            f"{result.facts['task'].capitalize()}, {name_of(label)}: accuracy by place of the answer",
-            f"{result.subject.name}: accuracy by likelihood in %; chance "
-            f"{100 * drawn.chance:.0f}%; trained at {result.subject.trained_length}",
-            "Right: tokens between the answer and the question. "
-            f"In brackets: Wilson's {100 * result.settings.confidence:g}% interval of each cell.",
-        )
     return figure
 
 
-def _grid(axes: Axes, spots: list[DepthCell], lengths: list[int], what: str, name) -> None:
+def _grid(
+    axes: Axes, spots: list[DepthCell], lengths: list[int], what: str, name: Callable[[DepthCell], str]
+) -> None:
     """Shaded cells with accuracy and interval; columns are lengths."""
     shades, levels = colormaps[SHADES], sorted({spot.where for spot in spots})
     names = {spot.where: name(spot) for spot in spots}
@@ -148,12 +127,10 @@ def _grid(axes: Axes, spots: list[DepthCell], lengths: list[int], what: str, nam
         axes.annotate(f"{100 * s.share:.0f}", centre, xytext=(0, 4), fontsize=9.5, **how)
         ends = f"({100 * s.low:.0f}–{100 * s.high:.0f})"
         axes.annotate(ends, centre, xytext=(0, -7), fontsize=6.5, **how)
-    axes.set_xlim(0, len(lengths))
-    axes.set_ylim(len(levels), 0) if what.startswith("depth") else axes.set_ylim(0, len(levels))
+    axes.set(xlim=(0, len(lengths)), ylim=(0, len(levels)))
     axes.set_xticks([i + 0.5 for i in range(len(lengths))], [f"{n:,}" for n in lengths])
     axes.set_yticks([i + 0.5 for i in range(len(levels))], [names[level] for level in levels])
     axes.tick_params(length=0)
-    for side in axes.spines.values():
-        side.set_visible(False)
+    axes.spines[:].set_visible(False)
     axes.set_xlabel("length, input tokens", color=INK)
     axes.set_ylabel(what, color=INK)

@@ -69,32 +69,28 @@ class TaskReport(Report):
 
     def items(self) -> list[dict]:
         """One record for each method, length and item."""
-        drawn, rows = self.result.drawn, []
-        for (label, length), answers in self._answers():
-            right, chosen = answers.right, answers.chosen
-            for i, item in enumerate(drawn.items[length]):
-                rows.append(
-                    {
-                        "method": label,
-                        "length": length,
-                        "item": i,
-                        drawn.unit_kind: drawn.unit_names[drawn.unit[i]],
-                        "depth": item.depth,
-                        "distance": item.distance,
-                        "right": int(right[i]),
-                        "exact": int(answers.exact[i]),
-                        "chosen": int(chosen[i]),
-                        "nll": round(float(answers.nll[i, 0]), 6),
-                        "nll_of_best_other": round(float(answers.nll[i, 1:].min()), 6),
-                    }
-                )
-        return rows
-
-    def _answers(self):
-        """Cells in the order of methods and lengths."""
-        result = self.result
-        cells = [(method.label, length) for method in result.methods for length in result.drawn.lengths]
-        return [(cell, result.answers[cell]) for cell in cells if cell in result.answers]
+        drawn, result = self.result.drawn, self.result
+        cells = [(method.label, length) for method in result.methods for length in drawn.lengths]
+        return [
+            {
+                "method": label,
+                "length": length,
+                "item": i,
+                drawn.unit_kind: drawn.unit_names[drawn.unit[i]],
+                "depth": item.depth,
+                "distance": item.distance,
+                "right": int(right),
+                "exact": int(answers.exact[i]),
+                "chosen": int(chosen),
+                "nll": round(float(answers.nll[i, 0]), 6),
+                "nll_of_best_other": round(float(answers.nll[i, 1:].min()), 6),
+            }
+            for label, length in cells
+            if (answers := result.answers.get((label, length))) is not None
+            for i, (item, right, chosen) in enumerate(
+                zip(drawn.items[length], answers.right, answers.chosen, strict=True)
+            )
+        ]
 
     def draw(self, folder: Path) -> list[Path]:
         return draw_task_figures(self.result, self.analysis, folder)
