@@ -46,7 +46,7 @@ from pathlib import Path
 
 from data.files import write_text
 from evaluation import EvaluationError
-from evaluation.kinds import Kind, kind_of_protocol
+from evaluation.kinds import Evaluation, kind_of_protocol
 from evaluation.ranks import joined
 from evaluation.reports.base import Report
 from studies.subjects import open_runs
@@ -62,13 +62,13 @@ def main() -> int:
     prepare_cpu(None)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a scheduler's SIGTERM saves like Ctrl-C
     kind = kind_of(overrides)
-    settings = load_settings(kind.settings, [*overrides, *(["matrix=true"] if options.matrix else [])])
+    settings = load_settings(kind.settings_class, [*overrides, *(["matrix=true"] if options.matrix else [])])
     with joined() as ranks:
         kind.check(settings.protocol, runs=len(folders), processes=ranks.world)
         ranks.device(settings.device)  # raises for a device that does not exist, before anything is read
         console, results = Console(quiet=not ranks.main), []
         runs = open_runs(folders, settings, console)
-        evaluation = kind.evaluation(settings, runs, ranks, console)
+        evaluation = kind(settings, runs, ranks, console)
         for run in runs:
             session = evaluation.session(run, options.dry_run)  # methods, targets, cells already on disk
             if options.dry_run:
@@ -94,7 +94,7 @@ def split_runs(arguments: list[str]) -> tuple[list[Path], list[str]]:
     return [Path(run) for run in runs], [word for word in arguments if word not in runs]
 
 
-def kind_of(overrides: list[str]) -> Kind:
+def kind_of(overrides: list[str]) -> type[Evaluation]:
     """The kind of evaluation that `protocol` selects in settings files and overrides."""
     return kind_of_protocol(asked_for(overrides, "protocol"))
 

@@ -53,24 +53,19 @@ def differences(
 ) -> dict[tuple[int, int], Interval]:
     """NLL of `minuend[i]` − `subtrahend[i]` by (i, length), in nats: paired by target, with intervals over
     units that are simultaneous over all of them."""
-    pairs = {
-        (i, length): (a.nll(length), b.nll(length))
+    found = {
+        (i, length): one - other
         for i, (a, b) in enumerate(zip(minuend, subtrahend, strict=True))
         for length in lengths
+        if (one := a.nll(length)) is not None and (other := b.nll(length)) is not None
     }
-    found = {where: (a, b) for where, (a, b) in pairs.items() if a is not None and b is not None}
-    result = minuend[0].result if minuend else None
-    return {
-        where: interval(
-            unit_means(a - b, result.unit),
-            alpha=1 - result.settings.confidence,
-            family=len(found),
-            resamples=result.settings.resamples,
-            seed=result.settings.seed,
-        )
-        for where, (a, b) in found.items()
-        if result is not None
-    }
+    intervals = {}
+    for where, nll in found.items():
+        result = minuend[where[0]].result
+        alpha, how = 1 - result.settings.confidence, {"family": len(found), "seed": result.settings.seed}
+        means = unit_means(nll, result.unit)
+        intervals[where] = interval(means, alpha=alpha, resamples=result.settings.resamples, **how)
+    return intervals
 
 
 class RunComparison(Report):
@@ -85,10 +80,9 @@ class RunComparison(Report):
         facts: dict | None = None,
         minuend: Literal["others", "first"] = "others",
     ):
-        self.name, self.facts = name, facts or {}
+        self.name, self.facts, self.results = name, facts or {}, results
         self.entries = entries_of(names, results)
-        self.results, self.first = results, self.entries[0]
-        self.lengths = results[0].plan.lengths
+        self.first, self.lengths = self.entries[0], results[0].plan.lengths
         others = self.entries[1:]
         references = [self.first] * len(others)
         self.against = f"difference from {self.first.label}"
@@ -102,11 +96,10 @@ class RunComparison(Report):
         """One record for each entry and length."""
         rows = []
         for entry in self.entries:
-            subject = entry.result.subject
+            subject, result = entry.result.subject, entry.result
             for length in self.lengths:
                 nll, one = entry.nll(length), self.differences.get((entry, length))
                 where = (entry.method, length)
-                known = nll is not None
                 rows.append(
                     {
                         "run": subject.name,
@@ -115,15 +108,15 @@ class RunComparison(Report):
                         "checkpoint_hash": subject.checkpoint_hash,
                         "train_length": subject.trained_length,
                         "length": length,
-                        "nll": pooled(nll) if known else None,
-                        "perplexity": perplexity(nll) if known else None,
-                        "bits_per_byte": bits_per_byte(nll, entry.result.n_bytes) if known else None,
-                        "difference": None if one is None else one.estimate,
-                        "low": None if one is None else finite(one.low),
-                        "high": None if one is None else finite(one.high),
-                        "units": None if one is None else one.units,
-                        "family": None if one is None else one.family,
-                        "failure": entry.result.absent.get(where) or entry.result.failed.get(where) or "",
+                        "nll": None if nll is None else pooled(nll),
+                        "perplexity": None if nll is None else perplexity(nll),
+                        "bits_per_byte": None if nll is None else bits_per_byte(nll, result.n_bytes),
+                        "difference": one and one.estimate,
+                        "low": one and finite(one.low),
+                        "high": one and finite(one.high),
+                        "units": one and one.units,
+                        "family": one and one.family,
+                        "failure": result.absent.get(where) or result.failed.get(where) or "",
                     }
                 )
         return rows
@@ -156,21 +149,15 @@ class RunComparison(Report):
         return lines
 
     def tables(self) -> list[Table]:
+        columns = ["run", "length", "NLL", "perplexity", "bits per byte"]
+        formats = {"nll": ".3f", "perplexity": ".2f", "bits_per_byte": ".3f"}
         rows, entries = [], [entry for entry in self.entries for _ in self.lengths]
         for entry, cell in zip(entries, self.rows(), strict=True):
+            numbers = ["—" if cell[key] is None else format(cell[key], how) for key, how in formats.items()]
             one = self.differences.get((entry, cell["length"]))
-            measured = cell["nll"] is not None
-            rows.append(
-                [
-                    entry.label,
-                    f"{cell['length']:,}",
-                    f"{cell['nll']:.3f}" if measured else "—",
-                    f"{cell['perplexity']:.2f}" if measured else "—",
-                    "" if cell["bits_per_byte"] is None else f"{cell['bits_per_byte']:.3f}",
-                    cell["failure"] if one is None else estimate(one),
-                ]
-            )
-        return [("", ["run", "length", "NLL", "perplexity", "bits per byte", self.against], rows)]
+            tail = cell["failure"] if one is None else estimate(one)
+            rows.append([entry.label, f"{cell['length']:,}", *numbers, tail])
+        return [("", [*columns, self.against], rows)]
 
     def draw(self, folder: Path) -> list[Path]:
         """NLL by length, a line for each entry; error bars are those of the paired differences."""

@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 from typing import Any, ClassVar, Protocol
@@ -45,11 +44,24 @@ class Session(Protocol):
 class Evaluation(ABC):
     """One kind of evaluation of `runs`: makes a session for each run, and a report of their results."""
 
+    title: ClassVar[str]
+    protocols: ClassVar[tuple[str, ...]]
+    settings_class: ClassVar[type[MeasurementSettings]]
     distributed: ClassVar[bool] = False  # several processes may share the work
     comparable: ClassVar[bool] = False  # several runs may be compared
 
     def __init__(self, settings, runs: Sequence[EvaluatedRun], ranks: EvaluationRanks, console):
         self.settings, self.runs, self.ranks, self.console = settings, runs, ranks, console
+
+    @classmethod
+    def check(cls, protocol: str, runs: int, processes: int) -> None:
+        """Raise EvaluationError for several runs or processes that this kind does not support."""
+        for count, supported, what in (
+            (processes, cls.distributed, "processes"),
+            (runs, cls.comparable, "runs"),
+        ):
+            if count > 1 and not supported:
+                raise EvaluationError(f"protocol={protocol} does not support several {what}")
 
     @abstractmethod
     def session(self, run: EvaluatedRun, dry_run: bool = False) -> Session:
@@ -66,12 +78,13 @@ class Evaluation(ABC):
 class LossEvaluation(Evaluation):
     """Loss of text by length or by position; several runs are compared on the same targets."""
 
+    title, settings_class = "Loss of text", EvaluationSettings
+    protocols = ("fixed-targets", "sliding", "non-overlapping", "by-position")
     distributed = comparable = True
     settings: EvaluationSettings
 
     def __init__(self, settings: EvaluationSettings, runs: Sequence[EvaluatedRun], ranks, console):
-        if len(runs) > 1:
-            settings = self._for_all(settings, runs)
+        settings = self._for_all(settings, runs) if len(runs) > 1 else settings
         super().__init__(settings, runs, ranks, console)
         self.stores = runs[0].open_stores(settings, [run.folder for run in runs[1:]])
         self.left_out: dict[str, str] = {}
@@ -139,6 +152,7 @@ class LossEvaluation(Evaluation):
 class TaskEvaluation(Evaluation):
     """Items of one task, by length, depth and distance."""
 
+    title, protocols, settings_class = "Tasks", ("tasks",), TaskEvaluationSettings
     settings: TaskEvaluationSettings
 
     def session(self, run: EvaluatedRun, dry_run: bool = False) -> TaskSession:
@@ -203,52 +217,29 @@ class _DiagnosticEvaluation(Evaluation):
 class AttentionEvaluation(_DiagnosticEvaluation):
     """Attention weights, by length, layer and head."""
 
+    title, protocols, settings_class = "Attention", ("attention",), AttentionDiagnosticSettings
     sessions, reports = AttentionSession, AttentionReport
 
 
 class GenerationEvaluation(_DiagnosticEvaluation):
     """Text that the model generates past its trained length."""
 
+    title, protocols, settings_class = "Generated text", ("generation",), GenerationDiagnosticSettings
     sessions, reports = GenerationSession, GenerationReport
 
 
-@dataclass(frozen=True)
-class Kind:
-    """A kind of evaluation: its protocols, their settings, and the class that evaluates."""
-
-    title: str
-    protocols: tuple[str, ...]
-    settings: type[MeasurementSettings]
-    evaluation: type[Evaluation]
-
-    def check(self, protocol: object, runs: int, processes: int) -> None:
-        """Raise EvaluationError for several runs or processes that this kind does not support."""
-        for count, supported, what in (
-            (processes, self.evaluation.distributed, "processes"),
-            (runs, self.evaluation.comparable, "runs"),
-        ):
-            if count > 1 and not supported:
-                raise EvaluationError(f"protocol={protocol} does not support several {what}")
-
-
-KINDS = (
-    Kind(
-        "Loss of text",
-        ("fixed-targets", "sliding", "non-overlapping", "by-position"),
-        EvaluationSettings,
-        LossEvaluation,
-    ),
-    Kind("Tasks", ("tasks",), TaskEvaluationSettings, TaskEvaluation),
-    Kind("Attention", ("attention",), AttentionDiagnosticSettings, AttentionEvaluation),
-    Kind("Generated text", ("generation",), GenerationDiagnosticSettings, GenerationEvaluation),
+KINDS: tuple[type[Evaluation], ...] = (
+    LossEvaluation,
+    TaskEvaluation,
+    AttentionEvaluation,
+    GenerationEvaluation,
 )
 
 
-def kind_of_protocol(protocol: object) -> Kind:
+def kind_of_protocol(protocol: object) -> type[Evaluation]:
     """The kind of evaluation of a protocol; None stands for the default protocol."""
-    protocol = protocol or KINDS[0].protocols[0]
-    for kind in KINDS:
-        if protocol in kind.protocols:
-            return kind
-    known = ", ".join(name for kind in KINDS for name in kind.protocols)
-    raise EvaluationError(f"protocol={protocol} is unknown; choose one of {known}")
+    kinds = {name: kind for kind in KINDS for name in kind.protocols}
+    try:
+        return kinds[protocol or next(iter(kinds))]
+    except (KeyError, TypeError):
+        raise EvaluationError(f"protocol={protocol} is unknown; choose one of {', '.join(kinds)}") from None

@@ -10,14 +10,12 @@ import torch
 
 from evaluation.scoring.protocols import Scorer, fixed_windows
 from evaluation.scoring.scoring import ModelScorer, batches, measure
-from evaluation.scoring.scoring import gather as together
+from evaluation.scoring.scoring import gather as merge
 from evaluation.scoring.targets import TargetSet, draw_targets, shorten_lengths, tokens_needed
 from evaluation.scoring.text import EvaluationText
 from model import Transformer
 
-LEAST_DOCUMENTS = (
-    8  # lengths that fewer documents reach are left out, as they would limit the targets of all lengths
-)
+LEAST_DOCUMENTS = 8  # lengths that fewer reach are left out: they would limit the targets of all lengths
 
 
 @dataclass(frozen=True)
@@ -47,19 +45,17 @@ class MonitorTargets:
         world: int = 1,
         gather: Callable[[Any], list[Any]] = lambda mine: [mine],
     ) -> dict[int, tuple[float, int]]:
-        """{length: (mean NLL in nats, counted targets)}; the same numbers bit for bit on a CPU, whenever it
-        is called and by however many processes. NaN for a length at which a loss is not finite.
+        """{length: (mean NLL in nats, counted targets)}; the same bits on a CPU for any number of
+        processes. NaN for a length at which a loss is not finite.
 
-        Where `world` processes share the work, each calls this with its `rank`, and `gather` gives every one
-        of them what each holds. All of them pass equally many batches through the model, whose weights may
-        be in pieces on all of them. Leaves the model's mode as it was.
+        Each of the `world` processes calls this with its `rank`; `gather` returns the values of all. All pass
+        equally many batches through the model, whose weights may be sharded. The model's mode is kept.
         """
         mine = {length: self._share(model, length, device, rank, world) for length in self.lengths}
         parts, out = gather(mine), {}
         for length in self.lengths:
-            nll = together([part[length][0] for part in parts])
-            whole = all(part[length][1] for part in parts)
-            out[length] = float(nll.sum() / len(nll)) if whole else math.nan, len(nll)
+            nll, finite = merge([part[length][0] for part in parts]), all(part[length][1] for part in parts)
+            out[length] = float(nll.sum() / len(nll)) if finite else math.nan, len(nll)
         return out
 
     def nll(self, model: Transformer, length: int, device: torch.device | str = "cpu") -> np.ndarray:
@@ -71,9 +67,9 @@ class MonitorTargets:
     def _share(self, model, length: int, device, rank: int, world: int) -> tuple[np.ndarray, bool]:
         """One rank's NLL of every target, NaN where another owns it, and whether all were finite."""
         scorer = _MonitoredLength(ModelScorer(model, device=device, length=length))
-        windows = fixed_windows(self.targets, length)
-        found = measure(scorer, self.text, windows, batch=rows_of(length), rank=rank, world=world)
-        shape = batches(windows, rows_of(length))
+        windows, batch = fixed_windows(self.targets, length), rows_of(length)
+        found = measure(scorer, self.text, windows, batch=batch, rank=rank, world=world)
+        shape = batches(windows, batch)
         for _ in range(-(-len(shape) // world) - len(range(rank, len(shape), world))):
             row = shape[0][:1]  # a pass whose result is discarded
             scorer(self.text.windows(windows.document[row], windows.end[row], length), self.targets.span)
@@ -107,30 +103,17 @@ def monitor_targets(
     seed: int = 0,
     spans_per_document: int = 1,
 ) -> MonitorTargets:
-    """Draw `spans` spans of `targets` tokens, the same for all `lengths` (input tokens), as stored (BOS as
-    trained).
+    """Draw `spans` spans of `targets` tokens, the same for all `lengths` (input tokens), as stored.
 
     Lengths that fewer than 8 documents reach (or fewer than reach the shortest length) are left out, and
     `note` says so. Raises EvaluationError where not even the shortest length is reached.
     """
-    text = EvaluationText(store)
-    span = min(targets, *lengths)
-    reaching = int((text.lengths >= tokens_needed(min(lengths), span, spans_per_document)).sum())
-    usable, note = shorten_lengths(
-        text,
-        lengths,
-        span=span,
-        spans_per_document=spans_per_document,
-        least_documents=min(LEAST_DOCUMENTS, max(1, reaching)),
-    )
-    drawn = draw_targets(
-        text,
-        corpus_hash=store.hash,
-        tokenizer_hash="",
-        longest=usable[-1],
-        span=span,
-        documents=max(1, spans // spans_per_document),
-        spans_per_document=spans_per_document,
-        seed=seed,
-    )
-    return MonitorTargets(text, drawn, usable, note)
+    text, span = EvaluationText(store), min(targets, *lengths)
+    drawn: dict[str, Any] = {"span": span, "spans_per_document": spans_per_document}
+    reaching = int((text.lengths >= tokens_needed(min(lengths), **drawn)).sum())
+    least = min(LEAST_DOCUMENTS, max(1, reaching))
+    usable, note = shorten_lengths(text, lengths, **drawn, least_documents=least)
+    documents = max(1, spans // spans_per_document)
+    hashes: dict[str, Any] = {"corpus_hash": store.hash, "tokenizer_hash": ""}
+    found = draw_targets(text, longest=usable[-1], documents=documents, seed=seed, **hashes, **drawn)
+    return MonitorTargets(text, found, usable, note)

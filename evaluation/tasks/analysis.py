@@ -81,14 +81,14 @@ def analyse_tasks(result: TaskResult) -> TaskAnalysis:
         right, exact = (
             hits.astype(float) for hits in (result.answers[cell].right, result.answers[cell].exact)
         )
-        shares = [share_of(hits, unit, alpha) for hits in (right, exact)]
         means = unit_means(right, unit)
         low, high = _ends(means, right, unit, alpha / family)
         word = "above chance" if low > drawn.chance else "below chance" if high < drawn.chance else UNDECIDED
         found.rows.append(
             TaskRow(
                 *cell,
-                *shares,
+                share_of(right, unit, alpha),
+                share_of(exact, unit, alpha),
                 low,
                 high,
                 "point estimate" if math.isnan(low) else word,

@@ -88,7 +88,7 @@ class EvaluationKind(Protocol):
     def title(self) -> str: ...
 
     @property
-    def settings(self) -> type[MeasurementSettings]: ...
+    def settings_class(self) -> type[MeasurementSettings]: ...
 
 
 @dataclass(frozen=True)
@@ -172,13 +172,13 @@ class StudyPlanner:
 
     def _evaluation(self, name: str, entry: EvaluationEntry, plan: PlannedCell) -> PlannedEvaluation:
         kind = self.kind_of(entry.overrides)
-        fields, arguments = kind.settings.model_fields, [*entry.overrides, f"folder={name}"]
+        fields, arguments = kind.settings_class.model_fields, [*entry.overrides, f"folder={name}"]
         if "unreachable" in fields:  # all schemes use the targets of the longest length
             arguments.append("unreachable=dash")
-        settings: Any = load_settings(kind.settings, arguments)
+        settings: Any = load_settings(kind.settings_class, arguments)
         if "methods" in fields:
             arguments += self._methods_of_variants(settings.methods, plan.cell)
-            settings = load_settings(kind.settings, arguments)
+            settings = load_settings(kind.settings_class, arguments)
             self._check_methods(settings.methods, plan.settings)
         length = plan.settings.train_length  # it is always evaluated, so targets must fit into it
         if getattr(settings, "protocol", "") == "fixed-targets" and settings.targets > length:

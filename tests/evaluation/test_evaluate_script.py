@@ -276,7 +276,7 @@ def test_the_matrix_of_a_pattern_lays_a_rule_over_each_kind(home, monkeypatch, c
     assert schemes["yarn"] == "rope, yarn s=2 (matched), window 9 | none"
     assert schemes["window"] == "rope, window 9 | none, window 24"
     assert schemes["log_n"] == "rope, temperature log_n, window 9 | none, temperature log_n"
-    assert "extend_clip: model.position.extend=clip: no kind of layer can take it; a: " in out
+    assert "extend_clip: model.position.extend=clip: " in out
     assert "Sinks (window_sinks" in out
     assert "lambda: " in out and "its window of 9 is narrower" in out
 
