@@ -4,20 +4,18 @@ training.
 
 from evaluation.comparable import comparable
 from evaluation.errors import EvaluationError
-from evaluation.monitor import MonitorTargets, monitor_targets
+from evaluation.monitor import monitor_targets
 from evaluation.reports.loss_figures import draw_figures
 from evaluation.run import EvaluatedModel
 from evaluation.scoring.evaluate import EvaluationResult, evaluate
 from evaluation.scoring.methods import Method, compatible_methods, read_methods, resolve_methods
-from evaluation.scoring.protocols import TargetWindows
 from evaluation.scoring.scoring import CellFailed, ModelScorer, gather, measure, unigram_nll
-from evaluation.scoring.targets import TargetSet, draw_targets, load_targets, longest_usable, shorten_lengths
+from evaluation.scoring.targets import draw_targets, shorten_lengths
 from evaluation.scoring.text import EvaluationText
 from evaluation.settings import EvaluationSettings
-from evaluation.statistics.analysis import Analysis, analyse
+from evaluation.statistics.analysis import analyse
 
 __all__ = [
-    "Analysis",
     "CellFailed",
     "EvaluatedModel",
     "EvaluationError",
@@ -26,9 +24,6 @@ __all__ = [
     "EvaluationText",
     "Method",
     "ModelScorer",
-    "MonitorTargets",
-    "TargetSet",
-    "TargetWindows",
     "analyse",
     "comparable",
     "compatible_methods",
@@ -36,8 +31,6 @@ __all__ = [
     "draw_targets",
     "evaluate",
     "gather",
-    "load_targets",
-    "longest_usable",
     "measure",
     "monitor_targets",
     "read_methods",

@@ -2,6 +2,7 @@
 
 import os
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,21 +102,21 @@ def memory_free(device: torch.device) -> int:
 def choose_batch(model: Transformer, length: int, keep: int, *, chunk: int, device, budget: int) -> int:
     """The batch size in windows. Raises EvaluationError, with the length that would fit, if a single window
     does not fit."""
+
+    def fits(batch: int, length: int = length) -> bool:
+        return memory_needed(model, length, min(keep, length), batch, chunk) <= budget
+
     tokens = TOKENS_AT_ONCE.get(torch.device(device).type, TOKENS_AT_ONCE["cpu"])
     batch = max(1, tokens // length)
-    while batch > 1 and memory_needed(model, length, keep, batch, chunk) > budget:
+    while not fits(batch):
+        if batch == 1:
+            shorter = bisect_left(range(length), True, lo=1, key=lambda n: not fits(1, n)) - 1
+            need = memory_needed(model, length, keep, 1, chunk) / 2**30
+            raise EvaluationError(
+                f"length {length} needs about {need:.2f} GiB and {budget / 2**30:.2f} GiB may be used; "
+                f"length {shorter} would fit, or set a smaller chunk (now {chunk})"
+            )
         batch //= 2
-    if memory_needed(model, length, keep, batch, chunk) > budget:
-        low, high = 0, length
-        while high - low > 1:
-            middle = (low + high) // 2
-            fits = memory_needed(model, middle, min(keep, middle), 1, chunk) <= budget
-            low, high = (middle, high) if fits else (low, middle)
-        need = memory_needed(model, length, keep, 1, chunk) / 2**30
-        raise EvaluationError(
-            f"length {length} needs about {need:.2f} GiB and {budget / 2**30:.2f} GiB may be used; "
-            f"length {low} would fit, or set a smaller chunk (now {chunk})"
-        )
     return batch
 
 
@@ -146,13 +147,12 @@ def fit_pace(process: Callable[[int], object], short: int, long: int) -> Through
     """Fit the time of `process(length)` at two lengths: the best of three trials each, one if it is slow."""
 
     def timed(length: int) -> float:
-        best, left = float("inf"), 3
-        while left:
+        trials: list[float] = []
+        while len(trials) < 3 and max(trials, default=0.0) <= LONG_TRIAL:
             start = time.perf_counter()
             process(length)
-            took = time.perf_counter() - start
-            best, left = min(best, took), 0 if took > LONG_TRIAL else left - 1
-        return best
+            trials.append(time.perf_counter() - start)
+        return min(trials)
 
     at_short = timed(short)
     if long <= short:

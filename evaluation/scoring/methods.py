@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
+from pydantic import TypeAdapter, ValidationError
 
 from evaluation.errors import EvaluationError
 
@@ -26,6 +27,9 @@ class Method:
         return self.label == TRUNCATE
 
 
+_TABLE = TypeAdapter(dict[str, list[str]])
+
+
 def builtin_methods() -> dict[str, list[str]]:
     """The methods of configs/evaluation/methods.yaml."""
     return read_methods(BUILTIN)
@@ -33,13 +37,10 @@ def builtin_methods() -> dict[str, list[str]]:
 
 def read_methods(path: Path) -> dict[str, list[str]]:
     """Methods from a YAML mapping label -> list of overrides. Raises EvaluationError for anything else."""
-    table = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    if not isinstance(table, dict) or not all(
-        isinstance(k, str) and isinstance(v, list) and all(isinstance(word, str) for word in v)
-        for k, v in table.items()
-    ):
-        raise EvaluationError(f"{path}: must map each label to a list of overrides")
-    return table
+    try:
+        return _TABLE.validate_python(yaml.safe_load(Path(path).read_text(encoding="utf-8")), strict=True)
+    except ValidationError as error:
+        raise EvaluationError(f"{path}: must map each label to a list of overrides") from error
 
 
 def resolve_methods(
@@ -83,10 +84,9 @@ def compatible_methods(
             left_out[method.label] = str(error)
             continue
         if method.words and scheme in seen:
-            same = seen[scheme]
-            left_out[method.label] = (
-                "it was trained this way" if same == TRAINED else f"the same as {same} here"
-            )
+            first = seen[scheme]
+            same = "it was trained this way" if first == TRAINED else f"the same as {first} here"
+            left_out[method.label] = same
             continue
         seen.setdefault(scheme, method.label)
         methods.append(method)

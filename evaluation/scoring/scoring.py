@@ -45,33 +45,29 @@ class ModelScorer:
     @torch.no_grad()
     def __call__(self, windows: np.ndarray, keep: int) -> np.ndarray:
         tokens = torch.from_numpy(windows).to(self.device)
-        rows, inputs = tokens.shape[0], tokens.shape[1] - 1
-        length = self.length or inputs
         training = self.model.training
         self.model.eval()
         try:
-            if inputs <= self.chunk:
-                places = TokenPositions.plain(inputs, length=length, device=self.device)
-                nll = self.model(tokens[:, :-1], places, targets=tokens[:, -keep:], keep=keep)
-                return nll.double().cpu().numpy()
-            return self._in_chunks(tokens, rows, inputs, length, keep)
+            return self._nll(tokens, keep).double().cpu().numpy()
         finally:
             self.model.train(training)
 
-    def _in_chunks(self, tokens: torch.Tensor, rows: int, inputs: int, length: int, keep: int) -> np.ndarray:
-        device = self.device.type
-        half = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-        cache = Cache(self.model, rows, inputs, dtype=half)
+    def _nll(self, tokens: torch.Tensor, keep: int) -> torch.Tensor:
+        rows, inputs = tokens.shape[0], tokens.shape[1] - 1
+        device, cache = self.device, None
+        if inputs > self.chunk:
+            half = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
+            cache = Cache(self.model, rows, inputs, dtype=half)
         parts = []
         for start in range(0, inputs, self.chunk):
             stop = min(inputs, start + self.chunk)
-            here = max(0, stop - max(start, inputs - keep))
-            places = TokenPositions.plain(stop - start, offset=start, length=length, device=self.device)
+            here = max(0, stop - max(start, inputs - keep))  # outputs of this chunk that count
+            places = TokenPositions.plain(
+                stop - start, offset=start, length=self.length or inputs, device=device
+            )
             targets = tokens[:, stop - here + 1 : stop + 1]
-            nll = self.model(tokens[:, start:stop], places, targets=targets, cache=cache, keep=here)
-            if here:
-                parts.append(nll.double())
-        return torch.cat(parts, dim=1).cpu().numpy()
+            parts.append(self.model(tokens[:, start:stop], places, targets=targets, cache=cache, keep=here))
+        return torch.cat([part.double() for part in parts if part.shape[1]], dim=1)
 
 
 def batches(windows: TargetWindows, size: int) -> list[np.ndarray]:

@@ -9,7 +9,6 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 
 import numpy as np
 
@@ -54,25 +53,6 @@ class TargetSet:
     def record(self) -> dict:
         """What `targets.json` holds."""
         return {"format": 1, "hash": self.hash, **self.spec(), "spans": self.pairs()}
-
-
-def load_targets(path: Path) -> TargetSet:
-    """Read `targets.json`. Raises EvaluationError if its content does not match its hash."""
-    try:
-        record = json.loads(Path(path).read_text(encoding="utf-8"))
-        spans = np.array(record.pop("spans"), dtype=np.int64).reshape(-1, 2)
-        stated = record.pop("hash")
-        record.pop("format")
-        targets = TargetSet(**record, document=spans[:, 0], end=spans[:, 1])
-    except (KeyError, TypeError, ValueError) as error:
-        raise EvaluationError(
-            f"{path}: not a targets file ({error}); delete it to draw the targets anew"
-        ) from error
-    if targets.hash != stated:
-        raise EvaluationError(
-            f"{path}: its spans do not give the hash it states; delete it to draw them anew"
-        )
-    return targets
 
 
 def content_hash(record) -> str:
@@ -162,12 +142,8 @@ def shorten_lengths(
     )
 
 
-def longest_usable(text: EvaluationText, span: int, spans_per_document: int, least_documents: int) -> int:
-    """The longest length for which `least_documents` documents have room; 0 where there is none."""
-    return _longest(reaches(text, span, spans_per_document), least_documents)
-
-
-def _longest(room: np.ndarray, least: int) -> int:
+def longest_usable(room: np.ndarray, least: int) -> int:
+    """The longest length for which `least` documents have `room` (n_documents,); 0 where there is none."""
     return max(0, int(np.sort(room)[-least])) if len(room) >= least else 0
 
 
@@ -180,7 +156,7 @@ def draw_documents(key: str, eligible: np.ndarray, limit: int) -> np.ndarray:
 def too_few(room: np.ndarray, longest: int, least: int, need: str, shortest: int = 0, fix: str = "") -> str:
     """The error for fewer than `least` documents with `room` (n_documents,) for a length. `fix`: what to
     lower where the longest usable length is below `shortest`."""
-    have, usable = int((room >= longest).sum()), _longest(room, least)
+    have, usable = int((room >= longest).sum()), longest_usable(room, least)
     advice = f"the longest usable length is {usable}"
     if usable < shortest:
         advice = f"no length is usable with these settings: {fix}"
