@@ -5,7 +5,7 @@
 #   n=0; for host in a b c d; do ssh $host "cd $PWD && bash scripts/launch/node.sh --node $n --nodes 4 --gpus 8 \
 #       --host a -- configs/base.yaml" & n=$((n+1)); done; wait
 # --host names the machine with N = 0. --gpus is the number of processes per machine, also on CPUs. --sharded shards the
-# model over all processes (FSDP2). The repository, run folder and prepared text must be on a disk that all machines share.
+# model over all processes (FSDP2). The repository, run directory and prepared text must be on a disk that all machines share.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 port=29500 config=many_nodes node="" nodes="" gpus="" host=""
