@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, BinaryIO
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -26,7 +27,7 @@ def damage_reported(path: Path, fix: str) -> Iterator[None]:
         yield
     except DataError:
         raise
-    except (ValueError, KeyError, TypeError, AttributeError, EOFError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, EOFError, BadZipFile) as error:
         raise DataError(f"{path} is damaged; {fix}") from error
 
 

@@ -48,7 +48,7 @@ class Prefetcher:
                 if not self._wait(step):
                     return
                 batch = (coming or reader.submit(self._fetch, step)).result()
-                ahead = step + 1 < stop and self._batches.lies_in(step + 1, self._line)
+                ahead = step + 1 < stop and self._batches.is_within(step + 1, self._line)
                 coming = reader.submit(self._fetch, step + 1) if ahead else None
                 yield step, batch
 
@@ -57,7 +57,7 @@ class Prefetcher:
 
     def _wait(self, step: int) -> bool:
         """Wait until a step's text is available on all processes; False: stop with `status` instead."""
-        while not self._batches.lies_in(step, self._line):
+        while not self._batches.is_within(step, self._line):
             self.status = self._logger.read()  # the wait may be long
             if self.status or not self._wait_for(self._line + 1):
                 return False
@@ -100,7 +100,7 @@ class Prefetcher:
         A check may take long, as it compares files with their hashes; it runs in a thread between calls.
         """
         if self._answer is None:
-            self._answer = in_thread(partial(self._batches.has_line, line, verify=self._parallel.main))
+            self._answer = in_thread(partial(self._batches.has_stream, line, verify=self._parallel.main))
         wait_for([self._answer], POLL_INTERVAL)
         ready, fault = None, None
         if self._answer.done():

@@ -9,11 +9,11 @@ number of ranks, so a run can resume at any step and on any number of processes.
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -24,7 +24,7 @@ from data.preparation.groups import TextGroups
 from data.sampling.mixture import MixturePattern
 from data.sampling.positions import PACKINGS, PlainPositions, place
 from data.sampling.random_draws import permuted
-from data.sampling.segments import ChunkLayout, Segment, SegmentPlan, courses
+from data.sampling.segments import ChunkLayout, Segment, SegmentPlan, stream_key, window_samplers
 from data.store import TokenStore
 
 PLAIN = PlainPositions()
@@ -61,7 +61,7 @@ class TrainingText(NamedTuple):
     label: str = ""
     groups: TextGroups | None = None  # set if more groups are prepared during training
 
-    def line(self, epoch: int) -> TokenStore:
+    def of_epoch(self, epoch: int) -> TokenStore:
         """The token store of an epoch; for text in groups, the store of one group after another."""
         return self.store if self.groups is None else self.groups.store(epoch)
 
@@ -80,7 +80,7 @@ class _TokenStream:
 
     def __init__(self, store: TokenStore, source: int, seed: int, epoch: int):
         self.store = store
-        key = [seed, epoch, "documents"] + ([f"source {source}"] if source else [])
+        key = stream_key(seed, source, epoch, "documents")
         self.order = permuted(np.arange(store.n_documents), store.n_documents, *key)
         self.ends = np.cumsum(store.lengths[self.order])
         self.starts = self.ends - store.lengths[self.order]
@@ -131,29 +131,23 @@ class BatchSampler:
         seed: int,
         positions: PlainPositions = PLAIN,
     ):
-        if packing not in PACKINGS:
-            raise DataError(f"data.packing={packing!r} is unknown; known are {', '.join(PACKINGS)}")
         self.texts = [TrainingText(texts)] if isinstance(texts, TokenStore) else list(texts)
         self.packing, self.positions, self.seed = packing, positions, seed
         self.plan, self._pattern = SegmentPlan(plan), MixturePattern([text.share for text in self.texts])
         self._check()
-        totals = [
-            [int(self._pattern.before(source, np.array(n))) for n in self.plan.samples]
-            for source in range(len(self.texts))
-        ]
-        self._courses = [
-            courses(self._tokens_of(source), self.plan.lengths, totals[source], seed, source)
-            for source in range(len(self.texts))
-        ]
+        self._samplers = []
+        for i, text in enumerate(self.texts):
+            totals = [int(self._pattern.before(i, np.array(n))) for n in self.plan.samples]
+            tokens = partial(_n_tokens, text)
+            self._samplers.append(window_samplers(tokens, self.plan.lengths, totals, seed, i))
         # A step may span two epochs of each text.
-        self._line = lru_cache(maxsize=2 * len(self.texts))(
-            lambda source, epoch: _TokenStream(self.texts[source].line(epoch), source, seed, epoch)
+        self._stream = lru_cache(maxsize=2 * len(self.texts))(
+            lambda source, epoch: _TokenStream(self.texts[source].of_epoch(epoch), source, seed, epoch)
         )
 
-    def _tokens_of(self, source: int) -> Callable[[int], int]:
-        return lambda epoch: self.texts[source].line(epoch).n_tokens
-
     def _check(self) -> None:
+        if self.packing not in PACKINGS:
+            raise DataError(f"data.packing={self.packing!r} is unknown; known are {', '.join(PACKINGS)}")
         for length in self.plan.lengths:
             try:
                 self.positions.check(length)
@@ -162,8 +156,8 @@ class BatchSampler:
             for text in self.texts:
                 if text.store.n_tokens <= length:
                     raise DataError(
-                        f"{text.store.folder} holds {text.store.n_tokens:,} tokens, fewer than the "
-                        f"{length + 1:,} of one window: shorten train_length or prepare more text"
+                        f"{text.store.folder} has {text.store.n_tokens:,} tokens, fewer than the "
+                        f"{length + 1:,} of one window; decrease train_length or prepare more text"
                     )
 
     def windows_per_epoch(self, length: int, source: int = 0) -> int:
@@ -178,11 +172,11 @@ class BatchSampler:
         """
         cut = count = 0
         for source in range(len(self.texts)):
-            line = self._line(source, 0)
-            slot = ChunkLayout.of(line.store.n_tokens, [*self.plan.lengths, length]).size
-            window = [at // slot * slot + at % slot // length for at in (line.starts, line.ends - 1)]
-            cut += int((window[0] != window[1]).sum())
-            count += len(line.starts)
+            stream = self._stream(source, 0)
+            size = ChunkLayout.of(stream.store.n_tokens, [*self.plan.lengths, length]).size
+            first, last = (at // size * size + at % size // length for at in (stream.starts, stream.ends - 1))
+            cut += int((first != last).sum())
+            count += len(stream.starts)
         return cut / count
 
     def passes(self, done: int) -> list[float]:
@@ -208,21 +202,21 @@ class BatchSampler:
             for source in np.unique(sources).tolist():
                 here = sources == source
                 index = self._pattern.before(source, sample[here])
-                epoch[here], begin[here] = self._courses[source][share.group].locate(index)
+                epoch[here], begin[here] = self._samplers[source][share.group].locate(index)
             yield WindowBatch(share.length, sources, epoch, begin)
 
-    def lies_in(self, step: int, line: int) -> bool:
-        """Whether a step needs no token stream after `line`, for text in groups. All streams up to `line`
+    def is_within(self, step: int, stream: int) -> bool:
+        """Whether a step needs no token stream after `stream`, for text in groups. All streams up to `stream`
         must be prepared.
         """
         if self.texts[0].groups is None:
             return True
         (share,) = self.plan.shares(step, step + 1)
-        return self._courses[0][share.group].lies_in(share.stop - 1, line)
+        return self._samplers[0][share.group].is_within(share.stop - 1, stream)
 
-    def has_line(self, line: int, verify: bool = False) -> bool:
-        """Whether token stream `line` of text in groups is prepared; see `TextGroups.is_ready`."""
-        return (groups := self.texts[0].groups) is None or groups.is_ready(line, verify)
+    def has_stream(self, stream: int, verify: bool = False) -> bool:
+        """Whether a token stream of text in groups is prepared; see `TextGroups.is_ready`."""
+        return (groups := self.texts[0].groups) is None or groups.is_ready(stream, verify)
 
     def groups_used(self, done: int) -> list[str]:
         """Hashes of the groups that the first `done` steps use; empty if the text is not in groups."""
@@ -246,27 +240,24 @@ class BatchSampler:
 
     def document_starts(self, source: int, epoch: int) -> np.ndarray:
         """Offsets of the documents of a text in the token stream of an epoch, ascending, int64."""
-        return self._line(source, epoch).starts
+        return self._stream(source, epoch).starts
 
     def begins(self, step: int) -> np.ndarray:
         """Return a mask (b, T) bool of inputs of a step that begin a document, for all ranks, from document
         lengths alone.
         """
         (found,) = self.windows(step, step + 1)
-        return np.stack([line.begins(start, found.length) for line, start in self._places(found)])
+        return np.stack([stream.begins(start, found.length) for stream, start in self._places(found)])
 
     def _places(self, windows: WindowBatch) -> list[tuple[_TokenStream, int]]:
         where = zip(windows.source.tolist(), windows.epoch.tolist(), windows.start.tolist(), strict=True)
-        return [(self._line(source, epoch), start) for source, epoch, start in where]
+        return [(self._stream(source, epoch), start) for source, epoch, start in where]
 
     def batch(self, step: int, rank: int = 0, world: int = 1) -> Batch:
         """Return the rows of `rank` out of `world`. The result depends only on the arguments."""
         batch_size = self.plan.at(step).batch_size
         if batch_size % world:
-            raise DataError(
-                f"a batch of {batch_size} windows cannot be shared by {world} processes: make it a "
-                "multiple of their number"
-            )
+            raise DataError(f"the batch size {batch_size} is not a multiple of the {world} processes")
         (windows,) = self.windows(step, step + 1)
         places, share = self._places(windows), batch_size // world
         mine = slice(rank * share, (rank + 1) * share)
@@ -304,11 +295,15 @@ class BatchSampler:
         """
         count = len(places) * length
         if self.packing == "intra_document":
-            count -= sum(int(line.begins(start + 1, length).sum()) for line, start in places)
+            count -= sum(int(stream.begins(start + 1, length).sum()) for stream, start in places)
         return count
+
+
+def _n_tokens(text: TrainingText, epoch: int) -> int:
+    return text.of_epoch(epoch).n_tokens
 
 
 def _read(places: list[tuple[_TokenStream, int]], length: int) -> tuple[np.ndarray, np.ndarray]:
     """Return tokens (b, T+1) and document-start masks of windows."""
-    rows = [line.read(start, length + 1) for line, start in places]
+    rows = [stream.read(start, length + 1) for stream, start in places]
     return np.stack([tokens for tokens, _ in rows]), np.stack([begins for _, begins in rows])

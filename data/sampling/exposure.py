@@ -1,7 +1,7 @@
-"""The exposure ledger: how often a training run has shown each position and each distance to the model.
+"""Exposure: how often a training run has shown each position and each distance to the model.
 
 Counts are computed from the data order alone, not recorded during training. They are a pure function of the
-settings, the store and the number of steps, so resumed and uninterrupted runs have the same ledger. Without
+settings, the store and the number of steps, so resumed and uninterrupted runs have the same counts. Without
 random positions the counts have a closed form. With random positions the draws are repeated for every step
 or, in long runs, for one step out of every `stride`.
 """
@@ -9,14 +9,13 @@ or, in long runs, for one step out of every `stride`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from data.errors import DataError
-from data.files import atomic
+from data.files import atomic, damage_reported
 from data.sampling.positions import PositionedTokens, place
 from data.sampling.random_draws import below, bits, key_of
 
@@ -24,8 +23,9 @@ if TYPE_CHECKING:
     from data.sampling.batches import BatchSampler
 
 EXPOSURE = "exposure.npz"
-LOOKED_AT = 200_000_000  # limit on positions and pairs counted individually in a run: one to two seconds
+COUNTED = 200_000_000  # limit on positions and pairs counted individually in a run: one to two seconds
 _AT_ONCE = 1 << 18  # tokens
+_EMPTY = np.zeros(0, dtype=np.int64)
 
 
 class ExposureRule(NamedTuple):
@@ -51,17 +51,11 @@ class Exposure:
     counted: int  # steps counted individually; if fewer than `steps`, the counts are scaled up
 
     def __add__(self, other: Exposure) -> Exposure:
-        """The ledger of two consecutive training runs."""
-        first, positions = _joined((self.first, self.positions), (other.first, other.positions))
-        _, distances = _joined((0, self.distances), (0, other.distances))
-        return Exposure(
-            positions,
-            distances,
-            first,
-            self.tokens + other.tokens,
-            self.steps + other.steps,
-            self.counted + other.counted,
-        )
+        """The exposure of two consecutive training runs."""
+        first, positions = _sum((self.first, self.positions), (other.first, other.positions))
+        _, distances = _sum((0, self.distances), (0, other.distances))
+        sums = (getattr(self, key) + getattr(other, key) for key in ("tokens", "steps", "counted"))
+        return Exposure(positions, distances, first, *sums)
 
 
 class ExposureLedger:
@@ -70,7 +64,7 @@ class ExposureLedger:
     Args:
         batches: the data order.
         steps: length of the whole run. With the batch sizes, it determines how many steps are sampled.
-        sight: returns the attention range at a step (0, 1, ...), which a schedule may change during the run.
+        rule: returns the attention range at a step (0, 1, ...), which a schedule may change during the run.
         start: first step to count. In a fork, the steps before it belong to the parent run.
     """
 
@@ -78,69 +72,66 @@ class ExposureLedger:
         self,
         batches: BatchSampler,
         steps: int,
-        sight: Callable[[int], ExposureRule] = lambda step: ExposureRule(),
+        rule: Callable[[int], ExposureRule] = lambda step: ExposureRule(),
         start: int = 0,
     ):
-        self.batches, self.sight, self.start = batches, sight, start
+        self.batches, self.rule, self.start = batches, rule, start
         sampler = batches.positions.name
         self._plain, self._unit_steps = sampler == "plain", sampler in ("plain", "random_offset")
-        looked_at = sum(
+        work = sum(
             (share.stop - share.first) * share.length * (1 if self._unit_steps else (share.length + 1) // 2)
             for share in batches.plan.shares(start, steps)
         )
-        self.stride = 1 if self._plain else max(1, -(-looked_at // LOOKED_AT))
+        self.stride = 1 if self._plain else max(1, -(-work // COUNTED))
         self._done, self._counted, self._first = start, 0, 0
-        empty = np.zeros(0, dtype=np.int64)
-        self._positions, self._distances = empty, empty  # of sampled steps, where the values are random
+        self._positions = self._distances = _EMPTY  # of sampled steps, where the values are random
 
     def upto(self, step: int) -> Exposure:
         """Return the exposure of steps `start` ... `step` − 1. `step` must not decrease between calls."""
         if step < self._done:
             raise ValueError(f"the ledger is at step {self._done} already, asked for {step}")
+        plan = self.batches.plan
         while self._done < step:
-            start, sight, portion = self._done, self.sight(self._done), self.batches.plan.at(self._done)
-            while (
-                self._done < step
-                and self.sight(self._done) == sight
-                and self.batches.plan.at(self._done) is portion
-            ):
+            start, rule, segment = self._done, self.rule(self._done), plan.at(self._done)
+            while self._done < step and self.rule(self._done) == rule and plan.at(self._done) is segment:
                 self._done += 1
-            self._count(start, self._done, sight)
-        shares = self.batches.plan.shares(self.start, step)
+            self._count(start, self._done, rule)
         steps = step - self.start
         counted = steps if self._plain else self._counted
-        scale = 1.0 if counted == 0 else steps / counted
+        scale = steps / counted if counted else 1.0
+
+        def scaled(counts: np.ndarray, is_sampled: bool) -> np.ndarray:
+            return np.rint(counts * scale).astype(np.int64) if is_sampled and scale != 1 else counts
+
         return Exposure(
-            positions=self._positions if scale == 1 else np.rint(self._positions * scale).astype(np.int64),
-            distances=self._distances
-            if scale == 1 or self._unit_steps
-            else np.rint(self._distances * scale).astype(np.int64),
+            positions=scaled(self._positions, True),
+            distances=scaled(self._distances, not self._unit_steps),
             first=self._first,
-            tokens=sum((share.stop - share.first) * share.length for share in shares),
+            tokens=sum((one.stop - one.first) * one.length for one in plan.shares(self.start, step)),
             steps=steps,
             counted=counted,
         )
 
-    def _count(self, start: int, stop: int, sight: ExposureRule) -> None:
+    def _count(self, start: int, stop: int, rule: ExposureRule) -> None:
+        """Count steps of one segment with one attention range."""
         if self._unit_steps:
             texts = texts_by_length(self.batches, start, stop)
-            self._add(distances=unit_distances(texts, sight))
+            self._add((0, _EMPTY), unit_distances(texts, rule))
             if self._plain:
-                self._add(positions=(0, above(texts)))
+                self._add((0, above(texts)), _EMPTY)
                 return
-        looked_at = [step for step in range(start, stop) if self._is_looked_at(step)]
-        portion = self.batches.plan.at(start)
-        group = max(1, _AT_ONCE // (portion.batch_size * portion.length))
-        for i in range(0, len(looked_at), group):
-            placed = _stacked([_placed(self.batches, step) for step in looked_at[i : i + group]])
-            self._add(positions=_binned(placed.position.reshape(-1)))
-            if not self._unit_steps:
-                self._add(distances=distances_of(placed, sight))
-        self._counted += len(looked_at)
+        sampled = [step for step in range(start, stop) if self._is_sampled(step)]
+        segment = self.batches.plan.at(start)
+        group = max(1, _AT_ONCE // (segment.batch_size * segment.length))
+        for i in range(0, len(sampled), group):
+            placed = _stacked([_placed(self.batches, step) for step in sampled[i : i + group]])
+            distances = _EMPTY if self._unit_steps else distances_of(placed, rule)
+            self._add(_binned(placed.position.reshape(-1)), distances)
+        self._counted += len(sampled)
 
-    def _is_looked_at(self, step: int) -> bool:
-        """Whether a step is sampled: one step out of every `stride`, drawn with the seed of the run. The
-        first step is always sampled.
+    def _is_sampled(self, step: int) -> bool:
+        """Whether a step is counted: one step out of every `stride`, drawn with the seed of the run. The
+        first step is always counted.
         """
         if self.stride == 1 or step == self.start:
             return True
@@ -148,13 +139,9 @@ class ExposureLedger:
         drawn = bits(key_of(self.batches.seed, "exposure"), np.array([block]))
         return bool(step % self.stride == below(drawn, self.stride)[0]) and block > 0
 
-    def _add(
-        self, positions: tuple[int, np.ndarray] | None = None, distances: np.ndarray | None = None
-    ) -> None:
-        if positions is not None:
-            self._first, self._positions = _joined((self._first, self._positions), positions)
-        if distances is not None:
-            _, self._distances = _joined((0, self._distances), (0, distances))
+    def _add(self, positions: tuple[int, np.ndarray], distances: np.ndarray) -> None:
+        self._first, self._positions = _sum((self._first, self._positions), positions)
+        _, self._distances = _sum((0, self._distances), (0, distances))
 
 
 def texts_by_length(batches: BatchSampler, start: int, stop: int) -> np.ndarray:
@@ -189,7 +176,7 @@ def above(texts: np.ndarray) -> np.ndarray:
     return np.cumsum(texts[::-1])[::-1][1:].copy()
 
 
-def unit_distances(texts: np.ndarray, sight: ExposureRule) -> np.ndarray:
+def unit_distances(texts: np.ndarray, rule: ExposureRule) -> np.ndarray:
     """Count attended pairs at each distance in texts of these lengths, if positions increase by 1: (T,)
     int64.
 
@@ -198,7 +185,7 @@ def unit_distances(texts: np.ndarray, sight: ExposureRule) -> np.ndarray:
     """
     texts = above(texts)
     all_pairs = np.cumsum(texts[::-1])[::-1]
-    window, sinks = sight
+    window, sinks = rule
     if window is None or window >= len(all_pairs):
         return all_pairs.copy()
     further = np.append(all_pairs[sinks:], np.zeros(min(sinks, len(all_pairs)), dtype=np.int64))
@@ -207,9 +194,9 @@ def unit_distances(texts: np.ndarray, sight: ExposureRule) -> np.ndarray:
     return seen
 
 
-def distances_of(placed: PositionedTokens, sight: ExposureRule) -> np.ndarray:
+def distances_of(placed: PositionedTokens, rule: ExposureRule) -> np.ndarray:
     """Count attended pairs by the distance of their positions: (D,) int64. `placed` has arrays (b, T)."""
-    counts, (window, sinks) = np.zeros(0, dtype=np.int64), sight
+    counts, (window, sinks) = _EMPTY, rule
     length = placed.order.shape[1]
     for lag in range(length):
         beyond = window is not None and lag >= window
@@ -220,7 +207,8 @@ def distances_of(placed: PositionedTokens, sight: ExposureRule) -> np.ndarray:
         if beyond:
             seen &= placed.order[:, keys] < sinks
         apart = np.abs(placed.position[:, queries] - placed.position[:, keys])[seen]
-        _, counts = _joined((0, counts), (0, _binned(apart)[1]) if apart.size else (0, counts[:0]))
+        if apart.size:
+            _, counts = _sum((0, counts), _binned(apart))
     return counts
 
 
@@ -245,7 +233,7 @@ def _binned(values: np.ndarray) -> tuple[int, np.ndarray]:
     return first, np.bincount(whole - first)
 
 
-def _joined(a: tuple[int, np.ndarray], b: tuple[int, np.ndarray]) -> tuple[int, np.ndarray]:
+def _sum(a: tuple[int, np.ndarray], b: tuple[int, np.ndarray]) -> tuple[int, np.ndarray]:
     """Add two counts, each given with its first bin."""
     first = min(a[0], b[0])
     counts = np.zeros(max(one + len(values) for one, values in (a, b)) - first, dtype=np.int64)
@@ -255,21 +243,18 @@ def _joined(a: tuple[int, np.ndarray], b: tuple[int, np.ndarray]) -> tuple[int, 
 
 
 def write_exposure(folder: Path, exposure: Exposure, name: str = EXPOSURE) -> None:
-    """Write the ledger to a run directory atomically."""
+    """Write the exposure to a run directory atomically."""
     with atomic(folder / name) as file:
         np.savez_compressed(file, **vars(exposure))
 
 
 def read_exposure(folder: Path, name: str = EXPOSURE) -> Exposure | None:
-    """Read the ledger of a run directory; None if it has none. Raises DataError if the file is damaged."""
+    """Read the exposure of a run directory; None if it has none. Raises DataError if the file is damaged."""
     path = folder / name
     if not path.is_file():
         return None
-    try:
-        with np.load(path) as stored:
-            arrays = {key: stored[key] for key in Exposure.__dataclass_fields__}
-    except (ValueError, OSError, KeyError, EOFError) as error:
-        raise DataError(f"{path} is damaged; delete it, and it is counted anew") from error
+    with damage_reported(path, "delete it, and it is computed again"), np.load(path) as stored:
+        arrays = {field.name: stored[field.name] for field in fields(Exposure)}
     return Exposure(
         **{key: value if value.ndim else int(value) for key, value in arrays.items()}  # pyright: ignore
     )

@@ -23,8 +23,7 @@ class MixturePattern:
         self.period = lcm(*(share.denominator for share in shares))
         if self.period > LONGEST:
             raise DataError(
-                f"the shares of a mixture repeat only after {self.period:,} windows: give them with four "
-                "decimals at most"
+                f"the shares of data.mixture have more than four decimals (period {self.period:,})"
             )
         parts = [int(share * self.period) for share in shares]
         self._turns = np.array(_quota(parts), dtype=np.int64)

@@ -43,30 +43,30 @@ class SegmentSlice(NamedTuple):
 class SegmentPlan:
     """The segments of a run, indexed by step and by sample."""
 
-    def __init__(self, portions: Sequence[Segment]):
-        self.portions = tuple(portions)
-        self._begins = np.cumsum([0, *(p.steps for p in self.portions[:-1])])
-        lengths = [p.length for p in self.portions]
+    def __init__(self, segments: Sequence[Segment]):
+        self.segments = tuple(segments)
+        self._begins = np.cumsum([0, *(one.steps for one in self.segments[:-1])])
+        lengths = [one.length for one in self.segments]
         self.lengths = [length for length, _ in groupby(lengths)]  # of each group
         self._group = [i for i, (_, row) in enumerate(groupby(lengths)) for _ in row]
         self._before, self.samples = [], [0] * len(self.lengths)  # samples per group; the last has no end
-        for portion, group in zip(self.portions, self._group, strict=True):
+        for segment, group in zip(self.segments, self._group, strict=True):
             self._before.append(self.samples[group])
-            self.samples[group] += portion.steps * portion.batch_size
+            self.samples[group] += segment.steps * segment.batch_size
 
     def at(self, step: int) -> Segment:
         """The segment of update `step` (0, 1, ...)."""
-        return self.portions[self._index(step)]
+        return self.segments[self._index(step)]
 
     def shares(self, start: int, stop: int) -> list[SegmentSlice]:
         """The samples of steps `start` ... `stop` − 1, one slice per segment."""
         found = []
         while start < stop:
             i = self._index(start)
-            begin, portion = int(self._begins[i]), self.portions[i]
-            end = stop if i + 1 == len(self.portions) else min(stop, int(self._begins[i + 1]))
-            low, high = (self._before[i] + (step - begin) * portion.batch_size for step in (start, end))
-            found.append(SegmentSlice(portion.length, self._group[i], low, high))
+            begin, segment = int(self._begins[i]), self.segments[i]
+            end = stop if i + 1 == len(self.segments) else min(stop, int(self._begins[i + 1]))
+            low, high = (self._before[i] + (step - begin) * segment.batch_size for step in (start, end))
+            found.append(SegmentSlice(segment.length, self._group[i], low, high))
             start = end
         return found
 
@@ -85,14 +85,19 @@ class ChunkLayout(NamedTuple):
         """Layout of a stream of `tokens` tokens. Windows of each length fill a chunk up to a remainder of
         less than a sixteenth. If there would be few such chunks, a chunk is as long as the longest window.
         """
-        long, short = sizes_of_slots(lengths)
+        long, short = chunk_sizes(lengths)
         size = long if (tokens - 1) // long >= FEW else short
         return cls(size, max(tokens - 1, 0) // size)
 
 
-def sizes_of_slots(lengths: Sequence[int]) -> tuple[int, int]:
+def chunk_sizes(lengths: Sequence[int]) -> tuple[int, int]:
     """Return (tokens per chunk, tokens per chunk of a short stream) for windows of these lengths."""
     return min(math.lcm(*lengths), 16 * max(lengths)), max(lengths)
+
+
+def stream_key(seed: int, source: int, epoch: int, what: str) -> list[int | str]:
+    """Key of the random draws for a token stream of the text `source`."""
+    return [seed, epoch, what] + ([f"source {source}"] if source else [])
 
 
 class WindowSampler:
@@ -103,32 +108,32 @@ class WindowSampler:
     streams of the previous samplers and those that contain the requested windows are read.
 
     Args:
-        slots: returns the chunk layout of the stream of an epoch.
+        layout: returns the chunk layout of the stream of an epoch.
         length: tokens per window.
         total: number of windows; None: unlimited.
         seed: seed of their order.
-        before: the previous sampler; None: start with the first stream.
+        previous: the previous sampler; None: start with the first stream.
         source: index of the text in a mixture.
     """
 
     def __init__(
         self,
-        slots: Callable[[int], ChunkLayout],
+        layout: Callable[[int], ChunkLayout],
         length: int,
         total: int | None,
         seed: int,
-        before: "WindowSampler | None",
+        previous: "WindowSampler | None",
         source: int,
     ):
-        self.slots, self.length, self.total, self.before = slots, length, total, before
-        self._key = lambda epoch, what: [seed, epoch, what] + ([f"source {source}"] if source else [])
+        self.layout, self.length, self.total, self.previous = layout, length, total, previous
+        self.seed, self.source = seed, source
         self._firsts = [0]  # index of the first window in each stream, and the end of the last one
         self._growing = Lock()  # a step may be prefetched while the ledger counts earlier ones
 
     @cached_property
     def begin(self) -> tuple[int, int]:
         """(epoch, chunk): the first stream and the index of its first unused chunk."""
-        return (0, 0) if self.before is None else self.before.end
+        return (0, 0) if self.previous is None else self.previous.end
 
     @cached_property
     def end(self) -> tuple[int, int]:
@@ -138,9 +143,9 @@ class WindowSampler:
         if not self.total:
             return epoch, free
         firsts = self._upto(self.total - 1)
-        line = bisect_right(firsts, self.total - 1) - 1
-        each = self.slots(epoch + line).size // self.length
-        return epoch + line, self._free(line) - (firsts[line] - self.total) // each
+        stream = bisect_right(firsts, self.total - 1) - 1
+        each = self.layout(epoch + stream).size // self.length
+        return epoch + stream, self._free(stream) - (firsts[stream] - self.total) // each
 
     def locate(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return (epoch, offset of the first token in its stream), both int64, of windows 0, 1, ... of this
@@ -148,59 +153,53 @@ class WindowSampler:
         """
         epoch, _ = self.begin
         firsts = np.array(self._upto(int(index.max(initial=0))))
-        line = np.searchsorted(firsts, index, side="right") - 1
+        stream = np.searchsorted(firsts, index, side="right") - 1
         starts = np.empty(len(index), dtype=np.int64)
-        for k in np.unique(line).tolist():
-            here, first = line == k, int(firsts[k])
-            slots, number, of_line = (
-                self.slots(epoch + k),
-                index[here] - first,
-                self._key(epoch + k, "windows"),
-            )
-            each = slots.size // self.length
+        for k in np.unique(stream).tolist():
+            here, first, layout = stream == k, int(firsts[k]), self.layout(epoch + k)
+            number, key = index[here] - first, stream_key(self.seed, self.source, epoch + k, "windows")
+            each = layout.size // self.length
             if each > 1:  # windows of one chunk are not consecutive
                 count = int(firsts[k + 1]) - first
                 count = count if self.total is None else min(count, self.total - first)
-                number = permuted(number, count, *of_line, f"from {self._free(k)}")
-            slot, part = np.divmod(number, each)
-            slot = permuted(slot + self._free(k), slots.count, *of_line)
-            starts[here] = slot * slots.size + part * self.length
-        return epoch + line, starts
+                number = permuted(number, count, *key, f"from {self._free(k)}")
+            chunk, part = np.divmod(number, each)
+            chunk = permuted(chunk + self._free(k), layout.count, *key)
+            starts[here] = chunk * layout.size + part * self.length
+        return epoch + stream, starts
 
-    def lies_in(self, index: int, last: int) -> bool:
+    def is_within(self, index: int, last: int) -> bool:
         """Whether window `index` is in the streams of epochs up to `last`. Reads no other stream."""
-        if self.before is not None and not self.before.ends_in(last):
+        if self.previous is not None and not self.previous.ends_within(last):
             return False
         epoch, _ = self.begin
         firsts = self._upto(index, last)
         return firsts[max(0, min(len(firsts) - 1, last - epoch + 1))] > index
 
-    def ends_in(self, last: int) -> bool:
+    def ends_within(self, last: int) -> bool:
         """Whether all windows are in the streams of epochs up to `last`. Reads no other stream."""
         assert self.total is not None
         if self.total:
-            return self.lies_in(self.total - 1, last)
-        return self.before is None or self.before.ends_in(last)
+            return self.is_within(self.total - 1, last)
+        return self.previous is None or self.previous.ends_within(last)
 
     def _free(self, k: int) -> int:
         """The first unused chunk of the k-th stream. The previous sampler ends within the first stream."""
         return 0 if k else self.begin[1]
 
     def _upto(self, index: int, last: int | None = None) -> list[int]:
-        if self._firsts[-1] <= index:
-            epoch, _ = self.begin
-            with self._growing:
-                while self._firsts[-1] <= index:
-                    k = len(self._firsts) - 1
-                    if last is not None and epoch + k > last:
-                        break
-                    slots = self.slots(epoch + k)
-                    more = (slots.count - self._free(k)) * (slots.size // self.length)
-                    self._firsts.append(self._firsts[-1] + more)
+        """Extend `_firsts` to window `index`, but not to epochs after `last`."""
+        epoch, _ = self.begin
+        with self._growing:
+            while self._firsts[-1] <= index and (last is None or epoch + len(self._firsts) - 1 <= last):
+                k = len(self._firsts) - 1
+                layout = self.layout(epoch + k)
+                windows = (layout.count - self._free(k)) * (layout.size // self.length)
+                self._firsts.append(self._firsts[-1] + windows)
         return self._firsts
 
 
-def courses(
+def window_samplers(
     tokens: Callable[[int], int], lengths: Sequence[int], totals: Sequence[int], seed: int, source: int = 0
 ) -> list[WindowSampler]:
     """Return one WindowSampler per group of a plan. Each starts where the previous one ends; the last has no
@@ -210,12 +209,13 @@ def courses(
         tokens: returns the number of tokens in the stream of an epoch; called only when its windows are
             needed.
         lengths, totals: window length and number of windows of each group.
+        source: index of the text in a mixture.
     """
-    found: list[WindowSampler] = []
 
-    def slots(epoch: int) -> ChunkLayout:
+    def layout(epoch: int) -> ChunkLayout:
         return ChunkLayout.of(tokens(epoch), lengths)
 
+    found: list[WindowSampler] = []
     for length, total in zip(lengths, [*totals[: len(lengths) - 1], None], strict=True):
-        found.append(WindowSampler(slots, length, total, seed, found[-1] if found else None, source))
+        found.append(WindowSampler(layout, length, total, seed, found[-1] if found else None, source))
     return found

@@ -42,7 +42,7 @@ def _root(tmp_path_factory):
 
 def line_of(batches: BatchSampler, epoch: int) -> np.ndarray:
     """The documents of an epoch end to end, read in one go."""
-    return batches._line(0, epoch).read(0, batches.texts[0].store.n_tokens)[0]
+    return batches._stream(0, epoch).read(0, batches.texts[0].store.n_tokens)[0]
 
 
 stores = st.lists(st.integers(1, 40), min_size=2, max_size=9).filter(lambda lengths: sum(lengths) > 30)
@@ -182,9 +182,9 @@ def test_share_of_cut_documents():
 
 def test_bad_requests():
     store = make_store([5, 7])
-    with pytest.raises(DataError, match="holds 12 tokens, fewer than the 13"):
+    with pytest.raises(DataError, match="has 12 tokens, fewer than the 13"):
         BatchSampler(store, [Segment(12, 1)], packing="concat", seed=0)
-    with pytest.raises(DataError, match="6 windows cannot be shared by 4"):
+    with pytest.raises(DataError, match="batch size 6 is not a multiple of the 4"):
         BatchSampler(store, [Segment(5, 6)], packing="concat", seed=0).batch(0, 0, 4)
     with pytest.raises(DataError, match="packing='loose' is unknown"):
         BatchSampler(store, [Segment(5, 6)], packing="loose", seed=0)
@@ -257,5 +257,5 @@ def test_a_third_stage_begins_where_the_second_ended():
 
 
 def test_a_stage_longer_than_the_text_is_refused():
-    with pytest.raises(DataError, match="holds 12 tokens, fewer than the 13 of one window"):
+    with pytest.raises(DataError, match="has 12 tokens, fewer than the 13 of one window"):
         BatchSampler(make_store([5, 7]), [Segment(4, 2, 3), Segment(12, 1)], packing="concat", seed=0)

@@ -139,7 +139,7 @@ def test_lengths_may_change_on_the_way(store, packing, name):
 @pytest.mark.parametrize(("name", "stride"), [("plain", 1), ("offset", 3), ("subset", 9)])
 def test_the_share_of_steps_by_hand(store, name, stride, monkeypatch):
     """2 steps of 3 windows of 5 tokens: 30 positions where steps are of one, else 15 pairs a window."""
-    monkeypatch.setattr(module, "LOOKED_AT", 10)
+    monkeypatch.setattr(module, "COUNTED", 10)
     assert ExposureLedger(batches_of(store, "concat", SAMPLERS[name], length=5, batch=3), 2).stride == stride
 
 
@@ -147,7 +147,7 @@ def test_the_share_of_steps_by_hand(store, name, stride, monkeypatch):
 def test_a_long_run_is_counted_from_a_share_of_its_steps(store, name, monkeypatch):
     batches, steps = batches_of(store, "concat", SAMPLERS[name]), 600
     whole = ExposureLedger(batches, steps).upto(steps)
-    monkeypatch.setattr(module, "LOOKED_AT", 4000)
+    monkeypatch.setattr(module, "COUNTED", 4000)
     ledger = ExposureLedger(batches, steps)
     in_parts = [ledger.upto(step) for step in (1, 2, 250, steps)]
     assert in_parts[0].counted == 1

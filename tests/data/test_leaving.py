@@ -124,14 +124,16 @@ def test_which_lines_a_step_needs_is_known_without_them(settings, monkeypatch):
         seed=5,
     )
     monkeypatch.setattr(data.preparation.groups, "PATIENCE", -1)  # whoever waits for a line gets an error
-    early = [batches.lies_in(step, 0) for step in range(40)]
+    early = [batches.is_within(step, 0) for step in range(40)]
     assert early[0] and not early[-1] and not groups.is_ready(1)
     groups.prepare_rest(Listener())
     assert groups.is_ready(1) and groups.is_ready(99)
     last = [max(int(part.epoch.max()) for part in batches.windows(step, step + 1)) for step in range(40)]
     assert early == [line == 0 for line in last]
     for step in (0, 7, 19, 39):
-        assert [batches.lies_in(step, line) for line in range(9)] == [line >= last[step] for line in range(9)]
+        assert [batches.is_within(step, line) for line in range(9)] == [
+            line >= last[step] for line in range(9)
+        ]
     assert last[-1] > 1
 
 

@@ -44,7 +44,7 @@ def test_a_pattern_by_hand():
         *(0, 0, 0, 1, 0, 0, 1, 0, 0, 2),
         0,
     ]
-    with pytest.raises(DataError, match="repeat only after 10,001 windows"):
+    with pytest.raises(DataError, match="period 10,001"):
         MixturePattern([Fraction(1, 10_001), Fraction(10_000, 10_001)])
 
 

@@ -108,12 +108,12 @@ def test_signal_saves_and_leaves(words, tmp_path, monkeypatch, number, status):
 
 
 def test_a_signal_while_the_first_step_waits_has_nothing_to_save(words, tmp_path, monkeypatch, capsys):
-    def has_line(self, line, verify):
+    def has_stream(self, line, verify):
         signal.raise_signal(signal.SIGTERM)
         return False
 
-    monkeypatch.setattr("data.BatchSampler.lies_in", lambda self, step, line: False)
-    monkeypatch.setattr("data.BatchSampler.has_line", has_line)
+    monkeypatch.setattr("data.BatchSampler.is_within", lambda self, step, line: False)
+    monkeypatch.setattr("data.BatchSampler.has_stream", has_stream)
     assert here(monkeypatch, *words, "--run-dir", str(tmp_path / "run")) == REQUEUE
     said = capsys.readouterr().err.strip().splitlines()[-1]
     assert said == (

@@ -26,8 +26,8 @@ class World:
 
     def supply(self, used=()):
         batches = SimpleNamespace(
-            lies_in=lambda step, line: step // 3 <= line,
-            has_line=self.has_line,
+            is_within=lambda step, line: step // 3 <= line,
+            has_stream=self.has_stream,
             check_groups=lambda used: self.checked.append(used) if used else None,
             batch=lambda step, rank, world: self.fetched.append(step) or f"batch {step}",
         )
@@ -51,7 +51,7 @@ class World:
         assert self.watched == 0  # nor is what comes between looks
         self.said.append(text)
 
-    def has_line(self, line, verify):
+    def has_stream(self, line, verify):
         assert verify
         self.looks.append(line)
         return self.ready(line)

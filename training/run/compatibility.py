@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from data import PreparedData
-from data.sampling.segments import Segment, sizes_of_slots
+from data.sampling.segments import Segment, chunk_sizes
 from model import ModelError, ModelSettings
 from training.config.load import differences
 from training.config.settings import RunSettings
@@ -149,7 +149,7 @@ def check_fork(step: int, old: RunSettings, new: RunSettings) -> None:
             "in a fork, because the data order depends on its end; fork where a later stage starts"
         )
     lengths = [sorted({segment.length for segment in settings.plan}) for settings in (old, new)]
-    slots = [sizes_of_slots(own) for own in lengths]
+    slots = [chunk_sizes(own) for own in lengths]
     if slots[0] != slots[1]:
         theirs, ours = (", ".join(map(str, own)) for own in lengths)
         raise TrainingError(

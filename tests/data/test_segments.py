@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.sampling.segments import FEW, ChunkLayout, courses
+from data.sampling.segments import FEW, ChunkLayout, window_samplers
 
 LENGTHS = st.sampled_from([1, 2, 3, 4, 6, 7, 12])
 PLANS = st.lists(st.tuples(LENGTHS, st.integers(0, 40)), min_size=1, max_size=4)
@@ -35,11 +35,11 @@ def test_windows_are_those_of_a_walk_and_no_line_is_asked_for_early(sizes, plan,
         return sizes[epoch % len(sizes)]
 
     lengths, totals = zip(*plan, strict=True)
-    found, want = courses(tokens, lengths, totals, 3), walk(sizes, plan, windows)
+    found, want = window_samplers(tokens, lengths, totals, 3), walk(sizes, plan, windows)
     assert not asked
     for course, own in zip(found, want, strict=True):
         for index, epoch in enumerate(own):
-            assert course.lies_in(index, last) == (epoch <= last)
+            assert course.is_within(index, last) == (epoch <= last)
             assert max(asked, default=0) <= last
     seen = set()  # (epoch, input)
     for length, course, own in zip(lengths, found, want, strict=True):
@@ -72,7 +72,7 @@ def test_a_short_stage_sees_text_from_all_over_the_line():
     plans = {0: [(16, 800), (128, 900)], 1: [(128, 900), (16, 800)]}
     for which, plan in plans.items():
         lengths, totals = zip(*plan, strict=True)
-        course = courses(lambda _: slots * 128 + 1, lengths, totals, 5)[which]
+        course = window_samplers(lambda _: slots * 128 + 1, lengths, totals, 5)[which]
         epochs, starts = course.locate(np.arange(800))
         assert (epochs == 0).all()
         tenths = np.bincount(starts * 10 // (slots * 128), minlength=10) / 800
