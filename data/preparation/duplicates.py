@@ -6,12 +6,10 @@ same passage yields the same shingles in any document. All steps are vectorized 
 loop over words would be slower than the tokenizer.
 """
 
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from data.files import save_array
 from data.hashing import STEP, mixed, powers, range_hashes
 
 WORDS, CHARACTERS = 13, 30
@@ -75,12 +73,13 @@ class DuplicateMatch(NamedTuple):
 
 
 class ShingleIndex:
-    """The shingles of all validation documents, memory-mapped so that all workers share one copy."""
+    """The shingles of all validation documents. `sets` has those of one document per entry."""
 
-    def __init__(self, folder: Path):
-        self.hashes = np.load(folder / "hashes.npy", mmap_mode="r")
-        self.owners = np.load(folder / "owners.npy", mmap_mode="r")
-        self.counts = np.load(folder / "counts.npy", mmap_mode="r")
+    def __init__(self, sets: list[np.ndarray]):
+        self.counts = np.array([len(one) for one in sets], dtype=np.int64)
+        hashes = np.concatenate([np.zeros(0, dtype=np.uint64), *sets])
+        order = np.argsort(hashes, kind="stable")
+        self.hashes, self.owners = hashes[order], np.repeat(np.arange(len(sets)), self.counts)[order]
 
     def match(self, text: str) -> DuplicateMatch:
         own = shingles(text)
@@ -94,15 +93,3 @@ class ShingleIndex:
         offsets = np.arange(spans.sum()) - np.repeat(np.cumsum(spans) - spans, spans)
         owners, shared = np.unique(self.owners[np.repeat(low, spans) + offsets], return_counts=True)
         return DuplicateMatch(float(found.mean()), float((shared / self.counts[owners]).max()), own[found])
-
-
-def save_index(folder: Path, sets: list[np.ndarray]) -> None:
-    """Write the index of `sets`, which has the shingles of one validation document per entry."""
-    folder.mkdir(parents=True, exist_ok=True)
-    counts = np.array([len(one) for one in sets], dtype=np.int64)
-    hashes = np.concatenate(sets) if sets else np.zeros(0, dtype=np.uint64)
-    owners = np.repeat(np.arange(len(sets), dtype=np.int64), counts)
-    order = np.argsort(hashes, kind="stable")
-    save_array(folder / "hashes.npy", hashes[order])
-    save_array(folder / "owners.npy", owners[order])
-    save_array(folder / "counts.npy", counts)

@@ -7,6 +7,7 @@ depend on the progress of preparation. A list of groups, updated whenever a grou
 which groups are ready.
 """
 
+import os
 import subprocess
 import sys
 import time
@@ -20,7 +21,7 @@ from data.errors import DataError
 from data.files import locked, read_json, write_json
 from data.preparation.prepare import further_text, prepare_one
 from data.preparation.prepared import PreparedData, open_prepared
-from data.preparation.processes import exit_child, start_child, stdin_lines, stop_child
+from data.preparation.processes import start_child, stdin_lines, stop_child
 from data.preparation.summary import NullConsole
 from data.settings import DataSettings
 from data.sources import open_source
@@ -184,8 +185,8 @@ def main() -> None:
         settings = DataSettings.model_validate_json(stdin_lines().get())
         TextGroups(settings, open_prepared(sys.argv[1])).prepare_rest(NullConsole())
     except (DataError, OSError) as error:
-        print(f"preparing groups of text: {error}", file=sys.stderr)
-        exit_child(2)
+        print(f"preparing groups of text: {error}", file=sys.stderr, flush=True)
+        os._exit(2)
     except KeyboardInterrupt:  # the parent process has ended
-        exit_child(1)
-    exit_child(0)
+        os._exit(1)
+    os._exit(0)

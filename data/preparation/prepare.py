@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from data.errors import DataError
-from data.files import locked, read_json, save_array, write_json
-from data.preparation.duplicates import save_index, shingles
-from data.preparation.encoding import Chunk, mask_path, result_path, run_chunks
+from data.files import locked, read_json, write_json
+from data.preparation.duplicates import ShingleIndex, shingles
+from data.preparation.encoding import Chunk, ChunkEncoder, result_path
 from data.preparation.prepared import (
     FIRST,
     VALID,
@@ -149,23 +149,22 @@ class _Preparation:
                 raise DataError(
                     f"data.{key} is true, but the tokenizer has no {key} symbol; set data.{key}=false"
                 )
-        self.chunks: list[Chunk] = []
-        for name, spool in self.spools.items():
-            for number, mask in enumerate(spool.split(self.masks[name])):
-                self.chunks.append((name, number))
-                save_array(mask_path(self.folder, (name, number)), mask)
+        chunks = {
+            (name, number): mask
+            for name, spool in self.spools.items()
+            for number, mask in enumerate(spool.split(self.masks[name]))
+        }
+        index = None
         if s.duplicate_threshold <= 1:
             # Task items differ by construction, and their context is not validation text.
             texts = (spool.texts(self.masks[name] & ~spool.generated) for name, spool in self.spools.items())
-            save_index(self.work / "shingles", [shingles(text) for some in texts for text in some])
-        job = {"bos": s.bos, "eos": s.eos, "duplicate_threshold": s.duplicate_threshold}
-        write_json(self.work / "job.json", job)
-
-        missing = [chunk for chunk in self.chunks if not self._is_done(chunk)]
-        if done := len(self.chunks) - len(missing):
-            self.console.info(f"{done} of {len(self.chunks)} shards are already tokenized")
-        run_chunks(self.folder, missing, workers, self.console)
-        return self._finish(training)
+            index = ShingleIndex([shingles(text) for some in texts for text in some])
+        missing = [chunk for chunk in chunks if not self._is_done(chunk)]
+        if done := len(chunks) - len(missing):
+            self.console.info(f"{done} of {len(chunks)} shards are already tokenized")
+        encoder = ChunkEncoder(self.folder, s, self.tokenizer, chunks, index)
+        encoder.run_all(missing, workers, self.console)
+        return self._finish(list(chunks), index, training)
 
     def _read(self) -> dict[str, Spool]:
         s = self.settings
@@ -253,10 +252,12 @@ class _Preparation:
                     return False
         return True
 
-    def _finish(self, training: dict[str, Any]) -> dict[str, Any]:
+    def _finish(
+        self, chunks: list[Chunk], index: ShingleIndex | None, training: dict[str, Any]
+    ) -> dict[str, Any]:
         """Write the manifests and prepared.json. Returns the summary."""
         s, spools = self.settings, self.spools.values()
-        results = [read_json(result_path(self.folder, chunk)) for chunk in self.chunks]
+        results = [read_json(result_path(self.folder, chunk)) for chunk in chunks]
         for split, source in (("train", s.source), ("valid", s.valid_source or s.source)):
             write_manifest(
                 self.folder / split,
@@ -278,20 +279,22 @@ class _Preparation:
             "ended": text.state["ended"],
             "bytes_read": int(text.bytes.sum()),
             "lossy_documents": sum(result["lossy"] for result in results),
-            "near_duplicates": self._duplicates(results),
+            "near_duplicates": self._duplicates(chunks, index, results),
         }
         write_json(self.folder / "prepared.json", {"settings": s.model_dump(), "summary": summary})
         return summary
 
-    def _duplicates(self, results: list[dict[str, Any]]) -> dict[str, Any]:
+    def _duplicates(
+        self, chunks: list[Chunk], index: ShingleIndex | None, results: list[dict[str, Any]]
+    ) -> dict[str, Any]:
         """Statistics of the excluded copies, and the fraction of validation shingles left in training."""
-        if self.settings.duplicate_threshold > 1:
+        if index is None:
             return {"documents": None, "share_of_bytes": None, "shingles_remaining": None}
         candidates = sum(int(spool.bytes[~self.masks[name]].sum()) for name, spool in self.spools.items())
-        valid = np.unique(np.load(self.work / "shingles" / "hashes.npy"))
-        hits = [np.load(result_path(self.folder, chunk).with_suffix(".hits.npy")) for chunk in self.chunks]
+        hits = [np.load(result_path(self.folder, chunk).with_suffix(".hits.npy")) for chunk in chunks]
+        remaining, valid = len(np.unique(np.concatenate(hits))), len(np.unique(index.hashes))
         return {
             "documents": sum(result["copies"] for result in results),
             "share_of_bytes": sum(result["copied_bytes"] for result in results) / max(candidates, 1),
-            "shingles_remaining": len(np.unique(np.concatenate(hits))) / max(len(valid), 1),
+            "shingles_remaining": remaining / max(valid, 1),
         }

@@ -1,8 +1,8 @@
-"""Child processes that exit with this process, for tokenizing and for preparing groups of text.
+"""A child process that exits with this process, to prepare groups of text.
 
 Forks are unsafe with threads, and the spawn method of `multiprocessing` would import the calling script
-again, so children are separate interpreters. They exit when their standard input closes, even in the middle
-of a file: files are written atomically.
+again, so the child is a separate interpreter. It exits when its standard input closes, even in the middle of a
+file: files are written atomically.
 """
 
 import os
@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -18,42 +19,35 @@ ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 0.3  # seconds between the interrupt and the forced exit
 
 
-def start_child(module: str, folder: Path, request: str, stdout: int | None = None) -> subprocess.Popen:
+def start_child(module: str, folder: Path, request: str) -> subprocess.Popen:
     """Run `main()` of a module with `folder` as its argument and `request` as the first line of its input.
 
-    The child has its own session, so that Ctrl-C reaches only this process. It exits, with code 0 if `main`
-    returns, when it is done or when its standard input is closed.
+    The child has its own session, so that Ctrl-C reaches only this process.
     """
     paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     child = subprocess.Popen(
-        [sys.executable, "-P", "-c", f"import {module} as module; module.main()", str(folder.resolve())],
+        [sys.executable, "-P", "-c", f"import {module} as module; module.main()", str(folder)],
         stdin=subprocess.PIPE,
-        stdout=stdout,
         text=True,
         env={**os.environ, "PYTHONPATH": paths},
         start_new_session=True,
     )
     assert child.stdin is not None
-    try:
+    with suppress(BrokenPipeError):  # it has died; the caller sees its exit code
         child.stdin.write(request + "\n")
         child.stdin.flush()
-    except BrokenPipeError:
-        pass  # it has died; the caller sees its exit code
     return child
 
 
-def stop_child(child: subprocess.Popen) -> int:
-    """Close the standard input of a child and return its exit code."""
-    try:
-        assert child.stdin is not None
+def stop_child(child: subprocess.Popen) -> None:
+    assert child.stdin is not None
+    with suppress(BrokenPipeError):
         child.stdin.close()
-    except BrokenPipeError:
-        pass
-    return child.wait()
+    child.wait()
 
 
 def stdin_lines() -> SimpleQueue[str]:
-    """In a child: a queue with the lines of standard input.
+    """In the child: a queue with the lines of standard input.
 
     When standard input closes, because the parent process has ended, the main thread gets a KeyboardInterrupt
     to remove incomplete files. If a library call blocks the interrupt, the process exits shortly after.
@@ -72,10 +66,3 @@ def stdin_lines() -> SimpleQueue[str]:
 
     threading.Thread(target=listen, daemon=True).start()
     return lines
-
-
-def exit_child(code: int) -> None:
-    """In a child: exit at once, although a thread still reads standard input."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)

@@ -9,7 +9,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from data.hashing import mixed
-from data.preparation.duplicates import ShingleIndex, save_index, shingles, words
+from data.preparation.duplicates import ShingleIndex, shingles, words
 
 RNG = random.Random(8)
 VOCABULARY = ["".join(RNG.choices("abcdefgh", k=RNG.randrange(2, 9))) for _ in range(500)]
@@ -46,11 +46,8 @@ def test_one_shingle_in_eight_is_kept():
 
 
 @pytest.fixture
-def index(tmp_path) -> ShingleIndex:
-    save_index(
-        tmp_path, [shingles(text_of(3000, 1)), shingles(text_of(900, 2)), shingles("three short words")]
-    )
-    return ShingleIndex(tmp_path)
+def index() -> ShingleIndex:
+    return ShingleIndex([shingles(text) for text in (text_of(3000, 1), text_of(900, 2), "three short words")])
 
 
 def test_copies_are_seen_whatever_their_spelling(index):
@@ -75,15 +72,14 @@ def test_part_of_a_validation_text_and_validation_text_inside(index):
     assert np.isin(third.hits, shingles(text_of(900, 2))).all()
 
 
-def test_a_passage_shared_by_two_validation_texts_counts_for_both(tmp_path):
+def test_a_passage_shared_by_two_validation_texts_counts_for_both():
     shared = text_of(800, 7)
-    save_index(tmp_path, [shingles(shared + " " + text_of(4000, 8)), shingles(shared)])
-    assert ShingleIndex(tmp_path).match(shared).theirs == 1.0
+    index = ShingleIndex([shingles(shared + " " + text_of(4000, 8)), shingles(shared)])
+    assert index.match(shared).theirs == 1.0
 
 
-def test_without_validation_text_nothing_is_a_copy(tmp_path):
-    save_index(tmp_path, [])
-    assert ShingleIndex(tmp_path).match(text_of(100, 1))[:2] == (0.0, 0.0)
+def test_without_validation_text_nothing_is_a_copy():
+    assert ShingleIndex([]).match(text_of(100, 1))[:2] == (0.0, 0.0)
 
 
 def test_long_text_is_looked_at_in_blocks(monkeypatch):

@@ -156,11 +156,11 @@ def test_finished_shards_are_not_redone(settings, monkeypatch):
         with pytest.raises(Stop):
             prepare(settings, workers=1)
     again = []
-    real = data.preparation.encoding.EncodingJob.run
+    real = data.preparation.encoding.ChunkEncoder.run
     monkeypatch.setattr(
-        data.preparation.encoding.EncodingJob,
+        data.preparation.encoding.ChunkEncoder,
         "run",
-        lambda job, chunk: again.append(chunk) or real(job, chunk),
+        lambda encoder, chunk: again.append(chunk) or real(encoder, chunk),
     )
     console = Listener()
     prepare(settings, console, workers=1)
