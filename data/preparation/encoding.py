@@ -72,20 +72,19 @@ class ChunkEncoder:
         for i in range(len(table)):
             if self.is_stopped:
                 raise InterruptedError("another chunk failed")
-            name, cluster, text, size, number = (
-                table[column][i].as_py() for column in table.column_names[:5]
-            )
-            if index is not None and not name.startswith(GENERATED):
+            row = {column: table[column][i].as_py() for column in table.column_names}
+            text = row["text"]
+            if index is not None and not row["name"].startswith(GENERATED):
                 match = index.match(text)
                 if max(match.own, match.theirs) >= self.threshold:
                     result["copies"] += 1
-                    result["copied_bytes"] += size
+                    result["copied_bytes"] += row["bytes"]
                     continue
                 hits.append(match.hits)
             ids = self.tokenizer.encode(text)
             result["lossy"] += not lossless(self.tokenizer, ids, text)
             stored = np.array(self.begin + ids + self.end, dtype=self.dtype)
-            yield EncodedDocument(name, cluster, stored, size, number)
+            yield EncodedDocument(row["name"], row["cluster"], stored, row["bytes"], row["number"])
 
     def run_all(self, chunks: list[Chunk], workers: int | None, console: Any) -> None:
         workers = min(workers or available_cores(), len(chunks))

@@ -42,42 +42,42 @@ class TextGroups:
         self._found: dict[int, int] = {}  # token streams known to be ready, which need no further lookup
         self._verified = {0}  # group 0 is verified when it is opened
 
-    def store(self, line: int) -> TokenStore:
-        """Return the text of token stream `line`: group `line` or, after the last group, the groups again.
-        Blocks until it is ready.
+    def store(self, stream: int) -> TokenStore:
+        """Return the text of a token stream: the group of the same index or, after the last group, the groups
+        again. Blocks until it is ready.
 
         Raises DataError if the group is missing and no process prepares it.
         """
         since = time.monotonic()
-        while (group := self._group(line)) is None:
-            self._check_alive(line, time.monotonic() - since)
+        while (group := self._group(stream)) is None:
+            self._check_alive(stream, time.monotonic() - since)
             time.sleep(POLL_INTERVAL)
         if group not in self._opened:
             self._opened[group] = open_prepared(self._listed()["folders"][group]).train
         return self._opened[group]
 
-    def is_ready(self, line: int, verify: bool = False) -> bool:
-        """Whether `store(line)` returns without waiting. `verify` also compares the files with their hashes,
-        once per group.
+    def is_ready(self, stream: int, verify: bool = False) -> bool:
+        """Whether `store(stream)` returns without waiting. `verify` also compares the files with their
+        hashes, once per group.
 
         Raises DataError if the files are damaged or if the preparing process that this object started has
         died.
         """
-        if self._group(line) is None and self._process is not None:
-            self._check_alive(line, 0.0)
-        if (group := self._group(line)) is None:
+        if self._group(stream) is None and self._process is not None:
+            self._check_alive(stream, 0.0)
+        if (group := self._group(stream)) is None:
             return False
-        store = self.store(line)
+        store = self.store(stream)
         if verify and group not in self._verified:
             store.verify()
             self._verified.add(group)
         return True
 
-    def used(self, lines: int) -> list[str]:
-        """Hashes of the groups that the first `lines` token streams use."""
+    def used(self, streams: int) -> list[str]:
+        """Hashes of the groups that the first `streams` token streams use."""
         found: list[str] = []
-        for line in range(lines):
-            if (store := self.store(line)).hash in found:
+        for stream in range(streams):
+            if (store := self.store(stream)).hash in found:
                 break
             found.append(store.hash)
         return found
@@ -149,25 +149,26 @@ class TextGroups:
         there = list(takewhile(lambda one: (Path(one) / "prepared.json").is_file(), listed["folders"]))
         return listed if there == listed["folders"] else listed | {"folders": there, "complete": False}
 
-    def _group(self, line: int) -> int | None:
-        if line not in self._found:
+    def _group(self, stream: int) -> int | None:
+        if stream not in self._found:
             listed = self._listed()
             count = len(listed["folders"])
-            if line < count or listed["complete"]:
-                self._found[line] = line % count
-        return self._found.get(line)
+            if stream < count or listed["complete"]:
+                self._found[stream] = stream % count
+        return self._found.get(stream)
 
-    def _check_alive(self, line: int, waited: float) -> None:
+    def _check_alive(self, stream: int, waited: float) -> None:
         if self._process is not None:
             status = self._process.poll()
             is_dead, reason = status is not None, f"the process that prepares it exited with status {status}"
         else:
             is_dead = waited > PATIENCE and not self._is_held()
             reason = "no process prepares it"
-        if is_dead and self._group(line) is None:
+        if is_dead and self._group(stream) is None:
+            reason = self._listed()["failed"] or reason
             raise DataError(
-                f"group {line} of {self.first.folder} is not prepared: {self._listed()['failed'] or reason}. "
-                "Run the same command again to resume from the last checkpoint"
+                f"group {stream} of {self.first.folder} is not prepared: {reason}. Run the same command "
+                "again to resume from the last checkpoint"
             )
 
     def _is_held(self) -> bool:

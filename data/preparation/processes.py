@@ -1,8 +1,8 @@
 """A child process that exits with this process, to prepare groups of text.
 
 Forks are unsafe with threads, and the spawn method of `multiprocessing` would import the calling script
-again, so the child is a separate interpreter. It exits when its standard input closes, even in the middle of a
-file: files are written atomically.
+again, so the child is a separate interpreter. It exits when its standard input closes, even in the middle of
+a file: files are written atomically.
 """
 
 import os

@@ -70,28 +70,28 @@ class PositionDraws:
     rows: np.ndarray  # (b, 1) int64, row indices in the whole step
     document: np.ndarray  # (b or 1, T) int64
 
-    def text(self, what: str) -> np.ndarray:
-        """Return (b, T) uint64, equal for all tokens of a text."""
-        return bits(key_of(self.seed, self.step, "positions", what), self.rows, self.document)
-
-    def token(self, what: str, order: np.ndarray) -> np.ndarray:
-        """Return (b, T) uint64, different for each token."""
-        return bits(key_of(self.seed, self.step, "positions", what), self.rows, self.document, order)
+    def draw(self, what: str, *token: np.ndarray) -> np.ndarray:
+        """Return (b, T) uint64, equal for all tokens of a text, or different for each `token` (its order)."""
+        return bits(key_of(self.seed, self.step, "positions", what), self.rows, self.document, *token)
 
 
 class PlainPositions(DataModel):
     """Positions count from 0 in each text."""
 
     fractional: ClassVar[bool] = False  # whether positions are real-valued
+    bound: ClassVar[str | None] = None  # the setting that all positions are below
 
     name: Literal["plain"] = "plain"
 
     def reach(self, length: int) -> int:
         """1 + the largest possible position, rounded up, in texts of `length` tokens."""
-        return length
+        return length if self.bound is None else getattr(self, self.bound)
 
     def check(self, length: int) -> None:
         """Raise ValueError if texts of `length` tokens do not fit."""
+        if self.reach(length) < length:
+            setting = f"data.positions.{self.bound} = {self.reach(length)}"
+            raise ValueError(f"{setting} is less than train_length = {length}; set it to at least {length}")
 
     def apply(self, placed: PositionedTokens, draws: PositionDraws) -> PositionedTokens:
         """Replace the positions, which are `order`, by those of this sampler."""
@@ -113,7 +113,7 @@ class OffsetPositions(PlainPositions):
 
     def apply(self, placed: PositionedTokens, draws: PositionDraws) -> PositionedTokens:
         # Steps stay 1, so schemes that use only distances keep their fast paths.
-        return placed._replace(position=placed.order + below(draws.text("offset"), self.max_offset + 1))
+        return placed._replace(position=placed.order + below(draws.draw("offset"), self.max_offset + 1))
 
 
 class SubsetPositions(PlainPositions):
@@ -121,6 +121,8 @@ class SubsetPositions(PlainPositions):
 
     The positions of a text are drawn from 0 ... max_length−1 without replacement, and sorted.
     """
+
+    bound: ClassVar[str | None] = "max_length"
 
     name: Literal["random_subset"] = "random_subset"
     max_length: int = Field(
@@ -130,21 +132,11 @@ class SubsetPositions(PlainPositions):
         "row", description="one draw per text, or one per batch as in the authors' code"
     )
 
-    def reach(self, length: int) -> int:
-        return self.max_length
-
-    def check(self, length: int) -> None:
-        if self.max_length < length:
-            raise ValueError(
-                f"data.positions.max_length = {self.max_length} is less than train_length = {length}; set it "
-                f"to at least {length}"
-            )
-
     def apply(self, placed: PositionedTokens, draws: PositionDraws) -> PositionedTokens:
         """Map a text of n tokens to the sorted images of 0 ... n−1 under a random permutation."""
         if self.per == "batch":
             draws = PositionDraws(draws.seed, draws.step, 0 * draws.rows, 0 * draws.document)
-        keys = [draws.text(f"subset {r}") for r in range(ROUNDS)]
+        keys = [draws.draw(f"subset {r}") for r in range(ROUNDS)]
         order, document = (np.broadcast_to(x, keys[0].shape) for x in (placed.order, placed.document))
         drawn = shuffled(order, self.max_length, keys)
         # Documents are consecutive within a row, so one sort per row sorts each of them in place.
@@ -187,9 +179,9 @@ class CapePositions(PlainPositions):
         position = placed.order.astype(np.float64)
         if self.centre:
             position = position - (placed.lengths() - 1) / 2
-        position = position + symmetric(draws.text("shift"), self.global_shift)
-        position = position + symmetric(draws.token("jitter", placed.order), self.local_shift)
-        position = position * np.exp(symmetric(draws.text("scale"), np.log(self.scale)))
+        position = position + symmetric(draws.draw("shift"), self.global_shift)
+        position = position + symmetric(draws.draw("jitter", placed.order), self.local_shift)
+        position = position * np.exp(symmetric(draws.draw("scale"), np.log(self.scale)))
         return placed._replace(position=position, unit_steps=False)
 
 
@@ -201,23 +193,15 @@ class PosePositions(PlainPositions):
     shifted by U{0 ... target−n}. The authors' code also skips text between the parts; here it is contiguous.
     """
 
+    bound: ClassVar[str | None] = "target"
+
     name: Literal["pose"] = "pose"
     target: int = Field(2048, ge=2, le=1_000_000, description="target length T")
 
-    def reach(self, length: int) -> int:
-        return self.target
-
-    def check(self, length: int) -> None:
-        if self.target < length:
-            raise ValueError(
-                f"data.positions.target = {self.target} is less than train_length = {length}; set it to the "
-                "target length of the extension"
-            )
-
     def apply(self, placed: PositionedTokens, draws: PositionDraws) -> PositionedTokens:
         n = placed.lengths()
-        cut = 1 + below(draws.text("cut"), (n + 1) // 2)
-        leap = below(draws.text("leap"), self.target - n + 1)
+        cut = 1 + below(draws.draw("cut"), (n + 1) // 2)
+        leap = below(draws.draw("leap"), self.target - n + 1)
         position = placed.order + np.where(placed.order < cut, 0, leap)
         return placed._replace(position=position, unit_steps=False)
 
