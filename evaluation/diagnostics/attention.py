@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from evaluation.diagnostics.session import DiagnosticResult, DiagnosticSession
 from evaluation.diagnostics.settings import AttentionDiagnosticSettings
 from evaluation.diagnostics.turns import (
     RotaryPair,
@@ -21,45 +22,28 @@ from evaluation.diagnostics.turns import (
 )
 from evaluation.diagnostics.weights import AttentionRecorder, AttentionSample, bucket_edges, last_outputs
 from evaluation.errors import EvaluationError
-from evaluation.run import EvaluatedModel, absent_cells, resolve_all
+from evaluation.run import EvaluatedModel, absent_cells
 from evaluation.scoring.evaluate import evenly_spread
-from evaluation.scoring.forecast import (
-    ForecastRow,
-    choose_batch,
-    fit_pace,
-    forecast_line,
-    forecast_table,
-    memory_budget,
-    memory_needed,
-)
+from evaluation.scoring.forecast import fit_pace
 from evaluation.scoring.methods import TRAINED, Method
 from evaluation.scoring.plan import EvaluationPlan, make_plan
-from evaluation.scoring.text import EvaluationText
 from evaluation.statistics.intervals import unit_means
-from model import LinearMixer, ModelError, Transformer, find_device
+from model import LinearMixer, ModelError, Transformer
 
 
 @dataclass
-class AttentionResult:
+class AttentionResult(DiagnosticResult):
     """Everything measured; keys are (method, length). Windows are the same at every length and under each
     method.
 
     Attributes:
-        unit: (W,) the independent unit of every window.
         seen: merged over the windows.
         drift: (method, length, dtype) -> result of `output_drift`.
         absent: cells that do not exist, with the reason.
     """
 
     settings: AttentionDiagnosticSettings
-    subject: EvaluatedModel
     plan: EvaluationPlan
-    methods: list[Method]
-    schemes: dict[str, dict]
-    unit: np.ndarray
-    unit_kind: str
-    documents: int
-    facts: dict
     layer_kinds: list[str] = field(default_factory=list)
     seen: dict[tuple[str, int], AttentionSample] = field(default_factory=dict)
     pairs: dict[tuple[str, int], list[RotaryPair]] = field(default_factory=dict)
@@ -85,7 +69,7 @@ class AttentionResult:
         return out
 
 
-class AttentionSession:
+class AttentionSession(DiagnosticSession):
     """One attention evaluation: windows, memory budget and the model as trained.
 
     Raises:
@@ -93,46 +77,23 @@ class AttentionSession:
             too little memory.
     """
 
-    def __init__(
-        self,
-        settings: AttentionDiagnosticSettings,
-        subject: EvaluatedModel,
-        *,
-        store,
-        tokenizer,
-        methods: list[Method],
-        console,
-    ):
-        methods = [method for method in methods if not method.truncates]  # context cut to L0 is the row of L0
-        schemes = resolve_all(methods, subject)
-        self.bos_id = getattr(tokenizer, "bos_id", None)
-        self.settings, self.subject, self.console = settings, subject, console
-        self.text = EvaluationText(store, settings.bos, self.bos_id)
-        plan = make_plan(settings.of_loss(), self.text, store.hash, tokenizer.hash, subject.trained_length)
+    settings: AttentionDiagnosticSettings
+
+    def __init__(self, settings: AttentionDiagnosticSettings, subject: EvaluatedModel, *, store, **shared):
+        super().__init__(settings, subject, store=store, **shared)
+        hashes = store.hash, self.tokenizer.hash
+        plan = make_plan(settings.of_loss(), self.text, *hashes, subject.trained_length)
         if plan.note:
-            console.warn(plan.note)
+            self.console.warn(plan.note)
         self.chosen = {n: evenly_spread(plan.windows[n], settings.windows) for n in plan.lengths}
-        documents = self.chosen[plan.lengths[0]].document
-        unit_of, _, unit_kind = self.text.units()
-        self.result = found = AttentionResult(
-            settings,
-            subject,
-            plan,
-            methods,
-            schemes,
-            unit_of[documents],
-            unit_kind,
-            len(set(documents.tolist())),
-            {"corpus_hash": store.hash, "tokenizer_hash": tokenizer.hash},
-        )
-        found.absent.update(absent_cells(methods, plan.lengths, subject, refuse=False))
-        self.cells = [(r, n) for r in methods for n in plan.lengths if (r.label, n) not in found.absent]
+        self.result = found = AttentionResult(**self.about(self.chosen[plan.lengths[0]].document), plan=plan)
+        found.absent.update(absent_cells(self.methods, plan.lengths, subject, refuse=False))
+        self.cells = [(r, n) for r in self.methods for n in plan.lengths if (r.label, n) not in found.absent]
         if not self.cells:
             raise EvaluationError(
                 f"no method reaches any of the lengths {', '.join(map(str, plan.lengths))}: shorten lengths, "
                 f"or add a method that reaches further. {subject.legal}".rstrip()
             )
-        self.device = find_device(settings.device)
         self.few = min(settings.precision_windows, found.windows)
         self.dtypes = 1 + len(settings.precision) if settings.precision else 0
         self.trained = subject.load((), settings.dtype)
@@ -143,36 +104,25 @@ class AttentionSession:
             )
         found.layer_kinds = list(self.trained.settings.layer_kinds)
         self.unturned = unturned_features(self.trained)
-        self.budget = memory_budget(settings.memory, self.device)
         for length in sorted(plan.lengths, reverse=True):  # the longest one is refused first
-            self._batch(self.trained, length)
+            self.batch(self.trained, length, settings.targets)
 
     def forecast(self) -> None:
         """Print every cell with its memory, and the time of all."""
         found, s = self.result, self.settings
-        rows = [
-            ForecastRow(
-                method.label,
-                length,
-                found.windows,
-                length * found.windows,
-                memory_needed(self.trained, length, s.targets, self._batch(self.trained, length), s.chunk),
-            )
-            for method, length in self.cells
-        ]
-        self.console.table(
-            f"{self.subject.name}: attention in {found.windows} windows", *forecast_table(rows, found.absent)
-        )
+        windows = found.windows
+        rows = [self.row(self.trained, one.label, n, windows, s.targets) for one, n in self.cells]
         lengths = np.array([length for _, length in self.cells])
+        shortest = min(lengths)
         pace = fit_pace(
             lambda n: self._record(self.trained, self._tokens(n, slice(0, 1))[:, :-1], n),
-            min(lengths),
-            max(n for n in lengths if n <= max(2 * s.chunk, min(lengths))),
+            shortest,
+            max(n for n in lengths if n <= max(2 * s.chunk, shortest)),
         )
-        passes = found.windows + self.few * self.dtypes
-        seconds, peak = passes * pace.seconds(lengths), max(row.peak or 0 for row in rows)
-        tokens = passes * int(lengths.sum())
-        self.console.info(forecast_line(self.trained, len(rows), tokens, seconds, peak, self.budget))
+        passes = windows + self.few * self.dtypes
+        seconds, tokens = passes * pace.seconds(lengths), passes * int(lengths.sum())
+        title = f"attention in {windows} windows"
+        self.show_forecast(self.trained, title, rows, tokens, seconds, found.absent)
 
     def run(self) -> AttentionResult:
         """Run every method at every length."""
@@ -204,7 +154,7 @@ class AttentionSession:
             self._precision(method, [n for n in lengths if (method.label, n) in self.result.seen], advance)
 
     def _measure(self, model: Transformer, length: int, advance: Callable[[float], None]) -> AttentionSample:
-        parts, size = [], self._batch(model, length)
+        parts, size = [], self.batch(model, length, self.settings.targets)
         for start in range(0, self.result.windows, size):
             tokens = self._tokens(length, slice(start, start + size))[:, :-1]
             parts.append(self._record(model, tokens, length))
@@ -242,32 +192,24 @@ class AttentionSession:
         last_outputs(model, tokens, keep, length=length, chunk=chunk, hooks=recorder.hooks())
         return recorder.result()
 
-    def _batch(self, model: Transformer, length: int) -> int:
-        keep, chunk = self.settings.targets, self.settings.chunk
-        return choose_batch(model, length, keep, chunk=chunk, device=self.device, budget=self.budget)
-
 
 def merged(parts: list[AttentionSample]) -> AttentionSample:
     """The windows of several batches as one; a measure missing in a batch is NaN."""
-    names = list(dict.fromkeys(name for part in parts for name in part.values))
+    like = {name: value for part in parts for name, value in part.values.items()}
+    rows = [len(part.by_distance) for part in parts]
+    weights = torch.tensor(rows, dtype=torch.float64) / sum(rows)
 
     def values(name: str) -> Tensor:
-        like = next(part.values[name] for part in parts if name in part.values)
-        return torch.cat(
-            [
-                part.values.get(
-                    name, torch.full((len(part.by_distance), *like.shape[1:]), torch.nan).double()
-                )
-                for part in parts
-            ]
-        )
+        missing = like[name].new_full((1, *like[name].shape[1:]), torch.nan)
+        found = [
+            part.values.get(name, missing.expand(n, -1, -1)) for part, n in zip(parts, rows, strict=True)
+        ]
+        return torch.cat(found)
 
-    rows = torch.tensor([len(part.by_distance) for part in parts], dtype=torch.float64)
-    visible = torch.stack([part.visible for part in parts])
     return AttentionSample(
-        {name: values(name) for name in names},
+        {name: values(name) for name in like},
         torch.cat([part.by_distance for part in parts]),
-        (visible * rows[:, None, None]).sum(0) / rows.sum(),
+        torch.einsum("p,plb->lb", weights, torch.stack([part.visible for part in parts])),
         max(part.mismatch for part in parts),
     )
 

@@ -25,9 +25,8 @@ import torch
 
 from evaluation.diagnostics.attention import AttentionResult, mean_of_finite
 from evaluation.diagnostics.figures import draw_attention
-from evaluation.diagnostics.records import NO_ENDS, diagnostic_basis, over_units, rounded_record
 from evaluation.diagnostics.weights import MEASURES
-from evaluation.reports.base import Report, Table, rounded
+from evaluation.reports.base import NO_ENDS, Report, Table, over_units, rounded, rounded_record
 from evaluation.reports.sentences import name_of
 from evaluation.scoring.methods import TRAINED
 from evaluation.statistics.intervals import POINTS_ONLY_BELOW
@@ -91,7 +90,7 @@ class AttentionReport(Report):
         absent = {key: {"reason": reason} for key, reason in found.absent.items()}
         return {
             "kind": "attention",
-            **diagnostic_basis(found),
+            **found.basis(),
             "targets_hash": found.plan.hash,
             "windows": found.windows,
             "queries": found.settings.targets,

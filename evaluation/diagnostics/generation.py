@@ -10,23 +10,15 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from evaluation.diagnostics.repetition import by_bucket
+from evaluation.diagnostics.session import DiagnosticResult, DiagnosticSession
 from evaluation.diagnostics.settings import GenerationDiagnosticSettings
 from evaluation.errors import EvaluationError
-from evaluation.run import EvaluatedModel, resolve_all
-from evaluation.scoring.forecast import (
-    ForecastRow,
-    choose_batch,
-    fit_pace,
-    forecast_line,
-    forecast_table,
-    memory_budget,
-    memory_needed,
-)
+from evaluation.run import EvaluatedModel
+from evaluation.scoring.forecast import fit_pace
 from evaluation.scoring.methods import Method
 from evaluation.scoring.scoring import ModelScorer
 from evaluation.scoring.targets import draw_integer, draw_targets, tokens_needed
-from evaluation.scoring.text import EvaluationText
-from model import ModelError, Transformer, find_device
+from model import ModelError, Transformer
 from model.sampling import Generation, SamplingParams
 
 REAL = "real text"
@@ -38,7 +30,7 @@ def source_of(temperature: float) -> str:
 
 
 @dataclass
-class GenerationResult:
+class GenerationResult(DiagnosticResult):
     """Everything measured.
 
     Attributes:
@@ -50,13 +42,6 @@ class GenerationResult:
     """
 
     settings: GenerationDiagnosticSettings
-    subject: EvaluatedModel
-    methods: list[Method]
-    schemes: dict[str, dict]
-    unit: np.ndarray
-    unit_kind: str
-    documents: int
-    facts: dict
     edges: list[int]
     targets_hash: str
     values: dict[tuple[str, str], dict[str, np.ndarray]] = field(default_factory=dict)
@@ -69,26 +54,17 @@ class GenerationResult:
         return [*map(source_of, self.settings.temperatures), REAL]
 
 
-class GenerationSession:
+class GenerationSession(DiagnosticSession):
     """One generation evaluation: prompts, lengths and memory budget.
 
     Raises:
         EvaluationError: before any compute for what cannot work: documents too short, no room after prompts.
     """
 
-    def __init__(
-        self,
-        settings: GenerationDiagnosticSettings,
-        subject: EvaluatedModel,
-        *,
-        store,
-        tokenizer,
-        methods: list[Method],
-        console,
-    ):
-        self.settings, self.subject, self.tokenizer, self.console = settings, subject, tokenizer, console
-        methods = [method for method in methods if not method.truncates]  # truncation generates nothing new
-        schemes = resolve_all(methods, subject)
+    settings: GenerationDiagnosticSettings
+
+    def __init__(self, settings: GenerationDiagnosticSettings, subject: EvaluatedModel, *, store, **shared):
+        super().__init__(settings, subject, store=store, **shared)
         l0 = subject.trained_length
         prompt = settings.prompt or max(1, l0 // 2)
         total, width = settings.length or 4 * l0, settings.bucket or max(8, l0 // 2)
@@ -97,12 +73,10 @@ class GenerationSession:
                 f"length={total} leaves less than a bucket of {width} tokens after a prompt of {prompt}: "
                 "raise length, or lower prompt or bucket"
             )
-        text = EvaluationText(store, settings.bos, getattr(tokenizer, "bos_id", None))
-        each = _prompts_each(text.lengths, settings.prompts, total, total - prompt)
+        each = _prompts_each(self.text.lengths, settings.prompts, total, total - prompt)
         drawn = draw_targets(
-            text,
-            corpus_hash=store.hash,
-            tokenizer_hash=tokenizer.hash,
+            self.text,
+            **self.facts,
             longest=total - 1,
             span=total - prompt,
             documents=-(-settings.prompts // each),
@@ -110,42 +84,23 @@ class GenerationSession:
             seed=settings.seed,
             least_documents=settings.least_documents,
         )
-        unit_of, _, unit_kind = text.units()
-        self.result = GenerationResult(
-            settings,
-            subject,
-            methods,
-            schemes,
-            unit_of[drawn.document],
-            unit_kind,
-            len(set(drawn.document.tolist())),
-            {"corpus_hash": store.hash, "tokenizer_hash": tokenizer.hash},
-            [*range(prompt, total - width // 2, width), total],
-            drawn.hash,
-        )
-        self.real = text.windows(drawn.document, drawn.end, total - 1)  # (P, total)
-        self.ends = {method.label: _reach(self.result, method, total) for method in methods}
-        self.budget = memory_budget(settings.memory, find_device(settings.device))
+        edges = [*range(prompt, total - width // 2, width), total]
+        self.result = GenerationResult(**self.about(drawn.document), edges=edges, targets_hash=drawn.hash)
+        self.real = self.text.windows(drawn.document, drawn.end, total - 1)  # (P, total)
+        self.ends = {method.label: _reach(self.result, method, total) for method in self.methods}
 
     def forecast(self) -> None:
         """Print every method with its memory, and the time of all, from a few tokens generated."""
         prompts, prompt, s = len(self.real), self.result.edges[0], self.settings
-        model = self.subject.load((), s.dtype)
-        rows, seconds = [], 0.0
+        model, repeats = self.subject.load((), s.dtype), len(s.temperatures)
         few = min(8, min(self.ends.values()) - prompt)
         pace = fit_pace(lambda n: self._generate(model, self.real[:, : prompt + n], 0.0, None), few, few)
-        for method in self.result.methods:
-            end = self.ends[method.label]
-            batch = self._batch(model, end)
-            peak = memory_needed(model, end, end - prompt, batch, s.chunk)
-            rows.append(ForecastRow(method.label, end, prompts, prompts * end, peak))
-            seconds += len(s.temperatures) * pace.seconds(np.array([end - prompt]))
-        self.console.table(
-            f"{self.subject.name}: {prompts} prompts of {prompt} tokens", *forecast_table(rows, {}, "prompts")
+        rows = [self.row(model, label, end, prompts, end - prompt) for label, end in self.ends.items()]
+        seconds = sum(repeats * pace.seconds(np.array([end - prompt])) for end in self.ends.values())
+        tokens = repeats * sum(row.inputs for row in rows)
+        self.show_forecast(
+            model, f"{prompts} prompts of {prompt} tokens", rows, tokens, seconds, {}, "prompts"
         )
-        tokens = len(s.temperatures) * sum(row.inputs for row in rows)
-        peak = max(row.peak or 0 for row in rows)
-        self.console.info(forecast_line(model, len(rows), tokens, seconds, peak, self.budget))
 
     def run(self) -> GenerationResult:
         """Continue every prompt under every method and at every temperature, and score the text."""
@@ -160,10 +115,6 @@ class GenerationSession:
                     self._measure(method.label, source_of(temperature), model, tokens, ends)
                 self._measure(method.label, REAL, model, rows, np.full(len(rows), rows.shape[1]))
         return self.result
-
-    def _batch(self, model: Transformer, total: int) -> int:
-        how = {"chunk": self.settings.chunk, "device": model.embed.weight.device, "budget": self.budget}
-        return choose_batch(model, total, total - self.result.edges[0], **how)
 
     def _generate(
         self, model: Transformer, rows: np.ndarray, temperature: float, advance
@@ -198,9 +149,9 @@ class GenerationSession:
     ) -> None:
         """Score the rows with the model in one pass, declared at their own length, and count repetitions."""
         found, settings = self.result, self.settings
-        prompt, total, device = found.edges[0], tokens.shape[1], model.embed.weight.device
-        scorer = ModelScorer(model, device=device, chunk=settings.chunk, length=total)
-        size = self._batch(model, total)
+        prompt, total = found.edges[0], tokens.shape[1]
+        scorer = ModelScorer(model, device=self.device, chunk=settings.chunk, length=total)
+        size = self.batch(model, total, total - prompt)
         nll = np.full(tokens.shape, np.nan)
         for start in range(0, len(tokens), size):
             nll[start : start + size, prompt:] = scorer(tokens[start : start + size], total - prompt)

@@ -19,9 +19,8 @@ from matplotlib.figure import Figure
 
 from evaluation.diagnostics.figures import measures_figure, titled
 from evaluation.diagnostics.generation import REAL, GenerationResult
-from evaluation.diagnostics.records import diagnostic_basis, over_units
 from evaluation.diagnostics.repetition import MEASURES
-from evaluation.reports.base import Report, Table
+from evaluation.reports.base import Report, Table, over_units
 from evaluation.reports.figures import COLOURS, DASHED, INK, MARKERS, Curve, FigureText, Panel, save
 from evaluation.reports.sentences import name_of
 from evaluation.scoring.methods import TRAINED
@@ -56,7 +55,7 @@ class GenerationReport(Report):
     def document(self) -> dict:
         return {
             "kind": "generation",
-            **diagnostic_basis(self.result),
+            **self.result.basis(),
             "targets_hash": self.result.targets_hash,
             "prompts": len(self.result.unit),
             "edges": self.result.edges,

@@ -1,8 +1,8 @@
 """Record attention: what the last queries of a window attend to, read from the model's own attention.
 
-The model runs as it always does; after each layer it shows the views, values and scale that its kernel was
-given (`Transformer.forward(hooks=)`), and the same pairs are spelled out in blocks of queries. Memory is
-linear in the length. How far the spelled-out output lies from the kernel's is kept as `mismatch`.
+Hooks receive the views, values and scale of each layer's kernel (`Transformer.forward(hooks=)`) and compute
+the weights of the same pairs in blocks of queries, so memory is linear in the length. `mismatch` is the
+largest difference of the output of these weights from the kernel's.
 """
 
 from __future__ import annotations
@@ -90,13 +90,13 @@ class AttentionRecorder:
         self.trained_length, self.unturned = trained_length, unturned
         is_bos = None if bos_id is None else tokens == bos_id
         self.is_bos = is_bos if is_bos is not None and bool(is_bos.any()) else None
-        self.sums: list[dict[str, Tensor]] = [{} for _ in unturned]
+        self.sums: list[dict[str, tuple[Tensor, Tensor]]] = [{} for _ in unturned]  # numerators, denominators
         self.mismatch = 0.0
 
     def hooks(self) -> list[AttentionHook]:
-        return [functools.partial(self._watch, layer) for layer in range(len(self.unturned))]
+        return [functools.partial(self._record, layer) for layer in range(len(self.unturned))]
 
-    def _watch(
+    def _record(
         self,
         layer: int,
         views: list[AttentionView],
@@ -105,99 +105,80 @@ class AttentionRecorder:
         sink: Tensor | None,
         out: Tensor,
     ) -> None:
-        pairs = views[0].pairs
+        pairs, sums = views[0].pairs, self.sums[layer]
         size = max(1, PAIRS_AT_ONCE // (pairs.batch * pairs.heads * pairs.keys))
         for start in range(0, pairs.queries, size):
             stop = min(start + size, pairs.queries)
-            spelled = attention_details(views, v, scale, sink, start, stop, logits=True)
-            off = (spelled.output - out[:, :, start:stop].to(spelled.output.dtype)).abs().max()
+            block = attention_details(views, v, scale, sink, start, stop, logits=True)
+            off = (block.output - out[:, :, start:stop].to(block.output.dtype)).abs().max()
             self.mismatch = max(self.mismatch, float(off))
-            b, _, i, j = pairs.indices(start, stop, spelled.keys)
+            b, _, i, j = pairs.indices(start, stop, block.keys)
             distance = pairs.separation(b, i, j)[:1]  # the same in every row of a plain batch
-            found = self._measured(spelled, distance, start)
-            features = self.unturned[layer]
-            if features is not None:
-                found |= _variances(views, spelled, features, scale, start, stop)
-            sums = self.sums[layer]
-            for name, value in found.items():
-                sums[name] = sums[name] + value if name in sums else value
+            found = self._measured(block, distance, start)
+            if (features := self.unturned[layer]) is not None:
+                found["unturned_variance"] = _variances(views, block, features, scale, start, stop)
+            for name, (value, count) in found.items():
+                before = sums.get(name, (0, 0))
+                sums[name] = before[0] + value, before[1] + count
 
-    def _measured(self, spelled: AttentionDetails, distance: Tensor, start: int) -> dict[str, Tensor]:
-        """Sums over a block of queries, (B, H) each; `n:` the number of queries that are in a sum."""
-        weights, logits = spelled.weights, spelled.logits
+    def _measured(
+        self, block: AttentionDetails, distance: Tensor, start: int
+    ) -> dict[str, tuple[Tensor, Tensor]]:
+        """Sums over a block of queries and the number of queries in them: (B, H), or (B, H, buckets)."""
+        weights, logits = block.weights, block.logits
         assert logits is not None
-        total = weights.sum(-1)  # (B, H, t)
-        some = total > 0
+        total, finite = weights.sum(-1), torch.isfinite(logits)  # (B, H, t), (B, H, t, s)
+        some, every = total > 0, torch.ones_like(total, dtype=torch.bool)
         shares = weights / total.clamp(min=torch.finfo(total.dtype).tiny)[..., None]
-        seen = torch.isfinite(logits) | (weights > 0)
-        keys = seen.sum(-1)
-        entropy = torch.special.entr(shares).sum(-1)
-        several = some & (keys > 1)
+        seen = finite | (weights > 0)
+        keys, entropy = seen.sum(-1), torch.special.entr(shares).sum(-1)
         position = self.first_query + start + torch.arange(weights.shape[2], device=weights.device)
-        first = distance == position[:, None]  # (1, 1, t, s)
-        index = torch.bucketize(distance.clamp(min=0), self.edges, right=True) - 1
-        out = {
-            "entropy": _sum(entropy, some),
-            "n:entropy": some.sum(-1),
-            "entropy_relative": _sum(entropy / keys.clamp(min=2).double().log(), several),
-            "n:entropy_relative": several.sum(-1),
-            "first_token": _sum((weights * first).sum(-1)),
-            "mass_beyond": _sum((weights * (distance >= self.trained_length)).sum(-1)),
-            "mass_lost": _sum((1 - total).clamp(min=0)),
-            "reach_90": _sum(_reach(shares, distance), some),
-            "n:reach_90": some.sum(-1),
-            "distance_mean": _sum((shares * distance).sum(-1), some),
-            "n:distance_mean": some.sum(-1),
-            "keys": _sum(keys),
-            "by_distance": _by_bucket(weights, index, len(self.edges) - 1),
-            "visible": _by_bucket(
-                seen.to(weights.dtype) / keys.clamp(min=1)[..., None], index, len(self.edges) - 1
-            ),
-            "n": torch.full(total.shape[:2], total.shape[2], device=total.device),
+        first, beyond = distance == position[:, None], distance >= self.trained_length  # (1, 1, t, s)
+        deviation = _centred(logits, finite).square().sum(-1) / finite.sum(-1).clamp(min=1)
+        highest = logits.masked_fill(~finite, -torch.inf).amax(-1)
+        measured = {  # of each query, and the queries that count
+            "entropy": (entropy, some),
+            "entropy_relative": (entropy / keys.clamp(min=2).double().log(), some & (keys > 1)),
+            "first_token": ((weights * first).sum(-1), every),
+            "mass_beyond": ((weights * beyond).sum(-1), every),
+            "mass_lost": ((1 - total).clamp(min=0), every),
+            "logit_std": (deviation.sqrt(), finite.any(-1)),
+            "logit_max": (highest, finite.any(-1)),
+            "reach_90": (_reach(shares, distance), some),
+            "distance_mean": ((shares * distance).sum(-1), some),
+            "keys": (keys, every),
         }
         if self.is_bos is not None:
             at = (position[:, None] - distance).clamp(min=0)[:, 0]  # (1, t, s) index of the key's token
             marked = self.is_bos[:, at[0]][:, None]  # (B, 1, t, s)
-            out["bos"] = _sum((weights * marked).sum(-1))
-            out["n:bos"] = self.is_bos.any(-1)[:, None] * out["n"]
-        return out | _of_logits(logits)
+            measured["bos"] = (weights * marked).sum(-1), self.is_bos.any(-1)[:, None, None] & every
+        out = {
+            name: (torch.where(counted, values.double(), 0.0).sum(-1), counted.sum(-1))
+            for name, (values, counted) in measured.items()
+        }
+        index = torch.bucketize(distance.clamp(min=0), self.edges, right=True) - 1
+        uniform = seen.to(weights.dtype) / keys.clamp(min=1)[..., None]
+        for name, mass in (("by_distance", weights), ("visible", uniform)):
+            out[name] = _by_bucket(mass, index, len(self.edges) - 1), every.sum(-1)[..., None]
+        return out
 
     def result(self) -> AttentionSample:
         """Means over all recorded queries."""
 
-        def mean(sums: dict[str, Tensor], name: str) -> Tensor:
-            count = sums.get(f"n:{name}", sums["n"])
-            return (sums[name].double() / count).cpu()  # 0 / 0 is NaN: undefined
+        def mean(name: str) -> Tensor:
+            like = next(sums[name][0] for sums in self.sums if name in sums)
+            nothing = torch.zeros_like(like), torch.zeros_like(like)  # 0 / 0 is NaN: undefined
+            each = [sums.get(name, nothing) for sums in self.sums]
+            return torch.stack([(value.double() / count).cpu() for value, count in each], 1)
 
-        plain = [name for name in MEASURES if name != "unturned_variance"]
-        values = {
-            name: torch.stack([mean(sums, name) for sums in self.sums], 1)
-            for name in plain
-            if all(name in sums for sums in self.sums)
-        }
-        if any("variance" in sums for sums in self.sums):
-            nothing = torch.full_like(values["entropy"][:, 0], torch.nan)
-            parts = [
-                (sums["covariance"] / sums["variance"]).double().cpu() if "variance" in sums else nothing
-                for sums in self.sums
-            ]
-            values["unturned_variance"] = torch.stack(parts, 1)
-
-        def buckets(name: str) -> Tensor:
-            return torch.stack([(s[name].double() / s["n"][..., None]).cpu() for s in self.sums], 1)
-
-        return AttentionSample(values, buckets("by_distance"), buckets("visible").mean((0, 2)), self.mismatch)
-
-
-def _sum(values: Tensor, counted: Tensor | None = None) -> Tensor:
-    """(B, H, t) → (B, H) float64, of the queries that count."""
-    values = values.double()
-    return (values if counted is None else torch.where(counted, values, 0.0)).sum(-1)
+        known = [name for name in MEASURES if any(name in sums for sums in self.sums)]
+        values, visible = {name: mean(name) for name in known}, mean("visible").mean((0, 2))
+        return AttentionSample(values, mean("by_distance"), visible, self.mismatch)
 
 
 def _reach(shares: Tensor, distance: Tensor) -> Tensor:
-    """(B, H, t) the smallest r so that keys at distances below r have 90% of the mass. Keys stand in the
-    order of time, so that reversed they stand in that of distance; those of the future have no mass."""
+    """(B, H, t) the smallest r so that keys at distances below r have 90% of the mass. Keys are ordered by
+    time, so reversed they are ordered by distance; future keys have no mass."""
     running = shares.flip(-1).cumsum(-1)
     nearest = (running < REACH - ROUNDING).sum(-1, keepdim=True).clamp(max=shares.shape[-1] - 1)
     far = distance.flip(-1).expand(*shares.shape[:3], -1)
@@ -211,19 +192,6 @@ def _by_bucket(values: Tensor, index: Tensor, buckets: int) -> Tensor:
     return empty.scatter_add(-1, index.flatten(2).expand_as(flat), flat).double()
 
 
-def _of_logits(logits: Tensor) -> dict[str, Tensor]:
-    finite = torch.isfinite(logits)
-    some = finite.any(-1)
-    deviation = _centred(logits, finite).square().sum(-1) / finite.sum(-1).clamp(min=1)
-    highest = logits.masked_fill(~finite, -torch.inf).amax(-1)
-    return {
-        "logit_std": _sum(deviation.sqrt(), some),
-        "n:logit_std": some.sum(-1),
-        "logit_max": _sum(highest, some),
-        "n:logit_max": some.sum(-1),
-    }
-
-
 def _centred(values: Tensor, counted: Tensor) -> Tensor:
     """Values less their mean over the counted keys, 0 elsewhere."""
     values = torch.where(counted, values, 0.0)
@@ -233,27 +201,24 @@ def _centred(values: Tensor, counted: Tensor) -> Tensor:
 
 def _variances(
     views: list[AttentionView],
-    spelled: AttentionDetails,
+    block: AttentionDetails,
     features: Tensor,
     scale: float,
     start: int,
     stop: int,
-) -> dict[str, Tensor]:
-    """Variance of the logits over the keys, and its covariance with the part that some features of queries
-    and keys make, summed over the queries: the parts of all features add up to the variance."""
-    assert spelled.logits is not None
-    part = torch.zeros_like(spelled.logits)
+) -> tuple[Tensor, Tensor]:
+    """Covariance of the logits over the keys with the part of them that some features of queries and keys
+    make, and their variance, summed over the queries: the parts of all features add up to the variance."""
+    assert block.logits is not None
+    part = torch.zeros_like(block.logits)
     for view in views:
         dtype = mask_dtype(view.q)
         q = view.q[:, :, start:stop].to(dtype) * features.to(view.q.device)
-        k = repeated(view.k[:, :, spelled.keys].to(dtype), view.pairs.heads)
-        part = part + (q @ k.mT * scale) * view.pairs.seen(start, stop, spelled.keys)
-    finite = torch.isfinite(spelled.logits)
-    logits, part = _centred(spelled.logits, finite).double(), _centred(part, finite).double()
-    return {
-        "variance": logits.square().sum((-1, -2)),
-        "covariance": (logits * part).sum((-1, -2)),
-    }
+        k = repeated(view.k[:, :, block.keys].to(dtype), view.pairs.heads)
+        part = part + (q @ k.mT * scale) * view.pairs.seen(start, stop, block.keys)
+    finite = torch.isfinite(block.logits)
+    logits, part = _centred(block.logits, finite).double(), _centred(part, finite).double()
+    return (logits * part).sum((-1, -2)), logits.square().sum((-1, -2))
 
 
 @torch.no_grad()
@@ -268,8 +233,7 @@ def last_outputs(
 ) -> Tensor:
     """(B, keep, V) logits after the last `keep` of tokens (B, L), the ones before them prefilled in chunks.
 
-    `length` is what the model is told the length of the sequence is; `watch` sees the last pass alone, in
-    which there are exactly `keep` queries.
+    `length`: declared length of the sequence. `hooks` are called in the last pass, which has `keep` queries.
     """
     rows, inputs = tokens.shape
     cache = Cache(model, rows, inputs)

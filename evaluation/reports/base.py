@@ -8,8 +8,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from data.files import write_text
-from evaluation.statistics.intervals import Interval
+from evaluation.statistics.intervals import Interval, interval, unit_means
 
 Table = tuple[str, list[str], list[list[str]]]  # title, columns, rows
 
@@ -113,6 +115,23 @@ def finite(value: float) -> float | None:
 def rounded(value: float) -> float | None:
     """The value with six significant digits; None for NaN and infinity."""
     return float(f"{value:.6g}") if math.isfinite(value) else None
+
+
+NO_ENDS = {"low": None, "high": None}
+
+
+def over_units(result, values) -> dict:
+    """Mean and interval over units of the finite values, one value for each window or prompt."""
+    there = np.isfinite(values)
+    if not there.any():
+        return {"value": None, **NO_ENDS}
+    means = unit_means(values[there], result.unit[there])
+    found = interval(means, alpha=1 - result.settings.confidence, resamples=0)
+    return rounded_record({"value": found.estimate, "low": found.low, "high": found.high})
+
+
+def rounded_record(record: dict) -> dict:
+    return {key: rounded(value) if isinstance(value, float) else value for key, value in record.items()}
 
 
 def signed(value: float) -> str:
