@@ -38,7 +38,7 @@ def entries_of(names: Sequence[str], results: Sequence[EvaluationResult]) -> lis
     for name, other in zip(names, results, strict=True):
         if other.plan.hash != first.plan.hash or not np.array_equal(other.document, first.document):
             raise EvaluationError(
-                f"{name} and {names[0]} were not scored on the same targets; give both the same settings"
+                f"{name} and {names[0]} have different targets; evaluate both with the same settings"
             )
     return [
         Entry(name if method.label == TRAINED else f"{name}, {method.label}", result, method.label)

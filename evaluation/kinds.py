@@ -94,7 +94,7 @@ class LossEvaluation(Evaluation):
         """Settings that score all runs at the same lengths."""
         if settings.matrix or settings.protocol == "by-position":
             setting = "--matrix" if settings.matrix else "protocol=by-position"
-            raise EvaluationError(f"{setting} does not support several runs: evaluate each by itself")
+            raise EvaluationError(f"{setting} does not support several runs; evaluate them one at a time")
         first, *others = runs
         for other in others:
             if other.tokenizer.hash != first.tokenizer.hash:

@@ -13,7 +13,8 @@ class ContaminationSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     check: bool = Field(
-        default=True, description="exclude its passages (13 words, 30 Chinese characters) from the targets"
+        default=True,
+        description="exclude passages of this text (13 words, 30 Chinese characters) from the targets",
     )
 
 
@@ -44,7 +45,7 @@ class MeasurementSettings(BaseModel):
     )
     chunk: int = Field(4096, ge=1, description="longer inputs are prefilled in chunks of this many tokens")
     memory: float | None = Field(
-        None, gt=0, description="GiB the evaluation may use; default: 80% of what is free"
+        None, gt=0, description="memory limit of the evaluation in GiB; default: 80% of the free memory"
     )
 
     @field_validator("methods")

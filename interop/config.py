@@ -79,7 +79,7 @@ class _Reader:
         if value is None:
             if default:
                 return default[0]
-            raise InteropError(f"{self.file} has no '{key}': it is not the config of a Llama")
+            raise InteropError(f"{self.file} has no '{key}': this is not the config of a Llama model")
         accepted = (int,) if kind is int else (int, float)
         if isinstance(value, bool) or not isinstance(value, accepted) or not value > 0:
             what = "a whole number above 0" if kind is int else "a number above 0"

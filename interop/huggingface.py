@@ -38,9 +38,9 @@ def read_folder(folder: str | Path) -> ImportedModel:
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise InteropError(f"{folder} is not a folder: give the folder that holds {CONFIG}")
+        raise InteropError(f"{folder} is not a folder; pass the folder that contains {CONFIG}")
     if not (folder / CONFIG).is_file():
-        raise InteropError(f"{folder} holds no {CONFIG}: it is not a Hugging Face model folder")
+        raise InteropError(f"{folder} contains no {CONFIG}; it is not a Hugging Face model folder")
     shape = read_config(_json(folder / CONFIG), str(folder / CONFIG))
     where = _locate(folder)  # their name -> file
     names = theirs(shape.model)
@@ -51,7 +51,7 @@ def read_folder(folder: str | Path) -> ImportedModel:
     tied_copy = shape.model.tie_embeddings and left == ["lm_head.weight"]
     if left and not tied_copy:
         raise InteropError(
-            f"{folder} holds {_some(left)}, for which a plain Llama of this {CONFIG} has no place"
+            f"{folder} contains {_some(left)}, which a plain Llama of this {CONFIG} does not have"
         )
     model = Transformer(shape.model, shape.vocab_size, shape.train_length, shape.original_length)
     own, expected = model.state_dict(), shapes(shape.model, shape.vocab_size)
@@ -97,7 +97,7 @@ def _locate(folder: Path) -> dict[str, Path]:
             f"{pickles[0]} is a pickle, which can run code and is never opened: convert it with "
             "transformers' save_pretrained, which writes safetensors"
         )
-    raise InteropError(f"{folder} holds neither {WEIGHTS} nor {INDEX}")
+    raise InteropError(f"{folder} contains neither {WEIGHTS} nor {INDEX}")
 
 
 def _names(file: Path) -> list[str]:

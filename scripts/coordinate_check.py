@@ -163,7 +163,7 @@ def main() -> int:
     parser = Parser(__doc__)
     parser.add_argument("--widths", type=int, nargs="+", default=[32, 64, 128, 256])
     parser.add_argument(
-        "--grow", choices=("heads", "features"), default="heads", help="what a wider model has more of"
+        "--grow", choices=("heads", "features"), default="heads", help="what increases with the width"
     )
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default="adamw")
     parser.add_argument("--lr", type=float, default=0.01)
@@ -172,7 +172,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("coordinate_check"), help="path without a suffix")
     given = parser.parse_args()
     if len(set(given.widths)) < 2 or any(width % HEAD or width < 2 * HEAD for width in given.widths):
-        raise TrainingError(f"--widths: give two or more different multiples of {HEAD} from {2 * HEAD} on")
+        raise TrainingError(f"--widths: set at least two different multiples of {HEAD} from {2 * HEAD} on")
     if min(given.steps, given.seeds) < 1 or not given.lr > 0:
         raise TrainingError("--steps and --seeds must be at least 1, --lr above 0")
     optimizer = OPTIMIZERS[given.optimizer](given.lr)

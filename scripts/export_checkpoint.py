@@ -28,11 +28,11 @@ def main() -> int:
     parser = Parser(__doc__)
     parser.add_argument("run", type=Path, metavar="RUN")
     parser.add_argument("--step", type=int, help="of the checkpoint; by default the newest good one")
-    parser.add_argument("--weights", choices=("last", "ema"), help="by default the mean where there is one")
+    parser.add_argument("--weights", choices=("last", "ema"), help="default: ema if the run has EMA weights")
     parser.add_argument("--out", type=Path, required=True, help="the file, which must not exist yet")
     options = parser.parse_args()
     if options.out.exists():
-        raise TrainingError(f"{options.out} exists already: give another name, or move it away")
+        raise TrainingError(f"{options.out} already exists; choose another name or move it")
     if not options.out.absolute().parent.is_dir():
         raise TrainingError(f"{options.out}: its folder does not exist; make it first")
     loaded = load(options.run, checkpoint=options.step, weights=options.weights)

@@ -40,7 +40,7 @@ def import_folder(folder: Path, tokenizer_file: Path, out: Path):
     tokenizer = load_sentencepiece(tokenizer_file)
     _check_tokenizer(tokenizer, tokenizer_file, foreign)
     if is_run(out):
-        raise InteropError(f"{out} already is a run: give another --out")
+        raise InteropError(f"{out} is already a run; choose another --out")
     source = {"imported_from": [str(path) for path in foreign.files]}
     create_run(out, _settings(foreign, tokenizer_file), tokenizer, sys.argv, source)
     save_weights_only(

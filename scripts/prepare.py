@@ -63,7 +63,7 @@ def main() -> None:
     if options.verify:
         for store in (prepared.train, prepared.valid):
             store.verify()
-        console.info("every shard is as it was written")
+        console.info("the hashes of all shards match")
     print(prepared.folder)
 
 

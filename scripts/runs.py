@@ -29,7 +29,7 @@ def main() -> int:
     folder = parser.parse_args().folder
     runs = [file.parent for file in sorted(folder.rglob(SETTINGS)) if is_run(file.parent)]
     if not runs:
-        raise TrainingError(f"{folder} holds no runs; give the folder that does")
+        raise TrainingError(f"{folder} contains no runs; pass the directory of the runs")
     Console().table("", COLUMNS, [row_of(run) for run in runs])
     return 0
 

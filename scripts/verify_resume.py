@@ -64,7 +64,7 @@ def parse() -> Namespace:
     parser.add_argument("--steps", type=int, metavar="N", help="a budget of N steps instead of the run's")
     parser.add_argument("--kills", type=int, default=3, metavar="N", help="at least 2 (default: 3)")
     parser.add_argument("--ranks", type=int, nargs=2, metavar=("A", "B"), help="numbers of processes")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the moments of the kills")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the times of the kills")
     parser.add_argument("--out", metavar="FOLDER", help="keep both runs there (default: a temporary folder)")
     return parser.parse_args()
 
@@ -72,7 +72,7 @@ def parse() -> Namespace:
 def main() -> int:
     options, console = parse(), Console()
     if options.kills < 2:
-        raise TrainingError("--kills must be at least 2: a second resume finds what the first one hides")
+        raise TrainingError("--kills must be at least 2: some errors appear only at the second resume")
     for name, least in (("steps", options.steps), ("ranks", min(options.ranks or (1,)))):
         if least is not None and least < 1:
             raise TrainingError(f"--{name} must be at least 1, not {least}")
@@ -81,7 +81,7 @@ def main() -> int:
     out = Path(options.out or tempfile.mkdtemp(prefix="verify-resume-"))
     for name in ("reference", "killed"):
         if (out / name).exists():
-            raise TrainingError(f"{out / name} is there already: remove it, or give another --out")
+            raise TrainingError(f"{out / name} already exists; remove it or choose another --out")
     out.mkdir(parents=True, exist_ok=True)
     console.info(f"reference: {steps} steps on {processes(ranks[0])}, not disturbed")
     run_through(words, out / "reference", ranks[0])
@@ -111,7 +111,7 @@ def words_of(options: Namespace) -> tuple[list[str], int]:
     if steps < 3 * options.kills:
         fewer = f", or --kills {steps // 3}" if steps // 3 >= 2 else ""
         raise TrainingError(
-            f"{steps} steps are too few for {options.kills} kills, which take 3 each: give "
+            f"{steps} steps are too few for {options.kills} kills, which take 3 each; set "
             f"--steps {3 * options.kills}{fewer}"
         )
     every = settings.training.checkpoint.interval
@@ -126,7 +126,7 @@ def settings_of(word: str) -> str:
     if (folder / SETTINGS).is_file():
         return str(folder / SETTINGS)
     if "=" not in word and folder.suffix not in (".yaml", ".yml"):
-        raise TrainingError(f"{not_a_run(folder)}; give a run, YAML files or settings (key=value)")
+        raise TrainingError(f"{not_a_run(folder)}; pass a run, YAML files or overrides (key=value)")
     return word
 
 
@@ -278,7 +278,7 @@ def run_killed(
             )
         attempts.append(Attempt(number, begun, told(folder), struck))
         if not struck:
-            console.info(f"attempt {i + 1} was done before it could be killed")
+            console.info(f"attempt {i + 1} finished before it could be killed")
             break
     return attempts
 
@@ -377,12 +377,10 @@ def report(
     console.table("the run that was killed", columns, rows)
     kills = kills_tested(attempts)
     if kills < 2:
-        print(
-            f"NOT PROVEN: only {kills} kills struck with steps after them; give more --steps, or larger ones"
-        )
+        print(f"NOT PROVEN: only {kills} kills were followed by more steps; increase --steps")
         return 1
     if not edges:
-        print(f"no epoch ends within {steps} steps: give more --steps, or less text (data.max_bytes=...)")
+        print(f"no epoch ends within {steps} steps; increase --steps or reduce the text (data.max_bytes=...)")
     if wrong:
         print("DIFFERENT: " + "\n           ".join(wrong))
         return 1

@@ -253,7 +253,7 @@ def read_exposure(folder: Path, name: str = EXPOSURE) -> Exposure | None:
     path = folder / name
     if not path.is_file():
         return None
-    with damage_reported(path, "delete it, and it is computed again"), np.load(path) as stored:
+    with damage_reported(path, "delete it to recompute it"), np.load(path) as stored:
         arrays = {field.name: stored[field.name] for field in fields(Exposure)}
     return Exposure(
         **{key: value if value.ndim else int(value) for key, value in arrays.items()}  # pyright: ignore

@@ -144,7 +144,7 @@ class AttentionSession(DiagnosticSession):
                 self.result.seen[where] = self._measure(model, length, advance)
             except ModelError as error:
                 self.result.absent[where] = str(error)
-                self.console.warn(f"{method.label} at {length}: {error}; this cell is left out")
+                self.console.warn(f"{method.label} at {length}: {error}; this cell is skipped")
                 continue
             if pairs := pairs_of(self.trained, model, length):
                 self.result.pairs[where] = pairs

@@ -158,9 +158,7 @@ class GenerationSession(DiagnosticSession):
         edges = [edge for edge in found.edges if edge < total] + [total]
         values = by_bucket(tokens, ends, nll, edges)
         if not np.isfinite(values["nll"][:, 0]).any():
-            raise ModelError(
-                f"the model gives a loss that is not finite on its own text ({method}, {source})"
-            )
+            raise ModelError(f"the loss of the text is not finite ({method}, {source})")
         room = len(found.edges) - len(edges)
         found.values[method, source] = {
             name: np.pad(value, ((0, 0), (0, room)), constant_values=np.nan) for name, value in values.items()

@@ -118,7 +118,7 @@ def measure(
         if not np.isfinite(nll).all():
             row = int(np.flatnonzero(~np.isfinite(nll).all(axis=1))[0])
             raise CellFailed(
-                f"the model gives a loss that is not finite at length {inputs}, document "
+                f"the loss is not finite at length {inputs}, document "
                 f"{text.store.names[int(windows.document[members[row]])]}"
             )
         out[where] = nll.reshape(-1)

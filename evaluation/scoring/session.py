@@ -185,7 +185,7 @@ class CellSession(ABC):
                 self._add(cell, values)
         if self.console and len(missing) < len(cells):
             self.console.info(
-                f"{len(cells) - len(missing)} of {len(cells)} cells were measured before and are reused"
+                f"{len(cells) - len(missing)} of {len(cells)} cells are already done and reused"
             )
         return cells, missing
 
@@ -210,7 +210,7 @@ class CellSession(ABC):
             except (CellFailed, ModelError) as error:
                 self.result.failed[cell.where] = str(error)
                 if self.console:
-                    self.console.warn(f"{cell.method.label} at {cell.length}: {error}; this cell is left out")
+                    self.console.warn(f"{cell.method.label} at {cell.length}: {error}; this cell is skipped")
                 return
             if self.ranks.main:
                 self.store.save(cell.key, values)

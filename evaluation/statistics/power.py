@@ -116,7 +116,7 @@ def _documents(path: Path, evaluation: str | None) -> list[tuple[str, str, dict]
         }
         if len(own) > 1:
             raise EvaluationError(
-                f"{path} holds the evaluations {', '.join(own)}; choose one with --evaluation NAME"
+                f"{path} contains the evaluations {', '.join(own)}; choose one with --evaluation NAME"
             )
         for document in own.values():
             name = ",".join(f"{axis}={value}" for axis, value in axes.items()) or _scheme(document)

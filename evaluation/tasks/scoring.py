@@ -105,7 +105,7 @@ def read_items(
         candidates = np.array([[items[i].answer, *items[i].others] for i in members], dtype=np.int64)
         some, written = reader(prompts, candidates, min(length, cut or length))
         if not np.isfinite(some).all():
-            raise CellFailed(f"the model gives a loss that is not finite at length {length}")
+            raise CellFailed(f"the loss is not finite at length {length}")
         nll[members], exact[members] = some, written
         if after_batch:
             after_batch(len(members))

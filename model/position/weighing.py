@@ -63,5 +63,5 @@ def refuse_fractions(positions: TokenPositions, name: str) -> None:
     """Raise ModelError for real-valued positions."""
     if positions.position.is_floating_point():
         raise ModelError(
-            f"position scheme '{name}' does not support real-valued positions: give integer positions"
+            f"position scheme '{name}' does not support real-valued positions; use integer positions"
         )

@@ -102,7 +102,7 @@ def test_from_run_folder_to_results(home, monkeypatch, capsys):
     # Its own settings file is the same evaluation: nothing is computed again, and the numbers are the same.
     before = (folder / "results.csv").read_bytes()
     call(monkeypatch, home / "run", folder / "settings.yaml")
-    assert "18 of 18 cells were measured before" in capsys.readouterr().err
+    assert "18 of 18 cells are already done" in capsys.readouterr().err
     assert (folder / "results.csv").read_bytes() == before
 
 
@@ -242,7 +242,7 @@ def test_the_matrix_is_every_rule_a_checkpoint_can_take(home, monkeypatch, capsy
     before = (folder / "results.csv").read_bytes()
     call(monkeypatch, home / "run", folder / "settings.yaml")
     again = capsys.readouterr()
-    assert "cells were measured before" in again.err and "--verbose: why" in again.out
+    assert "cells are already done" in again.err and "--verbose: why" in again.out
     assert (folder / "results.csv").read_bytes() == before
 
 

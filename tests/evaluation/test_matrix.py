@@ -102,7 +102,7 @@ def test_an_interrupt_keeps_what_is_finished(do, subject):
         do(console, batch=1)
     console = Console()
     resumed = do(console, batch=1)
-    assert "cells were measured before" in console.lines[0]
+    assert "cells are already done" in console.lines[0]
     fresh = do(chunk=4095, batch=1)
     assert all((resumed.nll[k] == fresh.nll[k]).all() for k in want)
 
@@ -173,9 +173,9 @@ def test_a_non_finite_cell_fails_alone(do, subject, monkeypatch):
     console = Console()
     result = do(console)
     assert set(result.failed) == {("yarn", 16), ("yarn", 32), ("yarn", 64)}
-    assert ("window", 64) in result.nll and any("left out" in line for line in console.lines)
+    assert ("window", 64) in result.nll and any("skipped" in line for line in console.lines)
     text = "\n".join(LossReport(result, analyse(result)).summary())
-    assert "Not measured: yarn at 16: the model gives a loss that is not finite" in text
+    assert "Not measured: yarn at 16: the loss is not finite" in text
 
 
 @pytest.mark.parametrize("protocol", ["sliding", "non-overlapping", "by-position"])

@@ -74,7 +74,7 @@ def test_a_run_is_asked_what_it_was_trained_on_with_other_items(home, monkeypatc
     assert cells["trained", 128]["unit_accuracy"] == cells["truncate", 128]["unit_accuracy"]
     before = (folder / "results.csv").read_bytes()
     call(monkeypatch, home / "items", folder / "settings.yaml")
-    assert "6 of 6 cells were measured before" in capsys.readouterr().err
+    assert "6 of 6 cells are already done" in capsys.readouterr().err
     assert (folder / "results.csv").read_bytes() == before
 
 

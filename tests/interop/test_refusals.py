@@ -76,7 +76,7 @@ Q = "model.layers.1.self_attn.q_proj.weight"
     [
         ({Q: None}, f"lacks {Q}"),
         ({"lm_head.weight": None}, "lacks lm_head.weight.*tie_word_embeddings = true"),
-        ({"model.layers.1.self_attn.q_proj.bias": torch.zeros(60)}, "holds .*q_proj.bias.* no place"),
+        ({"model.layers.1.self_attn.q_proj.bias": torch.zeros(60)}, "contains .*q_proj.bias.* does not have"),
         ({"model.layers.3.input_layernorm.weight": torch.ones(24)}, "layers.3.input_layernorm.weight"),
         ({Q: torch.zeros(24, 60)}, rf"{Q} has shape \(24, 60\), .* \(60, 24\)"),
         ({Q: torch.zeros(60, 24, dtype=torch.int8)}, f"{Q} is stored as I8"),
@@ -119,7 +119,7 @@ def test_folders_that_are_none(folder, tmp_path):
     with pytest.raises(InteropError, match=r"config.json is not valid JSON"):
         read_folder(folder)
     (folder / "config.json").unlink()
-    with pytest.raises(InteropError, match=r"holds no config.json"):
+    with pytest.raises(InteropError, match=r"contains no config.json"):
         read_folder(folder)
 
 

@@ -126,7 +126,7 @@ def test_a_resume_with_other_settings_lists_each_and_names_the_fork(base, stem):
     with pytest.raises(TrainingError) as error:
         trained(*base, *STEM, *words, "--run-dir", stem)
     text = str(error.value)
-    assert f"--fork {stem} in place of --run-dir" in text and "--restart" in text
+    assert f"--fork {stem} instead of --run-dir" in text and "--restart" in text
     assert "\n       seed: 0 → 3\n       training.optimizer.lr: 0.002 → 0.001" in text
     assert "log_interval" not in text  # declared safe
     assert (stem / "manifest.json").read_bytes() == before

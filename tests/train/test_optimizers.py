@@ -83,6 +83,6 @@ def test_muon_z_loss_and_a_mean_of_weights(words, tmp_path, monkeypatch, capsys)
 
 def test_a_mean_that_is_not_there_is_not_read(words, tmp_path, monkeypatch):
     assert here(monkeypatch, *words, "training.tokens=192", "--run-dir", str(tmp_path / "a")) == 0
-    with pytest.raises(TrainingError, match=r"holds no mean of its weights: .* without training.ema"):
+    with pytest.raises(TrainingError, match=r"contains no EMA weights; .* without training.ema"):
         load(tmp_path / "a", weights="ema")
     assert load(tmp_path / "a").weights == "last"

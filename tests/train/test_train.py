@@ -215,7 +215,7 @@ def test_kept_by_policy_and_written_beside_the_steps_it_is_the_same_run(words, t
     policy += ["training.wandb.mode=online", "training.rank_timeout=5"]
     assert here(monkeypatch, *words, *policy, "--run-dir", str(folder)) == 0
     said = capsys.readouterr().err
-    assert "wandb stops here, training goes on" in said and "no route to host" in said
+    assert "wandb is disabled; training continues" in said and "no route to host" in said
     assert "best at 1 × train_length: step 12, held-out NLL" in said
     assert steps_of(folder) == [8, 12] and lines(folder) == lines(plain)
     for step in (8, 12):
@@ -247,7 +247,7 @@ def test_a_wandb_folder_that_cannot_be_written_stops_nothing(words, tmp_path, mo
     assert [line["step"] for line in lines(folder) if line["kind"] == "train"] == [1, 2, 3]
     assert (folder / "wandb").read_text() == "in the way"
     said = capsys.readouterr().err
-    assert "wandb stops here, training goes on" in said and "Not a directory" in said
+    assert "wandb is disabled; training continues" in said and "Not a directory" in said
 
 
 def test_text_too_short_for_the_lengths_leaves_no_run_behind(words, tmp_path, monkeypatch):

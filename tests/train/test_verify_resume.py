@@ -147,17 +147,17 @@ def test_a_kill_counts_where_steps_follow_it(attempts, kills, capsys):
     found = [Attempt(1, *one) for one in attempts]
     assert report(found, [3], 12, [], (1, 1), Console()) == (0 if kills == 2 else 1)
     said = capsys.readouterr().out
-    assert (f"after {kills} kills" if kills == 2 else f"only {kills} kills struck with steps after") in said
+    assert (f"after {kills} kills" if kills == 2 else f"only {kills} kills were followed by more steps") in said
 
 
 def test_what_proves_nothing_is_refused(words, tmp_path, monkeypatch):
     for options, said in (
         (["--kills", "1"], "must be at least 2"),
-        (["--steps", "4"], "4 steps are too few for 3 kills, which take 3 each: give --steps 9$"),
-        (["--steps", "7"], "7 steps are too few .* give --steps 9, or --kills 2$"),
+        (["--steps", "4"], "4 steps are too few for 3 kills, which take 3 each; set --steps 9$"),
+        (["--steps", "7"], "7 steps are too few .* set --steps 9, or --kills 2$"),
         (["--steps", "0"], "--steps must be at least 1, not 0"),
         (["--ranks", "0", "1"], "--ranks must be at least 1, not 0"),
-        (["runs/none"], "runs/none: no such run folder; .*give a run, YAML files or settings"),
+        (["runs/none"], "runs/none: no such run folder; .*pass a run, YAML files or overrides"),
     ):
         with pytest.raises(TrainingError, match=said):
             called(monkeypatch, verify_resume, *words, *options, "--out", tmp_path / "out")

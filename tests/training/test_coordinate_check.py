@@ -46,7 +46,7 @@ def test_the_script_writes_table_numbers_and_figure(monkeypatch, tmp_path, capsy
     at_base = [row["rms_change"] for row in rows if row["width"] == "32"]
     assert at_base[:4] == at_base[4:]
     assert out.with_suffix(".png").stat().st_size > 10_000
-    with pytest.raises(TrainingError, match=r"--widths: give two or more different multiples of 16"):
+    with pytest.raises(TrainingError, match=r"--widths: set at least two different multiples of 16"):
         run(monkeypatch, "--widths", "40", "64")
 
 

@@ -41,7 +41,7 @@ def test_none_is_made_or_imported_unless_asked_for(tmp_path, monkeypatch):
     assert mirrors(tmp_path, said) == [] and said.lines == []
     found = mirrors(tmp_path, said, "wandb.mode=offline", "tensorboard=true")
     assert [line.split()[0] for line in said.lines] == ["wandb", "tensorboard"]
-    assert all("training goes on" in line for line in said.lines)
+    assert all("training continues" in line for line in said.lines)
     for mirror in found:  # they are told nothing any more
         mirror.write(LINES[1])
         mirror.close()
@@ -71,7 +71,7 @@ def test_wandb_is_sent_steps_as_a_metric_and_given_up_once(tmp_path, monkeypatch
     assert (calls["project"], calls["mode"], calls["name"]) == ("p", "offline", "run-1")
     assert 0 < calls["settings"]["finish_timeout"] < 30  # schedulers kill what has not ended by then
     assert calls["settings"]["finish_timeout_raises"] is True
-    assert said.lines == ["wandb stops here, training goes on (metrics.jsonl has everything): no route"]
+    assert said.lines == ["wandb is disabled; training continues and metrics.jsonl is complete: no route"]
 
 
 def test_tensorboard_is_sent_numbers_and_purged_of_what_a_resumed_run_repeats(tmp_path, monkeypatch):

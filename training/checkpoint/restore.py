@@ -84,7 +84,9 @@ def restore(
     the saved one. Raises TrainingError where the checkpoint has no optimizer, or other groups.
     """
     if not checkpoint.has_optimizer:
-        raise TrainingError(f"{checkpoint.folder} holds weights only: it can be evaluated, not resumed")
+        raise TrainingError(
+            f"{checkpoint.folder} contains only weights; it can be evaluated, but not resumed"
+        )
     load_weights(model, checkpoint)
     saved = checkpoint.optimizer
     names = {id(weight): name for name, weight in named_weights(model)}

@@ -132,7 +132,9 @@ class ParentSettings(Settings):
         json_schema_extra={"may_change": True},
     )
     checkpoint: int | None = free(None, "step of its checkpoint; null: the newest", ge=0)
-    hash: str | None = Field(default=None, description="of that checkpoint; filled in, and checked if given")
+    hash: str | None = Field(
+        default=None, description="of that checkpoint; recorded at the start, and checked if set"
+    )
     fork: Literal[True] | None = optional(
         "true: continue its optimizer, step count and data order too, as --fork RUN does"
     )

@@ -63,7 +63,7 @@ class ParallelSettings(Settings):
     processes: int | None = free(None, "required number of processes; null: any", ge=1)
     sharding: Literal["auto", "none", "full"] = free(
         "auto",
-        "none: every process holds the whole model (DDP); full: weights, gradients and moments are sharded "
+        "none: every process has the whole model (DDP); full: weights, gradients and moments are sharded "
         "over all of them (FSDP2); auto: full where the accelerate config says FSDP",
     )
     activation_checkpointing: bool = free(
@@ -120,7 +120,7 @@ class ValidationSettings(Settings):
         [], "further validations: below 1 a share of the run, from 1 on a number of steps"
     )
     multiples: list[int] = free([1, 2, 4], "lengths, as multiples of train_length", min_length=1)
-    spans: int = free(32, "spans of targets, each from another place of the validation text", ge=1)
+    spans: int = free(32, "number of spans of targets, from different places of the validation text", ge=1)
     targets: int = free(64, "targets in each span, at the end of its context", ge=1)
 
     @field_validator("multiples")
@@ -143,7 +143,7 @@ class SampleSettings(Settings):
 
     interval: int | None = free(None, "steps between samples; null: only at the end", ge=1)
     prompts: list[str] | None = free(
-        None, "one sample for each; null: the first words of a held-out document"
+        None, "one sample per prompt; null: the beginning of a held-out document"
     )
     tokens: int = free(64, "new tokens in each sample", ge=1)
 

@@ -85,7 +85,7 @@ class Tracker:
             self._calls = None
             first = (str(error).splitlines() or [type(error).__name__])[0]
             self._console.warn(
-                f"{self.name} stops here, training goes on (metrics.jsonl has everything): {first}"
+                f"{self.name} is disabled; training continues and metrics.jsonl is complete: {first}"
             )
 
 

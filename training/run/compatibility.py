@@ -181,7 +181,7 @@ def _check_groups(parent: ParentRun, settings: RunSettings) -> None:
     """Check that the optimizer of the settings has the parameter groups of the checkpoint."""
     checkpoint = parent.checkpoint
     if not checkpoint.has_optimizer:
-        raise TrainingError(f"{checkpoint.folder} holds weights only, without an optimizer")
+        raise TrainingError(f"{checkpoint.folder} contains only weights, no optimizer state")
     # Parameter names do not depend on the vocabulary.
     own = make_optimizer(meta_model(settings), settings.training.optimizer).param_groups
     saved = checkpoint.optimizer["groups"]

@@ -90,7 +90,7 @@ def check_folder(folder: Path) -> None:
     nearest = next(path for path in (folder, *folder.parents) if path.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
         raise TrainingError(
-            f"{folder} cannot be made: {nearest} is not a folder one may write to; give another --run-dir"
+            f"{folder} cannot be created: {nearest} is not a writable directory; choose another --run-dir"
         )
 
 
@@ -140,10 +140,10 @@ def create_run(
     data they were trained on are unknown.
     """
     if is_run(folder):
-        raise TrainingError(f"{folder} already is a run; resume it, or start anew with --restart")
+        raise TrainingError(f"{folder} is already a run; resume it, or start again with --restart")
     if steps_of(folder):
         raise TrainingError(
-            f"{folder} holds checkpoints but no {MANIFEST}: restore that file, or start anew with --restart"
+            f"{folder} contains checkpoints but no {MANIFEST}: restore it, or start again with --restart"
         )
     (folder / "tokenizer").mkdir(parents=True, exist_ok=True)
     tokenizer.save(folder / "tokenizer")
@@ -180,7 +180,7 @@ def resume_run(
     if barred := changed(read_settings(folder), settings, free=False):
         raise TrainingError(
             f"{folder} was started with other settings; change them back, go on under the new ones in "
-            f"another run (--fork {folder} in place of --run-dir), or start anew (--restart):\n       "
+            f"another run (--fork {folder} instead of --run-dir), or start again (--restart):\n       "
             + "\n       ".join(barred)
         )
     for key, sentence in _SAME.items():  # the settings are equal, so these changed for another reason
@@ -317,7 +317,7 @@ def load(
         if chosen == "ema":
             if not found.has_average:
                 raise TrainingError(
-                    f"{found.folder} holds no mean of its weights: it was trained without training.ema"
+                    f"{found.folder} contains no EMA weights; it was trained without training.ema"
                 )
             load_average(model, found)
             said.append("weights are their exponential mean (training.ema)")

@@ -111,7 +111,7 @@ def read_run_settings(
     if not isinstance(asked, dict) or not isinstance(asked.get("run"), str):
         raise TrainingError("parent.run is missing: set parent.run=FOLDER, the run to start from")
     if folder is not None and folder.resolve() == Path(asked["run"]).resolve():
-        raise TrainingError(f"{folder} cannot extend itself (parent.run): give another --run-dir")
+        raise TrainingError(f"{folder} cannot extend itself (parent.run); choose another --run-dir")
     try:
         parent = open_parent(Path(asked["run"]), asked.get("checkpoint"), bool(asked.get("fork")))
     except TrainingError:

@@ -203,7 +203,7 @@ def held_out_targets(
     v, limit = settings.training.validation, reach_of(settings)
     if not data.valid.n_documents:
         raise TrainingError(
-            f"{data.valid.folder} holds no documents for the held-out loss: set data.valid_fraction above 0 "
+            f"{data.valid.folder} has no documents for the held-out loss; set data.valid_fraction above 0 "
             "or set data.valid_source"
         )
     requested = [multiple * settings.train_length for multiple in v.multiples]
