@@ -147,7 +147,7 @@ def test_a_kill_counts_where_steps_follow_it(attempts, kills, capsys):
     found = [Attempt(1, *one) for one in attempts]
     assert report(found, [3], 12, [], (1, 1), Console()) == (0 if kills == 2 else 1)
     said = capsys.readouterr().out
-    assert (f"after {kills} kills" if kills == 2 else f"only {kills} kills were followed by more steps") in said
+    assert (f"after {kills} kills" if kills == 2 else f"only {kills} kills were followed") in said
 
 
 def test_what_proves_nothing_is_refused(words, tmp_path, monkeypatch):
