@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -50,8 +51,9 @@ def prepare_cpu(threads: int | None) -> None:
         libc.mallopt(top_pad, 256 << 20)
 
 
+@lru_cache
 def peak_flops(device: torch.device) -> float:
-    """Peak rate in FLOP/s: from data sheets for known GPUs, else measured with a large matrix product."""
+    """Peak rate in FLOP/s: from data sheets for known GPUs, else measured once with a large matrix product."""
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
         known = [peak for part, peak in GPU_PEAKS.items() if part in name]
