@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.train.conftest import ROOT, environment
+from tests.training.conftest import ROOT, environment
 
 
 @dataclass(frozen=True)

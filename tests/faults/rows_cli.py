@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from tests.faults.fault import Fault, Result, call
-from tests.train.conftest import ROOT
+from tests.training.conftest import ROOT
 from training.logging.console import run_main
 
 POSITIONS = ROOT / "configs" / "position"

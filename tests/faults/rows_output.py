@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from tests.faults.fault import Fault, Result, call
-from tests.train.conftest import ROOT, command, environment
+from tests.training.conftest import ROOT, command, environment
 from training.checkpoint.storage import steps_of
 from training.errors import REQUEUE
 from training.run.directory import held

@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.training.toy import Net
+from tests.training.config.toy import Net
 from training.checkpoint.restore import load_average, restore
 from training.checkpoint.storage import find_checkpoint, save_checkpoint
 from training.config.optimizer_settings import AdamWSettings, EmaSettings

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.training.toy import Net
+from tests.training.config.toy import Net
 from training.checkpoint.retention import DIVERGED
 from training.checkpoint.storage import save_weights_only
 from training.config.trainer_settings import SkipNonFinite, SpikeSettings, StopOnNonFinite

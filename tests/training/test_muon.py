@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from tests.training.toy import Net
+from tests.training.config.toy import Net
 from training.config.optimizer_settings import AdamWBase, AdamWSettings, MuonSettings
 from training.optim.optimizer import make_optimizer, set_learning_rates, who_learns_at
 
@@ -104,7 +104,7 @@ def test_the_parts_follow_what_is_loaded():
 
 def test_sharded_updates_are_those_of_whole_weights_also_between_held_steps():
     """Muon's five steps in bfloat16 round otherwise where the products are summed over two processes."""
-    line = [*TORCHRUN, "-m", "tests.training.sharded_updates"]
+    line = [*TORCHRUN, "-m", "tests.training.distributed.sharded_updates"]
     found = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
     assert found.returncode == 0, found.stderr
     told = dict(one.split(" ", 1) for one in found.stdout.splitlines())

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from model import ModelSettings, Transformer
-from tests.training.toy import Net
+from tests.training.config.toy import Net
 from training.config.optimizer_settings import ROLES, AdamWSettings
 from training.errors import TrainingError
 from training.optim.combined import CombinedOptimizer

@@ -1,4 +1,4 @@
-"""Waiting for text with a process that says what it is told. Real ones: tests/train/test_streams.py."""
+"""Waiting for text with a process that says what it is told. Real ones: distributed/test_streams.py."""
 
 import errno
 import threading

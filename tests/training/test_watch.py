@@ -1,4 +1,4 @@
-"""Time that counts, and time that does not. Processes that are really lost: tests/train/test_ranks.py."""
+"""Time that counts, and time that does not. Processes that are lost: distributed/test_ranks.py."""
 
 import sys
 from types import SimpleNamespace

@@ -53,7 +53,7 @@ def prepare_cpu(threads: int | None) -> None:
 
 @lru_cache
 def peak_flops(device: torch.device) -> float:
-    """Peak rate in FLOP/s: from data sheets for known GPUs, else measured once with a large matrix product."""
+    """Peak rate in FLOP/s: from data sheets for known GPUs, else measured with a matrix product, once."""
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
         known = [peak for part, peak in GPU_PEAKS.items() if part in name]

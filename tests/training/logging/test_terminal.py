@@ -10,8 +10,8 @@ import subprocess
 import termios
 from contextlib import suppress
 
-from tests.train.conftest import command, environment
-from tests.train.test_train import here, lines, weights
+from tests.training.conftest import command, environment
+from tests.training.test_train import here, lines, weights
 
 
 def test_a_trace_is_written_and_changes_no_number(words, tmp_path, monkeypatch):

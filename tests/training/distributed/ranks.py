@@ -1,6 +1,6 @@
 """Pairs of processes to which things happen: forks of one that has paid for the imports, joined by gloo.
 
-python -m tests.train.ranks FOLDER WORD...      runs every scenario below and writes FOLDER/results.json
+python -m tests.training.distributed.ranks quick|slow FOLDER WORD...   writes FOLDER/results.json
 """
 
 import hashlib
@@ -13,6 +13,7 @@ import sys
 import time
 import traceback
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -23,8 +24,9 @@ from tests.processes import free_port
 from training.distributed.parallel import Parallel
 from training.errors import TrainingError
 from training.logging.metrics_logger import MetricsLogger
+from training.run.hardware import peak_flops
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 TIMEOUT = 3.0  # training.rank_timeout
 BUSY = 30.0  # what a busy machine may take to leave; what does not leave takes a minute or more
 ENDLESS = [
@@ -160,6 +162,7 @@ def signalled(folder: Path, words: list[str]) -> dict:
 
 def failing(folder: Path, words: list[str]) -> dict:
     """A run that was signalled goes on, and its metrics cannot be read, which the main rank alone does."""
+    shutil.copytree(folder.with_name("signalled"), folder)
     file = folder / "metrics.jsonl"
     file.write_bytes(file.read_bytes() + b"torn\n")
     pair = Pair(folder, [*words, *ENDLESS, "training.checkpoint.interval=null"])
@@ -253,21 +256,30 @@ def poisoned(folder: Path, words: list[str]) -> dict:
     return pair.told() | {"weights": weights}
 
 
+# Scenarios by name, those of the quick suite first: each kind of loss, and each phase of a run.
+QUICK = {
+    "poisoned": poisoned,
+    "signalled": signalled,
+    "failing": failing,
+    "failing last": failing_last,
+    "stopped": partial(lost, number=signal.SIGSTOP),
+    "killed early": partial(lost_early, number=signal.SIGKILL),
+    "interrupted early": partial(signalled_early, number=signal.SIGINT),
+}
+SLOW = {
+    "killed": partial(lost, number=signal.SIGKILL),
+    "stopped early": partial(lost_early, number=signal.SIGSTOP),
+    "told to end early": partial(signalled_early, number=signal.SIGTERM),
+}
+
+
 def main() -> None:
+    """The scenarios `quick` or `slow`, in FOLDER/results.json."""
     assert torch.get_num_threads() and train.main  # imported here, so that no fork has to
-    folder, words = Path(sys.argv[1]), sys.argv[2:]
-    results = {
-        "poisoned": poisoned(folder / "poisoned", words),
-        "signalled": signalled(folder / "signalled", words),
-        "failing": failing(shutil.copytree(folder / "signalled", folder / "failing"), words),
-        "failing last": failing_last(folder / "failing-last", words),
-        "killed": lost(folder / "killed", words, signal.SIGKILL),
-        "stopped": lost(folder / "stopped", words, signal.SIGSTOP),
-        "killed early": lost_early(folder / "killed-early", words, signal.SIGKILL),
-        "stopped early": lost_early(folder / "stopped-early", words, signal.SIGSTOP),
-        "told to end early": signalled_early(folder / "told-early", words, signal.SIGTERM),
-        "interrupted early": signalled_early(folder / "interrupted-early", words, signal.SIGINT),
-    }
+    peak_flops(torch.device("cpu"))  # measured once, for all forks
+    which, folder, words = sys.argv[1], Path(sys.argv[2]), sys.argv[3:]
+    scenarios = QUICK if which == "quick" else SLOW
+    results = {name: work(folder / name.replace(" ", "-"), words) for name, work in scenarios.items()}
     (folder / "results.json").write_text(json.dumps(results), encoding="utf-8")
 
 

@@ -1,6 +1,6 @@
 """Runs on text in groups that come late, alone and in pairs: signalled while they wait, killed, resumed.
 
-python -m tests.train.streams FOLDER WORD...      runs every scenario below and writes FOLDER/results.json
+python -m tests.training.distributed.streams FOLDER WORD...   writes all results to FOLDER/results.json
 """
 
 import fcntl
@@ -19,9 +19,10 @@ import train
 import training.logging.console
 from data import prepare
 from data.preparation.groups import TextGroups
-from tests.train.ranks import TIMEOUT, Pair, wait_for
+from tests.training.distributed.ranks import TIMEOUT, Pair, wait_for
 from training.logging.console import Console
 from training.logging.metrics_file import read_metrics
+from training.run.hardware import peak_flops
 from training.run.parent import read_run_settings
 
 
@@ -131,6 +132,7 @@ def alone(folder: Path, words: list[str], root: Path) -> dict:
 
 def main() -> None:
     assert torch.get_num_threads() and train.main  # imported here, so that no fork has to
+    peak_flops(torch.device("cpu"))  # measured once, for all forks
     folder, words = Path(sys.argv[1]), sys.argv[2:]
     results = {
         "one": alone(folder / "one", words, folder / "text-one"),

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from training.run.hardware import peak_flops
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -75,3 +77,9 @@ def denormals_again():
     """train.main flushes denormals for its whole process; here the process has other tests to run."""
     yield
     torch.set_flush_denormal(False)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def measured_machine():
+    """The peak rate is measured before any fork, so that forks do not measure it again."""
+    peak_flops(torch.device("cpu"))

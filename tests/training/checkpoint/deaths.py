@@ -1,15 +1,22 @@
-"""Processes that die while they write checkpoints. Each function runs in a process of its own and forks."""
+"""Processes that die while they write checkpoints: forks of one process, which runs all cases.
 
+python -m tests.training.checkpoint.deaths FOLDER   writes FOLDER/results.json
+"""
+
+import json
 import os
 import random
 import resource
 import signal
+import sys
 import time
+import traceback
+from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
 
-from tests.training.toy import Net
+from tests.training.config.toy import Net
 from training.checkpoint import storage as module
 from training.checkpoint.retention import prune
 from training.checkpoint.storage import (
@@ -179,3 +186,25 @@ def killed_at_every_write(folder):
         when += 1
     assert status == 0 and when > 12 and struck > 8, (status, when, struck)
     assert names(folder) == ["step-00000003", "step-00000005"]
+
+
+CASES = (writes_that_fail, killed_at_any_time, killed_at_every_write)
+
+
+def main() -> None:
+    """Run every case in a folder of its own; FOLDER/results.json holds the traceback of each, or ''."""
+    results = {}
+    for case in CASES:
+        folder = Path(sys.argv[1]) / case.__name__
+        folder.mkdir()
+        try:
+            case(folder)
+        except BaseException:
+            results[case.__name__] = traceback.format_exc()
+        else:
+            results[case.__name__] = ""
+    (Path(sys.argv[1]) / "results.json").write_text(json.dumps(results), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

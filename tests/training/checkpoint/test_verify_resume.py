@@ -29,6 +29,7 @@ def called(monkeypatch, script, *argv: object) -> int:
     return script.main()
 
 
+@pytest.mark.slow
 def test_killed_runs_end_bit_for_bit_as_one_that_was_not(words, tmp_path, monkeypatch, capsys):
     """Spikes are skipped on the way: their statistics are resumed too."""
     policy = ["training.on_spike={sigmas: 0.5, window: 3, limit: 1000}", "data.max_bytes=9000"]

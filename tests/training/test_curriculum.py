@@ -10,7 +10,7 @@ import pytest
 
 from data import DataError, open_prepared
 from data.sampling.exposure import read_exposure
-from tests.train.test_train import here, lines, weights
+from tests.training.test_train import here, lines, weights
 from training import TrainingError
 from training.checkpoint.storage import folder_of
 from training.exposure import exposure_of
@@ -177,6 +177,7 @@ def test_a_fork_of_text_in_groups_may_go_on_with_other_text(words, tmp_path, mon
             here(monkeypatch, *line, "--run-dir", str(folder))
 
 
+@pytest.mark.slow
 def test_stages_go_through_groups_and_resume_across_the_edges_of_both(words, tmp_path, monkeypatch):
     stages = "training.stages=[{length: 12, duration: 0.5, batch_size: 32}, {length: 24, batch_size: 16}]"
     words = [*words, stages, "training.tokens=15360", "training.batch_size=16", "data.group_bytes=4000"]

@@ -17,7 +17,7 @@ from data import prepare
 from data.settings import DataSettings
 from model import TokenPositions
 from model.sampling import Generation, SamplingParams
-from tests.train.curves import CLIP, Training, shared
+from tests.training.distributed.curves import CLIP, Training, shared
 from training.checkpoint import storage as module
 from training.checkpoint.checkpointer import CheckpointWriter
 from training.checkpoint.restore import load_weights, restore
@@ -34,7 +34,7 @@ from training.micro_batches import token_positions_of
 from training.run.checks import make_model
 
 GOLDEN = Path(__file__).with_name("golden_losses.json")
-STEPS = 50
+STEPS = 20
 # Windows of several documents: ranks and micro-batches have unequal numbers of targets.
 SMALL = [
     "training.validation.targets=8",
@@ -72,7 +72,7 @@ def prepared(corpus, prepared_root):
 
 @pytest.fixture(scope="module")
 def curves(prepared):
-    """Losses and norms of 50 steps by precision: one process, and accumulated over eight passes."""
+    """Losses and norms of 20 steps by precision: one process, and accumulated over eight passes."""
 
     def trained(precision, *more):
         return Training([*SMALL, f"training.precision={precision}", *more], prepared).steps(0, STEPS)
@@ -97,10 +97,10 @@ def test_ranks_have_unequal_numbers_of_targets(prepared):
 def test_eight_passes_have_the_curve_of_one(curves, precision):
     one, eight = curves[precision]
     assert differ(one, eight) < TOLERANCE[precision]
-    assert len({loss for loss, _ in one}) == STEPS and one[-1][0] < one[0][0] - 0.5
+    assert len({loss for loss, _ in one}) == STEPS and one[-1][0] < one[0][0] - 0.3
 
 
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_processes_have_the_curve_of_one(curves, prepared, world):
     def work():
         words = [*SMALL, "training.micro_batch_size=1"]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.processes import free_port
-from tests.train.conftest import run
+from tests.training.conftest import run
 from training.logging.metrics_file import read_metrics
 
 WORDS = [  # small enough for any GPU, large enough that what blocks keep is most of the memory

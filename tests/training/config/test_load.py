@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pydantic import Field
 
 from model import SCHEMES
-from tests.training.toy import Alibi, Root, Rope, S, Yarn
+from tests.training.config.toy import Alibi, Root, Rope, S, Yarn
 from training.config.load import (
     apply_overrides,
     differences,

@@ -14,8 +14,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from tests.training.deaths import Said, trained, update
-from tests.training.toy import Net
+from tests.training.checkpoint.deaths import Said, trained, update
+from tests.training.config.toy import Net
 from training.checkpoint import storage as module
 from training.checkpoint.restore import load_weights, restore
 from training.checkpoint.sharded import write_part
@@ -233,24 +233,19 @@ def test_disk_full_leaves_the_previous_one_intact(tmp_path, monkeypatch, call, a
     assert find_checkpoint(tmp_path).hash == good.hash
 
 
-def alone(function, folder):
-    """Run a function of deaths.py in a process of its own, where forking and dying disturb nobody."""
-    code = f"import sys\nfrom pathlib import Path\nfrom tests.training.deaths import {function}\n"
-    code += f"{function}(Path(sys.argv[1]))"
-    done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True)
+@pytest.fixture(scope="module")
+def deaths(tmp_path_factory) -> dict[str, str]:
+    """The cases of deaths.py, in one process where forking and dying disturb nobody."""
+    folder = tmp_path_factory.mktemp("deaths")
+    line = [sys.executable, "-m", "tests.training.checkpoint.deaths", str(folder)]
+    done = subprocess.run(line, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+    return json.loads((folder / "results.json").read_text())
 
 
-def test_a_write_that_really_fails(tmp_path):
-    alone("writes_that_fail", tmp_path)
-
-
-def test_kill_9_at_any_time_leaves_whole_checkpoints(tmp_path):
-    alone("killed_at_any_time", tmp_path)
-
-
-def test_kill_9_at_every_write_of_a_checkpoint(tmp_path):
-    alone("killed_at_every_write", tmp_path)
+@pytest.mark.parametrize("case", ["writes_that_fail", "killed_at_any_time", "killed_at_every_write"])
+def test_writes_that_are_refused_or_killed_leave_whole_checkpoints(deaths, case):
+    assert deaths[case] == ""
 
 
 def test_death_while_replacing_gives_the_old_one_its_name_back(tmp_path):

@@ -17,9 +17,9 @@ from safetensors.torch import load_file
 
 import train
 from tests.processes import free_port
-from tests.train.conftest import ROOT, environment
-from tests.train.curves import afresh, shared
-from tests.train.test_train import here, lines
+from tests.training.conftest import ROOT, environment
+from tests.training.distributed.curves import afresh, shared
+from tests.training.test_train import here, lines
 from training import validation as monitor
 from training.checkpoint import checkpointer as saving
 from training.checkpoint import storage as saved
@@ -47,6 +47,7 @@ def exact(words):
     return [*words, "training.precision=float64", "data.packing=intra_document"]
 
 
+@pytest.mark.slow
 def test_two_machines_have_the_losses_of_one_process(exact, tmp_path, monkeypatch):
     """Two launchers with node ranks 0 and 1 that meet on loopback, as scripts/launch/node.sh starts them."""
     assert here(monkeypatch, *exact, "--run-dir", str(tmp_path / "one")) == 0

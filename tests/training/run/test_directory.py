@@ -40,7 +40,7 @@ WORDS = [
     "training={tokens: 3000, batch_size: 3}",
     "training.validation.targets=8",
 ]
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 COMMAND = ["train.py", "configs/x.yaml"]
 EXTRA = {"data": "prepared/x", "data_hash": "d" * 8}
 

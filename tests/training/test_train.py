@@ -19,9 +19,8 @@ import train
 from data import DataError
 from evaluation import EvaluationError
 from model import ModelSettings, TokenPositions, Transformer
-from tests.processes import free_port
-from tests.train.conftest import command, environment, run
-from tests.train.curves import update
+from tests.training.conftest import command, environment, run
+from tests.training.distributed.curves import shared, update
 from training import TrainingError, validation
 from training.checkpoint.storage import AVERAGE, folder_of, steps_of
 from training.config.optimizer_settings import AdamWSettings
@@ -30,6 +29,7 @@ from training.config.trainer_settings import StopOnNonFinite
 from training.distributed.parallel import Parallel
 from training.errors import INTERRUPTED, REQUEUE
 from training.logging.metrics_file import read_metrics
+from training.logging.metrics_logger import MetricsLogger
 from training.micro_batches import MicroBatch
 from training.optim.optimizer import make_optimizer
 from training.optim.step_guard import StepGuard
@@ -83,10 +83,28 @@ def test_run_tells_every_step_and_validates_beyond_the_trained_length(whole, cor
     ("number", "status"),
     [(signal.SIGINT, INTERRUPTED), (signal.SIGTERM, REQUEUE), (signal.SIGUSR1, REQUEUE)],
 )
-def test_signal_saves_and_leaves(words, tmp_path, monkeypatch, number, status):
-    words = [*words, "training.tokens=15360"]
-    whole, folder = tmp_path / "whole", tmp_path / "stopped"
-    assert here(monkeypatch, *words, "--run-dir", str(whole)) == 0
+def test_a_signal_saves_a_checkpoint_and_exits(words, whole, tmp_path, monkeypatch, capsys, number, status):
+    folder, real = tmp_path / "stopped", MetricsLogger.step
+
+    def step(self, done, *args):
+        real(self, done, *args)
+        if done == 5:
+            signal.raise_signal(number)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MetricsLogger, "step", step)
+        slow = [*words, "training.checkpoint.interval=null"]
+        assert here(monkeypatch, *slow, "--run-dir", str(folder)) == status
+    assert f"stopped by {number.name} after step 6; saved" in capsys.readouterr().err
+    assert steps_of(folder) == [6]
+    assert here(monkeypatch, *words, "--run-dir", str(folder)) == 0
+    losses = [line["loss"] for line in lines(folder) if line["kind"] == "train"]
+    assert losses == [line["loss"] for line in lines(whole) if line["kind"] == "train"]
+
+
+@pytest.mark.slow
+def test_a_signal_to_a_process_saves_a_checkpoint_and_exits(words, tmp_path):
+    words, folder = [*words, "training.tokens=15360"], tmp_path / "stopped"
     slow = [*words, "training.checkpoint.interval=null", "training.validation.interval=1"]
     with subprocess.Popen(
         command(*slow, "--run-dir", str(folder)), env=environment(), stderr=subprocess.PIPE, text=True
@@ -96,15 +114,12 @@ def test_signal_saves_and_leaves(words, tmp_path, monkeypatch, number, status):
         ):
             assert process.poll() is None
             time.sleep(0.01)
-        process.send_signal(number)
+        process.send_signal(signal.SIGTERM)
         _, text = process.communicate(timeout=60)
-    assert process.returncode == status, text
-    assert f"stopped by {number.name} after step" in text and "to resume" in text
-    assert list((folder / "checkpoints").glob("step-*"))
+    assert process.returncode == REQUEUE, text
+    assert "stopped by SIGTERM after step" in text and "to resume" in text and steps_of(folder)
     again = run(*words, "--run-dir", str(folder), cwd=tmp_path)
     assert again.returncode == 0 and "resuming after step" in again.stderr
-    losses = [line["loss"] for line in lines(folder) if line["kind"] == "train"]
-    assert losses == [line["loss"] for line in lines(whole) if line["kind"] == "train"]
 
 
 def test_a_signal_while_the_first_step_waits_has_nothing_to_save(words, tmp_path, monkeypatch, capsys):
@@ -125,16 +140,8 @@ def test_a_signal_while_the_first_step_waits_has_nothing_to_save(words, tmp_path
 def test_two_processes_give_the_losses_of_one(words, tmp_path, monkeypatch):
     exact = [*words, "training.precision=float64", "data.packing=intra_document"]
     assert here(monkeypatch, *exact, "--run-dir", str(tmp_path / "one")) == 0
-    done = run(
-        *exact,
-        "training.micro_batch_size=3",
-        *("--run-dir", str(tmp_path / "two")),
-        cwd=tmp_path,
-        prefix=[sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"],
-        ACCELERATE_USE_CPU="true",
-        MASTER_PORT=str(free_port()),
-    )
-    assert done.returncode == 0, done.stderr
+    two = [*exact, "training.micro_batch_size=3", "--run-dir", str(tmp_path / "two")]
+    assert shared(2, lambda: here(monkeypatch, *two)) == [0, 0]
     manifest = json.loads((tmp_path / "two" / "manifest.json").read_text())
     assert manifest["attempts"][-1]["machine"]["processes"] == 2
     parallel = manifest["attempts"][-1]["parallel"]

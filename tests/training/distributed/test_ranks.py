@@ -4,13 +4,14 @@ import json
 import signal
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from data import prepare
-from tests.train.conftest import ROOT, environment
-from tests.train.ranks import BUSY, TIMEOUT
+from tests.training.conftest import ROOT, environment
+from tests.training.distributed.ranks import BUSY, TIMEOUT
 from training.checkpoint.storage import steps_of
 from training.errors import FAILED, INTERRUPTED, RANK_LOST, REQUEUE
 from training.logging.console import Console
@@ -26,14 +27,25 @@ WORDS = [
 
 
 @pytest.fixture(scope="module")
-def told(corpus, prepared_root, tmp_path_factory) -> tuple[Path, dict]:
-    folder = tmp_path_factory.mktemp("ranks")
+def scenarios(corpus, prepared_root, tmp_path_factory):
+    """Run the scenarios `quick` or `slow` once; returns their folder and results."""
     words = [*WORDS, f"data.source.path={corpus}", f"data.root={prepared_root}"]
     prepare(read_run_settings(words)[0].data, Console(quiet=True))
-    line = [sys.executable, "-m", "tests.train.ranks", str(folder), *words]
-    done = subprocess.run(line, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=400)
-    assert done.returncode == 0, done.stderr
-    return folder, json.loads((folder / "results.json").read_text())
+
+    @cache
+    def results(which: str) -> tuple[Path, dict]:
+        folder = tmp_path_factory.mktemp(which)
+        line = [sys.executable, "-m", "tests.training.distributed.ranks", which, str(folder), *words]
+        done = subprocess.run(line, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=400)
+        assert done.returncode == 0, done.stderr
+        return folder, json.loads((folder / "results.json").read_text())
+
+    return results
+
+
+@pytest.fixture
+def told(scenarios, request) -> tuple[Path, dict]:
+    return scenarios("slow" if request.node.get_closest_marker("slow") else "quick")
 
 
 def lines(folder: Path) -> list[dict]:
@@ -74,7 +86,10 @@ def test_a_rank_that_fails_after_the_last_step_does_not_leave_the_other_waiting(
     assert all("failed last" in log for log in found["logs"])
 
 
-@pytest.mark.parametrize(("name", "number"), [("killed", signal.SIGKILL), ("stopped", signal.SIGSTOP)])
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [pytest.param("killed", signal.SIGKILL, marks=pytest.mark.slow), ("stopped", signal.SIGSTOP)],
+)
 def test_a_lost_rank_is_noticed_in_time_and_only_the_steps_since_the_checkpoint_are_lost(told, name, number):
     folder, found = told[0], told[1][name]
     assert found["statuses"] == [RANK_LOST, -signal.SIGKILL], found["logs"]
@@ -89,7 +104,10 @@ def test_a_lost_rank_is_noticed_in_time_and_only_the_steps_since_the_checkpoint_
     assert lines(folder / name)[-1]["step"] - steps_of(folder / name)[-1] <= 1
 
 
-@pytest.mark.parametrize(("name", "number"), [("killed", signal.SIGKILL), ("stopped", signal.SIGSTOP)])
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [("killed", signal.SIGKILL), pytest.param("stopped", signal.SIGSTOP, marks=pytest.mark.slow)],
+)
 def test_a_rank_lost_before_the_first_step_is_noticed_and_a_slow_one_is_not_lost(told, name, number):
     """The main rank prepared for longer than training.rank_timeout, then the other was lost."""
     found = told[1][f"{name} early"]
@@ -105,7 +123,8 @@ def test_a_rank_lost_before_the_first_step_is_noticed_and_a_slow_one_is_not_lost
 
 @pytest.mark.parametrize(
     ("name", "status", "said"),
-    [("told to end", REQUEUE, "stopped by SIGTERM before the first step: nothing to save"),
+    [pytest.param("told to end", REQUEUE, "stopped by SIGTERM before the first step: nothing to save",
+                  marks=pytest.mark.slow),
      ("interrupted", INTERRUPTED, "interrupted")],
 )  # fmt: skip
 def test_a_signal_before_the_first_step_leaves_at_once_with_its_status(told, name, status, said):

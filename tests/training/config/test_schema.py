@@ -6,7 +6,7 @@ import re
 import pytest
 
 from scripts.make_schema import CLASSES
-from tests.training.toy import Root
+from tests.training.config.toy import Root
 from training.config.load import SettingsLayers
 from training.config.schema import FOLDER, defaults, read_schema, schema_of, schema_text
 

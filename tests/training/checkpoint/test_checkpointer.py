@@ -10,7 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.training.deaths import trained, update
+from tests.training.checkpoint.deaths import trained, update
 from training.checkpoint import storage as module
 from training.checkpoint.checkpointer import CheckpointWriter
 from training.checkpoint.retention import DIVERGED, best_of, held_out_state, kept, prune
