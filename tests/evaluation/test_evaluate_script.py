@@ -20,6 +20,7 @@ from studies.subjects import bos_first, offered
 from training.checkpoint.storage import save_weights_only
 from training.config.load import load_settings
 from training.config.settings import RunSettings
+from training.logging.console import run_main
 from training.run.directory import create_run, read_settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -292,32 +293,29 @@ def test_the_matrix_of_a_pattern_lays_a_rule_over_each_kind(home, monkeypatch, c
         ("learned", "methods=[trained]", "at most 24 tokens"),
     ],
 )
-def test_illegal_overrides_leave_with_2_and_nothing_written(home, tmp_path, run, words, message):
+def test_illegal_overrides_exit_with_2_and_nothing_written(home, monkeypatch, capsys, run, words, message):
     before = sorted((home / run).rglob("*"))
-    done = subprocess.run(
-        [sys.executable, ROOT / "evaluate.py", home / run, words, "lengths=[24,48]", "targets=8"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        cwd=tmp_path,
-    )
-    assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr.startswith("error: ") and message in done.stderr
-    assert "legal for a checkpoint trained with" in done.stderr
+    monkeypatch.setattr(sys, "argv", ["evaluate.py", str(home / run), words, "lengths=[24,48]", "targets=8"])
+    with pytest.raises(SystemExit) as ended:
+        run_main(script.main)
+    out, err = capsys.readouterr()
+    assert ended.value.code == 2 and out == ""
+    assert err.startswith("error: ") and message in err
+    assert "legal for a checkpoint trained with" in err
     assert sorted((home / run).rglob("*")) == before
 
 
-def test_help_names_every_setting_and_errors_leave_with_2():
+def test_help_names_every_setting_and_a_missing_run_exits_with_2(monkeypatch, capsys):
     done = subprocess.run(
         [sys.executable, "evaluate.py", "--help"], cwd=ROOT, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0
     for word in ("lengths", "spans_per_document", "truncate", "yarn"):
         assert word in done.stdout
-    bad = subprocess.run(
-        [sys.executable, "evaluate.py", "no-such-run"], cwd=ROOT, capture_output=True, text=True, timeout=120
-    )
-    assert bad.returncode == 2 and bad.stderr.startswith("error: no-such-run")
+    monkeypatch.setattr(sys, "argv", ["evaluate.py", "no-such-run"])
+    with pytest.raises(SystemExit) as ended:
+        run_main(script.main)
+    assert ended.value.code == 2 and capsys.readouterr().err.startswith("error: no-such-run")
 
 
 def test_runs_are_compared_with_the_first_on_the_same_targets(home, monkeypatch, capsys):

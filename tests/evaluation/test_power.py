@@ -2,7 +2,6 @@
 
 import json
 import math
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from scipy import stats
 
 from evaluation import EvaluationError
 from evaluation.statistics.power import half_to_see, needs, read_measured
+from scripts import power as script
 
 ROOT = Path(__file__).resolve().parents[2]
 UNITS = 12
@@ -145,15 +145,15 @@ def test_what_cannot_be_read_is_one_clear_error(file, tmp_path):
         read_measured([file(evaluation(1)), file(evaluation(2, targets="u"), "b.json")])
 
 
-def test_the_command(file):
+def test_the_command(file, monkeypatch, capsys):
     def call(*words):
-        command = [sys.executable, ROOT / "scripts" / "power.py", *map(str, words)]
-        return subprocess.run(command, capture_output=True, text=True, timeout=300)
+        monkeypatch.setattr(sys, "argv", ["power.py", *map(str, words)])
+        return script.main()
 
-    done = call(file(evaluation(1)), "--difference", "0.02", "--method", "trained")
-    assert done.returncode == 0, done.stderr
-    assert "half-width of at most 0.0140" in done.stdout and "documents needed" in done.stdout
-    (row,) = (line for line in done.stdout.splitlines() if line.startswith("│"))
+    assert call(file(evaluation(1)), "--difference", "0.02", "--method", "trained") == 0
+    out = capsys.readouterr().out
+    assert "half-width of at most 0.0140" in out and "documents needed" in out
+    (row,) = (line for line in out.splitlines() if line.startswith("│"))
     assert "rope (64): trained against trained at 64" in row and " ±0.0" in row and row.count("?") == 1
-    bad = call(file(evaluation(1)), "--difference", "-1")
-    assert bad.returncode == 2 and bad.stderr.startswith("error: ") and bad.stdout == ""
+    with pytest.raises(EvaluationError):
+        call(file(evaluation(1)), "--difference", "-1")

@@ -32,10 +32,10 @@ LAUNCHERS = {
 }
 
 
-def started(launcher, processes, run, *words, **environment):
-    """evaluate.py on a run, by several processes."""
+def started(launcher, processes, *words, **environment):
+    """evaluate.py by several processes."""
     return subprocess.Popen(
-        [sys.executable, *LAUNCHERS[launcher], str(processes), ROOT / "evaluate.py", run, *words],
+        [sys.executable, *LAUNCHERS[launcher], str(processes), ROOT / "evaluate.py", *words],
         env=os.environ | {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"} | environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -52,14 +52,8 @@ def results(run):
     return text.replace(str(run), "RUN"), table.replace(str(run), "RUN"), cells
 
 
-@pytest.mark.parametrize(
-    ("launcher", "processes"),
-    [
-        ("torchrun", 2),
-        pytest.param("torchrun", 4, marks=pytest.mark.slow),
-        pytest.param("accelerate", 2, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow  # tests/evaluation/test_ranks.py has processes without a launcher
+@pytest.mark.parametrize(("launcher", "processes"), [("torchrun", 2), ("torchrun", 4), ("accelerate", 2)])
 def test_processes_of_a_launcher_leave_the_files_of_one(home, monkeypatch, capsys, launcher, processes):  # noqa: F811
     words = [*SMALL, "folder=one", "batch=2", "methods=[trained,window]"]
     alone, shared = home / f"alone-{launcher}-{processes}", home / f"{launcher}-{processes}"
@@ -78,6 +72,22 @@ def test_processes_of_a_launcher_leave_the_files_of_one(home, monkeypatch, capsy
     # One process speaks: the same lines as that of one.
     assert out == printed.out.replace(str(alone), str(shared))
     assert errors.count("forecast:") == 1 and errors.count("evaluating: done") == 1
+
+
+@pytest.mark.slow
+def test_processes_compare_runs_as_one_process_does(home, monkeypatch):  # noqa: F811
+    runs = [home / f"compared-{name}" for name in ("run", "learned")]
+    for name, run in zip(("run", "learned"), runs, strict=True):
+        shutil.copytree(home / name, run, ignore=shutil.ignore_patterns("evaluation"))
+    words = [*SMALL[1:], "lengths=[24,48]", "batch=2"]
+    process = started("torchrun", 2, *runs, *words, "folder=shared")
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    for run in runs:
+        shutil.rmtree(run / "evaluation" / "cells")
+    call(monkeypatch, *runs, *words, "folder=alone")
+    tables = [(runs[0] / "evaluation" / name / "results.csv").read_text() for name in ("shared", "alone")]
+    assert tables[0] == tables[1] and len(tables[0].splitlines()) == 5
 
 
 @pytest.mark.slow
@@ -109,5 +119,5 @@ def test_a_launcher_that_silently_starts_one_process_is_refused(home):  # noqa: 
         check=False,
     )
     assert done.returncode != 0
-    assert "several processes were asked for and one was started" in done.stderr
+    assert "--num_processes" in done.stderr
     assert not (home / "run" / "evaluation").exists()
