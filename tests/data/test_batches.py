@@ -48,7 +48,7 @@ def line_of(batches: BatchSampler, epoch: int) -> np.ndarray:
 stores = st.lists(st.integers(1, 40), min_size=2, max_size=9).filter(lambda lengths: sum(lengths) > 30)
 
 
-@hypothesis_settings(max_examples=30, deadline=None)
+@hypothesis_settings(max_examples=15, deadline=None)
 @given(
     stores,
     st.integers(1, 13),
@@ -72,7 +72,7 @@ def test_each_window_once_an_epoch_and_each_token_in_place(lengths, train_length
         assert sorted(rows[epoch * n : (epoch + 1) * n]) == sorted(expected)
 
 
-@hypothesis_settings(max_examples=30, deadline=None)
+@hypothesis_settings(max_examples=15, deadline=None)
 @given(stores, st.integers(2, 13), st.integers(0, 40), st.sampled_from(["concat", "intra_document"]))
 def test_ranks_split_the_same_step(lengths, train_length, step, packing):
     store = make_store(lengths)
@@ -94,7 +94,7 @@ def test_ranks_split_the_same_step(lengths, train_length, step, packing):
     assert whole.n_targets == int((whole.targets != IGNORED).sum())
 
 
-@hypothesis_settings(max_examples=30, deadline=None)
+@hypothesis_settings(max_examples=15, deadline=None)
 @given(stores, st.integers(2, 13), st.integers(0, 20))
 def test_packed_documents_are_apart(lengths, train_length, step):
     batch = BatchSampler(
@@ -162,9 +162,9 @@ def test_permuted_is_a_permutation(n, key):
 def test_permutation_spreads():
     """Neighbours end up far apart, and every place is reached alike over many keys."""
     n = 50
-    images = np.array([permuted(np.arange(n), n, key) for key in range(2000)])
+    images = np.array([permuted(np.arange(n), n, key) for key in range(1000)])
     counts = np.array([np.bincount(images[:, i], minlength=n) for i in range(n)])
-    chi2 = ((counts - 40) ** 2 / 40).sum(axis=1)  # 49 degrees of freedom: mean 49, sd 9.9
+    chi2 = ((counts - 20) ** 2 / 20).sum(axis=1)  # 49 degrees of freedom: mean 49, sd 9.9
     assert chi2.max() < 49 + 6 * 9.9
     steps = np.abs(np.diff(images, axis=1)).mean()
     assert abs(steps - (n + 1) / 3) < 0.5  # mean distance of two places drawn at random
@@ -183,7 +183,7 @@ def test_share_of_cut_documents():
 def test_bad_requests():
     store = make_store([5, 7])
     with pytest.raises(DataError, match="has 12 tokens, fewer than the 13"):
-        BatchSampler(store, [Segment(12, 1)], packing="concat", seed=0)
+        BatchSampler(store, [Segment(4, 2, 3), Segment(12, 1)], packing="concat", seed=0)
     with pytest.raises(DataError, match="batch size 6 is not a multiple of the 4"):
         BatchSampler(store, [Segment(5, 6)], packing="concat", seed=0).batch(0, 0, 4)
     with pytest.raises(DataError, match="packing='loose' is unknown"):
@@ -193,7 +193,7 @@ def test_bad_requests():
 plans = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 5), st.integers(1, 7)), min_size=2, max_size=5)
 
 
-@hypothesis_settings(max_examples=60, deadline=None)
+@hypothesis_settings(max_examples=25, deadline=None)
 @given(stores, plans, st.integers(0, 99))
 def test_no_token_comes_twice_in_an_epoch_whatever_the_lengths(lengths, plan, seed):
     batches = BatchSampler(make_store(lengths), [Segment(*p) for p in plan], packing="concat", seed=seed)
@@ -254,8 +254,3 @@ def test_a_third_stage_begins_where_the_second_ended():
     slots = (7 * permuted(np.arange(11), 11, 1, 0, "windows")).tolist()
     assert starts[:2] == [slots[:4], slots[4:6]]
     assert sorted(starts[2]) == sorted(s + part for s in slots[6:] for part in (0, 3)) != starts[2]
-
-
-def test_a_stage_longer_than_the_text_is_refused():
-    with pytest.raises(DataError, match="has 12 tokens, fewer than the 13 of one window"):
-        BatchSampler(make_store([5, 7]), [Segment(4, 2, 3), Segment(12, 1)], packing="concat", seed=0)

@@ -2,6 +2,7 @@
 
 import tempfile
 from collections import Counter
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +32,7 @@ SAMPLERS = {
     "cape": CapePositions(global_shift=4, local_shift=0.4, scale=1.5, centre=True),
     "pose": PosePositions(target=29),
 }
-SIGHTS = [ExposureRule(), ExposureRule(3), ExposureRule(3, 2), ExposureRule(1, 40), ExposureRule(50, 2)]
+RULES = [ExposureRule(), ExposureRule(3), ExposureRule(3, 2), ExposureRule(1, 40), ExposureRule(50, 2)]
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +53,7 @@ def batches_of(store: TokenStore, packing: str, positions, *, length=13, batch=3
     return BatchSampler(store, [Segment(length, batch)], packing=packing, seed=seed, positions=positions)
 
 
-def by_loops(batches: BatchSampler, steps: range, sight: ExposureRule) -> tuple[Counter, Counter, int]:
+def by_loops(batches: BatchSampler, steps: range, rule: ExposureRule) -> tuple[Counter, Counter, int]:
     """Positions, distances and tokens counted one by one from batches as training gets them."""
     positions, distances, tokens = Counter(), Counter(), 0
     for step in steps:
@@ -66,8 +67,8 @@ def by_loops(batches: BatchSampler, steps: range, sight: ExposureRule) -> tuple[
             for i in range(length):
                 positions[round(position[r][i])] += 1
                 for j in range(i + 1):
-                    near = sight.window is None or order[r][i] - order[r][j] < sight.window
-                    if document[r][i] == document[r][j] and (near or order[r][j] < sight.sinks):
+                    near = rule.window is None or order[r][i] - order[r][j] < rule.window
+                    if document[r][i] == document[r][j] and (near or order[r][j] < rule.sinks):
                         distances[round(position[r][i] - position[r][j])] += 1
     return positions, distances, tokens
 
@@ -78,16 +79,22 @@ def as_counters(exposure: Exposure) -> tuple[Counter, Counter, int]:
     return Counter(positions), Counter(distances), exposure.tokens
 
 
-@pytest.mark.parametrize("packing", ["concat", "intra_document"])
-@pytest.mark.parametrize("positions", SAMPLERS.values(), ids=SAMPLERS)
-@pytest.mark.parametrize("sight", SIGHTS, ids=str)
-def test_counts_are_those_of_loops_over_the_batches(store, packing, positions, sight):
-    batches = batches_of(store, packing, positions)
-    ledger = ExposureLedger(batches, 9, lambda step: sight)
+def cases():
+    """Every sampler with both packings and one rule; with the other rules in the slow suite."""
+    for i, (name, packing) in enumerate(product(SAMPLERS, ["concat", "intra_document"])):
+        for j, rule in enumerate(RULES):
+            marks = [] if j == i % len(RULES) else [pytest.mark.slow]
+            yield pytest.param(packing, name, rule, marks=marks, id=f"{packing}-{name}-{j}")
+
+
+@pytest.mark.parametrize(("packing", "name", "rule"), list(cases()))
+def test_counts_are_those_of_loops_over_the_batches(store, packing, name, rule):
+    batches = batches_of(store, packing, SAMPLERS[name])
+    ledger = ExposureLedger(batches, 9, lambda step: rule)
     assert batches.windows_per_epoch(13) == 8  # so that steps span two epochs
     for step in (4, 9):  # in two parts, as checkpoints ask
         found = ledger.upto(step)
-        assert as_counters(found) == by_loops(batches, range(step), sight)
+        assert as_counters(found) == by_loops(batches, range(step), rule)
         assert (found.steps, found.counted) == (step, step)
 
 
@@ -115,12 +122,12 @@ def test_a_window_by_hand(store):
     assert found.distances.tolist() == [30, 24, 6, 6, 6]
 
 
-def test_sight_may_change_on_the_way(store):
+def test_rule_may_change_on_the_way(store):
     for packing, positions in (("intra_document", SAMPLERS["plain"]), ("concat", SAMPLERS["pose"])):
         batches = batches_of(store, packing, positions)
-        found = ExposureLedger(batches, 7, lambda step: SIGHTS[0] if step < 3 else SIGHTS[2]).upto(7)
-        first = by_loops(batches, range(3), SIGHTS[0])
-        second = by_loops(batches, range(3, 7), SIGHTS[2])
+        found = ExposureLedger(batches, 7, lambda step: RULES[0] if step < 3 else RULES[2]).upto(7)
+        first = by_loops(batches, range(3), RULES[0])
+        second = by_loops(batches, range(3, 7), RULES[2])
         assert as_counters(found) == tuple(a + b for a, b in zip(first, second, strict=True))
 
 
@@ -129,10 +136,10 @@ def test_sight_may_change_on_the_way(store):
 def test_lengths_may_change_on_the_way(store, packing, name):
     plan = [Segment(5, 4, 3), Segment(13, 2, 2), Segment(5, 3, 9)]
     batches = BatchSampler(store, plan, packing=packing, seed=4, positions=SAMPLERS[name])
-    ledger = ExposureLedger(batches, 14, lambda step: SIGHTS[0] if step < 4 else SIGHTS[2])
-    whole = by_loops(batches, range(4), SIGHTS[0])
+    ledger = ExposureLedger(batches, 14, lambda step: RULES[0] if step < 4 else RULES[2])
+    whole = by_loops(batches, range(4), RULES[0])
     assert as_counters(ledger.upto(4)) == whole
-    rest = by_loops(batches, range(4, 14), SIGHTS[2])
+    rest = by_loops(batches, range(4, 14), RULES[2])
     assert as_counters(ledger.upto(14)) == tuple(a + b for a, b in zip(whole, rest, strict=True))
 
 
@@ -143,7 +150,7 @@ def test_the_share_of_steps_by_hand(store, name, stride, monkeypatch):
     assert ExposureLedger(batches_of(store, "concat", SAMPLERS[name], length=5, batch=3), 2).stride == stride
 
 
-@pytest.mark.parametrize("name", ["offset", "subset", "pose"])
+@pytest.mark.parametrize("name", ["offset", "pose", pytest.param("subset", marks=pytest.mark.slow)])
 def test_a_long_run_is_counted_from_a_share_of_its_steps(store, name, monkeypatch):
     batches, steps = batches_of(store, "concat", SAMPLERS[name]), 600
     whole = ExposureLedger(batches, steps).upto(steps)

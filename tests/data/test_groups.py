@@ -1,13 +1,17 @@
-"""Text prepared in groups while training goes on: one order, whoever waits; loud where preparation died."""
+"""Text prepared in groups during training: a fixed order, and errors if preparation dies."""
 
+import errno
 import json
 import os
 import random
+import shutil
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
+import data.files
 import data.preparation.groups
 from data import BatchSampler, DataError, DataSettings, prepare
 from data.preparation.groups import TextGroups
@@ -15,9 +19,11 @@ from data.preparation.summary import NullConsole
 from data.sampling.batches import TrainingText
 from data.sampling.segments import Segment
 from tests.data.conftest import make_text
+from tests.data.test_prepare import Listener
+from training.run.directory import held
 
 
-@pytest.fixture(params=["jsonl", "hub"])
+@pytest.fixture(params=["jsonl", pytest.param("hub", marks=pytest.mark.slow)])
 def grouped(request, tmp_path) -> DataSettings:
     """90 documents in one file of records, read whole or streamed, in groups of 30 kB."""
     rng, file = random.Random(3), tmp_path / "records.jsonl"
@@ -46,7 +52,7 @@ def batches_of(groups: TextGroups) -> BatchSampler:
     )
 
 
-def test_groups_come_in_order_once_each_and_the_order_is_that_of_finished_text(grouped):
+def test_groups_are_read_in_order_once_each_whether_prepared_or_not(grouped):
     groups = TextGroups(grouped, prepare(grouped, workers=1))
     batches = batches_of(groups)
     with groups.preparing():  # as training does; the first steps do not wait
@@ -80,7 +86,7 @@ def test_groups_come_in_order_once_each_and_the_order_is_that_of_finished_text(g
         assert later._process is None  # nothing is left to prepare
 
 
-def test_a_preparation_that_died_is_told_and_goes_on_in_the_next_attempt(grouped, monkeypatch):
+def test_a_preparation_that_died_is_reported_and_resumed(grouped, monkeypatch):
     monkeypatch.setattr(data.preparation.groups, "PATIENCE", 0.3)
     groups = TextGroups(grouped, prepare(grouped, workers=1))
     with pytest.raises(DataError, match=r"group 1 of .* is not prepared: no process"):
@@ -98,7 +104,7 @@ def test_a_preparation_that_died_is_told_and_goes_on_in_the_next_attempt(grouped
         groups.store(1)
     monkeypatch.setattr(data.preparation.groups, "prepare_one", real)
     groups.prepare_rest(NullConsole())
-    monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail("waits for what is there"))
+    monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail("waits for a group that exists"))
     assert groups.store(1).n_documents
 
 
@@ -114,3 +120,62 @@ def test_a_limit_of_the_whole_text_ends_the_groups(grouped):
     assert listed["complete"] and len(listed["folders"]) == 2
     total = sum(groups.store(line).bytes.sum() for line in range(2)) + groups.first.valid.bytes.sum()
     assert 43_000 < total < 48_000
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, pytest.param(errno.EOPNOTSUPP, marks=pytest.mark.slow)])
+def test_a_disk_without_locks_is_reported_once(settings, tmp_path, monkeypatch, number):
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(data.files.fcntl, "flock", refuse)
+    grouped, console = settings.model_copy(update={"group_bytes": 20_000}), Listener()
+    groups = TextGroups(grouped, prepare(grouped, console, workers=1))
+    assert sum("without locks" in line for line in console.lines) == 1
+    monkeypatch.setattr(data.preparation.groups, "PATIENCE", 0.2)
+    with pytest.raises(DataError, match="no process prepares it"):
+        groups.store(1)
+    groups.prepare_rest(Listener())
+    assert groups.store(1).n_documents
+    with held(tmp_path / "run"), held(tmp_path / "run"):
+        pass
+
+
+def test_streams_that_a_step_needs_are_known_before_they_exist(settings, monkeypatch):
+    settings = settings.model_copy(update={"group_bytes": 25_000})
+    groups = TextGroups(settings, prepare(settings, workers=1))
+    batches = batches_of(groups)
+    monkeypatch.setattr(data.preparation.groups, "PATIENCE", -1)  # waiting for a stream raises an error
+    early = [batches.is_within(step, 0) for step in range(40)]
+    assert early[0] and not early[-1] and not groups.is_ready(1)
+    groups.prepare_rest(Listener())
+    assert groups.is_ready(1) and groups.is_ready(99)
+    last = [max(int(part.epoch.max()) for part in batches.windows(step, step + 1)) for step in range(40)]
+    assert early == [stream == 0 for stream in last]
+    for step in (0, 7, 19, 39):
+        assert [batches.is_within(step, stream) for stream in range(9)] == [
+            stream >= last[step] for stream in range(9)
+        ]
+    assert last[-1] > 1
+
+
+def test_an_altered_group_is_reported_and_prepared_again_once_deleted(settings):
+    settings = settings.model_copy(update={"group_bytes": 20_000})
+    first = prepare(settings, workers=1)
+    TextGroups(settings, first).prepare_rest(Listener())
+    hashes = TextGroups(settings, first).used(99)
+    group = Path(json.loads(TextGroups(settings, first).list.read_text())["folders"][1])
+    shard = next((group / "train").glob("*.tokens"))
+    raw = bytearray(shard.read_bytes())
+    raw[100] ^= 1
+    shard.write_bytes(raw)
+    assert TextGroups(settings, first).is_ready(1)
+    with pytest.raises(DataError, match=rf"{shard} has another hash.*delete {group} and prepare"):
+        TextGroups(settings, first).is_ready(1, verify=True)
+    shard.write_bytes(raw[:-1])
+    with pytest.raises(DataError, match=rf"{shard.name} is damaged.*delete {group} and prepare"):
+        TextGroups(settings, first).is_ready(1)
+    shutil.rmtree(group)
+    repaired = TextGroups(settings, first)
+    with repaired.preparing():
+        assert repaired.used(3) == hashes[:3] and repaired.is_ready(1, verify=True)
+        assert repaired.store(99).hash in hashes  # once all are listed again

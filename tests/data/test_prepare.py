@@ -1,4 +1,4 @@
-"""Preparation: whole or resumed, by one worker or several, the same shards; and clear words otherwise."""
+"""Preparation: the same shards whether interrupted or not, with any number of workers; errors."""
 
 import json
 import os
@@ -6,6 +6,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -13,7 +14,9 @@ import numpy as np
 import pytest
 
 import data.preparation.encoding
+import data.preparation.prepare
 from data import DataError, DataSettings, PreparedData, TokenStore, open_prepared, prepare, prepared_folder
+from data.files import locked
 from tests.corpora import STORIES, needs_stories
 
 HOUSE = Path(__file__).parents[2]
@@ -21,7 +24,7 @@ _WHOLE: list[tuple] = []
 
 
 class Listener:
-    """A console that remembers."""
+    """A console that records its output."""
 
     def __init__(self):
         self.lines: list[str] = []
@@ -373,3 +376,27 @@ def test_long_chinese_text(settings, tmp_path):
     text = (folder / store.names[0]).read_text()
     assert prepared.tokenizer.decode(store.document(0).tolist()) == text
     assert TokenStore(store.folder).hash == store.hash
+
+
+def test_incomplete_files_of_killed_processes_are_removed(settings):
+    folder = prepared_folder(settings)
+    (folder / "train").mkdir(parents=True)
+    (folder / "train" / ".00000.tokens.77.tmp").write_text("half")
+    assert prepare(settings, workers=1).folder == folder
+    assert not list(folder.rglob("*.tmp"))
+
+
+def test_a_second_preparation_of_a_folder_waits_for_the_first(tmp_path):
+    entered = threading.Event()
+
+    def enter():
+        with data.preparation.prepare._alone(tmp_path, Listener()):
+            entered.set()
+
+    second = threading.Thread(target=enter)
+    with open(tmp_path / ".lock", "w") as first:
+        assert locked(first)
+        second.start()
+        assert not entered.wait(0.3)
+    second.join()
+    assert entered.is_set()

@@ -58,13 +58,13 @@ def test_hard_texts_come_back(tokenizer, text):
     check_exact(tokenizer, text)
 
 
-@hypothesis_settings(max_examples=150, deadline=None)
+@hypothesis_settings(max_examples=60, deadline=None)
 @given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=60))
 def test_any_text_comes_back(tokenizer, text):
     check_exact(tokenizer, text)
 
 
-@hypothesis_settings(max_examples=60, deadline=None)
+@hypothesis_settings(max_examples=40, deadline=None)
 @given(text=st.text("ab 1\n\t\u2581", max_size=60))
 def test_spaces_and_lines_come_back(tokenizer, text):
     check_exact(tokenizer, text)

@@ -1,0 +1,43 @@
+"""Atomic writes and locks."""
+
+import errno
+import fcntl
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data.files import _host, atomic, locked, save_array
+from training.errors import TrainingError
+from training.run.directory import held
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path):
+    path = tmp_path / "x.json"
+    path.write_text("old")
+    with pytest.raises(OSError, match="No space left"), atomic(path) as file:
+        file.write(b"half")
+        raise OSError(28, "No space left on device")
+    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+
+
+def test_an_array_that_does_not_fit_names_its_file(tmp_path):
+    if not Path("/dev/full").exists():
+        pytest.skip("needs /dev/full")
+    file = tmp_path / "hashes.npy"
+    draft = file.with_name(f".{file.name}.{_host()}.{os.getpid()}.tmp")
+    draft.symlink_to("/dev/full")
+    with pytest.raises(OSError) as error:
+        save_array(file, np.arange(100_000))
+    assert error.value.errno == errno.ENOSPC and error.value.filename == str(file) and not file.exists()
+
+
+def test_a_lock_is_exclusive_unless_shared(tmp_path):
+    with open(tmp_path / "lock", "w") as mine, open(tmp_path / "lock", "w") as theirs:
+        assert locked(mine) is True and locked(theirs) is False
+        fcntl.flock(mine, fcntl.LOCK_UN)
+        assert locked(theirs, shared=True) is True and locked(mine, shared=True) is True
+        assert locked(mine) is False
+    with held(tmp_path), pytest.raises(TrainingError, match="trained by another process"), held(tmp_path):
+        pass
