@@ -14,7 +14,7 @@ class ContaminationSettings(BaseModel):
 
     check: bool = Field(
         default=True,
-        description="exclude passages of this text (13 words, 30 Chinese characters) from the targets",
+        description="exclude repeated passages of 13 words (30 Chinese characters) from the targets",
     )
 
 
@@ -77,7 +77,7 @@ class EvaluationSettings(MeasurementSettings):
     """Protocol, lengths, targets, methods and statistics of one evaluation."""
 
     protocol: Literal["fixed-targets", "sliding", "non-overlapping", "by-position"] = Field(
-        "fixed-targets", description="how tokens are chosen and how much context they get"
+        "fixed-targets", description="which tokens are scored, and with how much context"
     )
     lengths: list[int] | None = Field(
         None, description="input tokens; the trained length L0 is always added; default: L0 x 1, 2, 4, 8, 16"

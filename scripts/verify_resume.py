@@ -1,16 +1,16 @@
-"""Prove that a run resumes exactly: train it, kill it again and again, resume it, and compare every step.
+"""Verify that a run resumes exactly: train it, kill and resume it several times, and compare every step.
 
-    python scripts/verify_resume.py configs/tiny.yaml --steps 60        any settings that train.py takes
-    python scripts/verify_resume.py runs/tiny-0123456789 --steps 60     those of a run, which is only read
-    python scripts/verify_resume.py configs/tiny.yaml --ranks 1 2       resumed on other numbers of processes
+    python scripts/verify_resume.py configs/tiny.yaml --steps 60        any settings of train.py
+    python scripts/verify_resume.py runs/tiny-0123456789 --steps 60     settings of a run, which is only read
+    python scripts/verify_resume.py configs/tiny.yaml --ranks 1 2       resume on other numbers of processes
 
-One reference run is left alone. Another, of the same settings, is killed with SIGKILL at random steps, one of
-them just past the edge of an epoch where the steps reach one, and started again each time. Then each step of
-the two is compared: hash of the data, loss, gradient norm, learning rates, held-out losses, and at the end
-every tensor of weights and optimizer. On the same number of processes all must be equal to the bit, on a CPU;
-with --ranks A B attempts alternate between the two numbers, in float64, and losses must agree to 1e-10. The
-first step that differs is named. Exit status: 0 if nothing differs; 1 if something does, or too few kills
-struck with steps after them.
+A reference run is not interrupted. A second run with the same settings is killed with SIGKILL at random
+steps, one of them just after the end of an epoch if there is one, and resumed each time. The script
+compares each step of the two runs (hash of the data, loss, gradient norm, learning rates, validation
+losses) and, at the end, every tensor of weights and optimizer. With the same number of processes on a CPU
+all must be bit-identical. With --ranks A B, attempts alternate between two numbers of processes in float64,
+and losses must agree to 1e-10. The first step that differs is printed. Exit status: 0 if nothing differs; 1
+if something differs or no more than one kill was followed by further steps.
 """
 
 import math

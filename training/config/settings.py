@@ -46,8 +46,8 @@ class TrainingSettings(Settings):
     batch_size: int = Field(default=32, ge=1, description="sequences per optimizer step, over all devices")
     micro_batch_size: int | None = free(
         None,
-        "sequences of train_length per device and forward pass; null: all of a step at once. Shorter stages "
-        "take as many tokens",
+        "sequences of train_length per device and forward pass; null: all of a step. Shorter stages use "
+        "as many tokens",
         ge=1,
     )
     optimizer: OptimizerSettings = Field(
