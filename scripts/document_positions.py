@@ -88,7 +88,7 @@ def document() -> str:
         own = scheme.__dict__.get("exempt", {})
         exempt = ", ".join(own) if isinstance(own, dict) else ""
         summary = first_sentence(settings.__doc__)
-        cells = [f"[{name}](#{name})", summary, cached_form(scheme), cpu, gpu, ", ".join(legal), exempt]
+        cells = [f"[{name}](#{name})", summary, scheme.cached_form, cpu, gpu, ", ".join(legal), exempt]
         lines.append("| " + " | ".join(cell.replace("|", "\\|") or "–" for cell in cells) + " |")
     for name, (settings, scheme) in SCHEMES.items():
         lines += ["", f"## {name}", "", *scheme_section(settings, scheme)]
@@ -99,7 +99,8 @@ def document() -> str:
         found = choices(rope.model_fields[key].annotation, rope.model_fields[key])
         if key not in COMMON and found:
             lines += ["", *choices_section(key, rope.model_fields[key])]
-    lines += ["", *mixers(), *choices_section("data.positions", DataSettings.model_fields["positions"])]
+    lines += ["", *choices_section("mixer", ModelSettings.model_fields["mixer"])]
+    lines += choices_section("data.positions", DataSettings.model_fields["positions"])
     lines += ["", LEFT_OUT]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -120,7 +121,7 @@ def scheme_section(settings: type[PositionSettings], scheme: type[PositionalSche
 
 
 def kernels(name: str) -> tuple[str, str]:
-    """What the scheme's plan of a small plain pass is lowered to on a CPU and on a GPU."""
+    """The kernels of a small plain pass of the scheme on a CPU and on a GPU."""
     settings = ModelSettings.model_validate(
         {"dim": 64, "layers": 2, "heads": 2, "head_dim": 32, "position": {"name": name}}
     )
@@ -138,12 +139,8 @@ def kernels(name: str) -> tuple[str, str]:
     return LOWERINGS[cpu], LOWERINGS[gpu]
 
 
-def cached_form(scheme: type[PositionalScheme]) -> str:
-    return scheme.cached_form
-
-
 def prose(doc: str | None) -> str:
-    """A docstring as Markdown: paragraphs joined, lists and formulas left on lines of their own."""
+    """A docstring as Markdown."""
     return inspect.cleandoc(doc or "").replace("``", "`")
 
 
@@ -153,7 +150,7 @@ def first_sentence(doc: str | None) -> str:
 
 
 def field_table(cls: type[BaseModel], leave: tuple[str, ...]) -> list[str]:
-    """Settings of a class as a table, those named in `leave` left out."""
+    """Settings of a class as a table, without those named in `leave`."""
     lines = ["| setting | default | meaning |", "|---|---|---|"]
     for key, field in cls.model_fields.items():
         if key not in leave and key != "name":
@@ -174,7 +171,7 @@ def default(field: FieldInfo) -> str:
 
 
 def choices(annotation: Any, field: FieldInfo | None = None) -> list[type[BaseModel]]:
-    """The classes of a choice of a kind: a union told apart by `name`."""
+    """The classes of a union discriminated by `name`."""
     if get_origin(annotation) is Annotated:
         annotation = get_args(annotation)[0]
     parts = get_args(annotation)
@@ -183,7 +180,7 @@ def choices(annotation: Any, field: FieldInfo | None = None) -> list[type[BaseMo
 
 
 def choices_section(title: str, field: FieldInfo) -> list[str]:
-    """Each choice of a kind with its docstring and settings."""
+    """Each class of a discriminated union with its docstring and settings."""
     about = field.description or ""
     lines = [f"## {title}", "", f"{about[:1].upper()}{about[1:]}.", ""]
     for cls in choices(field.annotation):
@@ -194,11 +191,6 @@ def choices_section(title: str, field: FieldInfo) -> list[str]:
         lines += ["", prose(cls.__doc__), ""]
         lines += [f"- {key}" for key in keys] + ([""] if keys else [])
     return lines
-
-
-def mixers() -> list[str]:
-    field = ModelSettings.model_fields.get("mixer")
-    return choices_section("mixer", field) if field is not None else []
 
 
 if __name__ == "__main__":

@@ -4,9 +4,9 @@
     python scripts/prepare.py configs/data/folder.yaml data.source.path=texts data.tokenizer.vocab_size=8192
     python scripts/prepare.py configs/small.yaml configs/data/folder.yaml data.source.path=texts
 
-train.py does this by itself; this script is for doing it beforehand, or for text that is only evaluated on. A
-call that was interrupted goes on where it stopped; nothing is done twice. The last line on standard output is
-the folder made; its prepared.json holds the figures of the tables.
+train.py prepares text as well; use this script to do so beforehand, or for text that is only evaluated. An
+interrupted preparation resumes where it stopped. The last line on standard output is the prepared folder; its
+prepared.json has the numbers of the tables.
 """
 
 import sys
@@ -28,10 +28,10 @@ def parse() -> Namespace:
     parser = Parser(__doc__, add_help=False)
     parser.add_argument("words", nargs="*", default=[], metavar="FILE.yaml | key.inner=value")
     parser.add_argument(
-        "--workers", type=int, metavar="N", help="processes that tokenise; default: one a core"
+        "--workers", type=int, metavar="N", help="threads that tokenize; default: one per core"
     )
     parser.add_argument("--verify", action="store_true", help="compare every shard with its hash")
-    parser.add_argument("-h", "--help", action="store_true", help="this text, with every setting of data")
+    parser.add_argument("-h", "--help", action="store_true", help="print this text and every setting of data")
     options = parser.parse_args()
     if options.workers is not None and options.workers < 1:
         raise DataError(f"--workers must be at least 1, got {options.workers}")
@@ -48,7 +48,7 @@ def main() -> None:
     settings = load_settings(RunSettings, options.words)
     old = (prepared_folder(settings.data) / "prepared.json").is_file()
     prepared = prepare(settings.data, console, workers=options.workers)
-    if old:  # a new one has just been shown
+    if old:  # for a new one, prepare() has printed the tables
         show(prepared.summary, console)
     if prepared.train.n_tokens > settings.train_length:
         batches = BatchSampler(
@@ -57,8 +57,8 @@ def main() -> None:
         for length in sorted({portion.length for portion in settings.plan}):
             console.info(
                 f"windows of {length:,} tokens, {settings.data.packing}: "
-                f"{batches.windows_per_epoch(length):,} an epoch; {batches.cut_share(length):.1%} of the "
-                "documents are cut by a window's edge"
+                f"{batches.windows_per_epoch(length):,} per epoch; {batches.cut_share(length):.1%} of the "
+                "documents are cut at a window boundary"
             )
     if options.verify:
         for store in (prepared.train, prepared.valid):

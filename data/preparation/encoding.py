@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow
 
-from data.files import save_array, write_json
+from data.files import write_json
 from data.preparation.duplicates import ShingleIndex
 from data.preparation.spool import read_chunk
 from data.settings import DataSettings
@@ -62,9 +62,8 @@ class ChunkEncoder:
                 documents = self._encoded(table.filter(mask), index, result, hits)
                 shard = write_shard(self.folder / split, f"{number:05d}", self.dtype, documents)
             result["shards"][split] = shard
-        path = result_path(self.folder, chunk)
-        save_array(path.with_suffix(".hits.npy"), np.unique(np.concatenate(hits)))
-        write_json(path, result)
+        result["hits"] = np.unique(np.concatenate(hits)).tolist()
+        write_json(result_path(self.folder, chunk), result)
 
     def _encoded(
         self, table: pyarrow.Table, index: ShingleIndex | None, result: dict[str, Any], hits: list[np.ndarray]

@@ -52,7 +52,7 @@ def prepare(settings: DataSettings, console: Any = None, workers: int | None = N
     first group.
 
     Args:
-        workers: number of tokenizing processes; None: one per core.
+        workers: number of tokenizing threads; None: one per core.
 
     Raises:
         DataError: the text, the tokenizer or the folder needs a fix by the user.
@@ -279,22 +279,19 @@ class _Preparation:
             "ended": text.state["ended"],
             "bytes_read": int(text.bytes.sum()),
             "lossy_documents": sum(result["lossy"] for result in results),
-            "near_duplicates": self._duplicates(chunks, index, results),
+            "near_duplicates": self._duplicates(index, results),
         }
         write_json(self.folder / "prepared.json", {"settings": s.model_dump(), "summary": summary})
         return summary
 
-    def _duplicates(
-        self, chunks: list[Chunk], index: ShingleIndex | None, results: list[dict[str, Any]]
-    ) -> dict[str, Any]:
+    def _duplicates(self, index: ShingleIndex | None, results: list[dict[str, Any]]) -> dict[str, Any]:
         """Statistics of the excluded copies, and the fraction of validation shingles left in training."""
         if index is None:
             return {"documents": None, "share_of_bytes": None, "shingles_remaining": None}
         candidates = sum(int(spool.bytes[~self.masks[name]].sum()) for name, spool in self.spools.items())
-        hits = [np.load(result_path(self.folder, chunk).with_suffix(".hits.npy")) for chunk in chunks]
-        remaining, valid = len(np.unique(np.concatenate(hits))), len(np.unique(index.hashes))
+        remaining = len(set().union(*(result["hits"] for result in results)))
         return {
             "documents": sum(result["copies"] for result in results),
             "share_of_bytes": sum(result["copied_bytes"] for result in results) / max(candidates, 1),
-            "shingles_remaining": remaining / max(valid, 1),
+            "shingles_remaining": remaining / max(len(np.unique(index.hashes)), 1),
         }

@@ -9,6 +9,7 @@ import platform
 import sysconfig
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -36,32 +37,24 @@ class Files(Source):
         self.paths = [Path(p).expanduser() for p in as_list(settings.path)]
         self.label = utf8(self.paths[0].resolve().name.split(".")[0]) or "files"
         self.most = settings.max_document_bytes or LARGEST
-        self._files: list[tuple[str, Path]] | None = None
 
+    @cached_property
     def files(self) -> list[tuple[str, Path]]:
-        """(name, path) of each file, in the order of the given paths and sorted by name within
-        each folder.
-        """
-        if self._files is None:
-            found: dict[Path, str] = {}
-            for path in self.paths:
-                if not path.exists():
-                    raise DataError(
-                        f"{self.place}.path: {path} does not exist; set it to an existing folder or file"
-                    )
-                if path.is_file():
-                    found.setdefault(path, utf8(path.name))
-                else:
-                    prefix = f"{path.name}/" if len(self.paths) > 1 else ""
-                    for name in self._inside(path):
-                        found.setdefault(path / name, utf8(prefix + name))
-            if not found:
-                raise DataError(
-                    f"{self.place}: no file in {', '.join(map(str, self.paths))} matches "
-                    f"{', '.join(self.settings.patterns)}; set another path or patterns"
-                )
-            self._files = [(name, path) for path, name in found.items()]
-        return self._files
+        """(name, path) of each file, by the order of the given paths and by name within each folder."""
+        found: dict[Path, str] = {}
+        for path in self.paths:
+            if not path.exists():
+                raise DataError(f"{self.place}.path: {path} does not exist; set an existing folder or file")
+            prefix = f"{path.name}/" if len(self.paths) > 1 else ""
+            inside = [("", path.name)] if path.is_file() else [(n, prefix + n) for n in self._inside(path)]
+            for relative, name in inside:
+                found.setdefault(path / relative, utf8(name))
+        if not found:
+            raise DataError(
+                f"{self.place}: no file in {', '.join(map(str, self.paths))} matches "
+                f"{', '.join(self.settings.patterns)}; set another path or patterns"
+            )
+        return [(name, path) for path, name in found.items()]
 
     def _inside(self, folder: Path) -> list[str]:
         names = set()
@@ -74,7 +67,7 @@ class Files(Source):
         return sorted(name for name in names if not any(fnmatch.fnmatch(name, pattern) for pattern in out))
 
     def check(self) -> None:
-        self.files()
+        len(self.files)  # raises DataError if there are none
         if (manifest := self._manifest()) is not None and not manifest.is_file():
             raise DataError(f"{self.place}.manifest: {manifest} does not exist; set a jsonl file or null")
 
@@ -82,16 +75,16 @@ class Files(Source):
         return None if self.settings.manifest is None else Path(self.settings.manifest).expanduser()
 
     def fingerprint(self) -> str:
-        status = [(name, path.stat()) for name, path in self.files()]
+        status = [(name, path.stat()) for name, path in self.files]
         listing = [f"{name} {one.st_size} {one.st_mtime_ns}" for name, one in status]
         return hashlib.sha256("\n".join(listing).encode()).hexdigest()
 
     def documents(self, start: int = 0) -> Iterator[Document]:
         # A folder of plain files can be read from any file on; record files are read from the start and
         # skipped.
-        if self.settings.separator is None and not any(_has_records(path) for _, path in self.files()):
-            return self._read(self.files()[start:])
-        return itertools.islice(self._read(self.files()), start, None)
+        if self.settings.separator is None and not any(_has_records(path) for _, path in self.files):
+            return self._read(self.files[start:])
+        return itertools.islice(self._read(self.files), start, None)
 
     def _read(self, files: list[tuple[str, Path]]) -> Iterator[Document]:
         clusters, mark = self._clusters(), self.settings.separator
@@ -156,33 +149,31 @@ class Stdlib(Source):
     def __init__(self, settings: StdlibSource, place: str, folder: Path | None = None):
         super().__init__(settings, place)
         self.folder = folder or Path(sysconfig.get_paths()["stdlib"])
-        self._files: list[str] | None = None
 
+    @cached_property
     def files(self) -> list[str]:
         """Sorted file paths relative to the library folder."""
-        if self._files is None:
-            found = []
-            for root, folders, files in os.walk(self.folder):
-                folders[:] = [name for name in folders if name not in EXCLUDED]
-                inside = Path(root).relative_to(self.folder)
-                found += [(inside / name).as_posix() for name in files if name.endswith(".py")]
-            if not found:
-                raise DataError(
-                    f"{self.folder} has no files of Python's standard library; set {self.place}.name=files "
-                    f"and {self.place}.path"
-                )
-            self._files = sorted(found)
-        return self._files
+        found = []
+        for root, folders, files in os.walk(self.folder):
+            folders[:] = [name for name in folders if name not in EXCLUDED]
+            inside = Path(root).relative_to(self.folder)
+            found += [(inside / name).as_posix() for name in files if name.endswith(".py")]
+        if not found:
+            raise DataError(
+                f"{self.folder} has no files of Python's standard library; set {self.place}.name=files "
+                f"and {self.place}.path"
+            )
+        return sorted(found)
 
     def check(self) -> None:
-        self.files()
+        len(self.files)  # raises DataError if there are none
 
     def fingerprint(self) -> str:
-        listing = [f"{name} {(self.folder / name).stat().st_size}" for name in self.files()]
+        listing = [f"{name} {(self.folder / name).stat().st_size}" for name in self.files]
         return hashlib.sha256("\n".join([platform.python_version(), *listing]).encode()).hexdigest()
 
     def documents(self, start: int = 0) -> Iterator[Document]:
-        for name in itertools.islice(self.files(), start, None):
+        for name in itertools.islice(self.files, start, None):
             yield decoded(name, (self.folder / name).read_bytes())
 
 

@@ -231,7 +231,7 @@ def test_missing_data_set_is_one_clear_error():
 
 def test_standard_library(tmp_path):
     source = open_source(StdlibSource())
-    names = source.files()
+    names = source.files
     assert names == sorted(names) and "argparse.py" in names and "json/decoder.py" in names
     assert not [
         n for n in names if {"site-packages", "encodings", "pydoc_data", "__pycache__"} & {*n.split("/")}
@@ -239,4 +239,4 @@ def test_standard_library(tmp_path):
     first = next(d for d in source.documents() if not d.fault)
     assert first.text and next(iter(source.documents(names.index("argparse.py")))).name == "argparse.py"
     with pytest.raises(DataError, match="standard library"):
-        Stdlib(StdlibSource(), "data.source", tmp_path).files()
+        Stdlib(StdlibSource(), "data.source", tmp_path).check()
