@@ -117,7 +117,7 @@ def evaluate(
         folder: name of the results directory under RUN/evaluation.
         settings: top-level settings, such as `lengths=[256, 512]`, `methods=["trained", "yarn"]`.
     """
-    directory = Path(run if isinstance(run, (str, Path)) else run.folder)
+    directory = Path(run) if isinstance(run, (str, Path)) else run.folder
     overrides = [f"{key}={json.dumps(value)}" for key, value in (settings | {"folder": folder}).items()]
     results, printed = directory / "evaluation" / folder, io.StringIO()
     with (
@@ -137,15 +137,17 @@ def train(*arguments: str, run_dir: str | Path | None = None) -> "LoadedRun":
         arguments: settings files and overrides, such as `configs/tiny.yaml`, `training.tokens=1M`.
         run_dir: run directory; by default the one that train.py chooses.
     """
+    words = list(arguments)
     if run_dir is None:
-        words = list(arguments)
         settings, _ = import_module("training.run.extension").read_run_settings(words)
-        run_dir = import_module("training.run.directory").run_folder(settings, words)
-    with _command_line("train.py", *arguments, "--run-dir", str(run_dir)):
+        folder = Path(import_module("training.run.directory").run_folder(settings, words))
+    else:
+        folder = Path(run_dir)
+    with _command_line("train.py", *arguments, "--run-dir", str(folder)):
         status = import_module("train").main()
     if status:
         raise RuntimeError(f"training stopped with status {status}; the same call resumes it")
-    return load(run_dir)
+    return load(folder)
 
 
 @contextlib.contextmanager

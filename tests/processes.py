@@ -1,14 +1,23 @@
-"""Processes of a test that share something: forks of this one, whose imports are paid for once."""
+"""Processes of a test: forks of this one, and scripts in forks of a process that has imported them."""
 
 from __future__ import annotations
 
+import io
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import queue
+import runpy
 import socket
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
 from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def free_port() -> int:
@@ -50,3 +59,75 @@ def together(world: int, work: Callable[[], Any], seconds: float = 240) -> list[
     for process in processes:
         process.join()
     return [found[rank] for rank in range(world)]
+
+
+@cache
+def _server():
+    """Starts the process that has imported the scripts, once for all tests of this process."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["train", "evaluate", "generate", "scripts.prepare", "tests.processes"])
+    paths = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), paths]))
+    try:
+        multiprocessing.forkserver.ensure_running()
+    finally:
+        if paths is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = paths
+    return context
+
+
+class ScriptProcess:
+    """A script of the repository in a process of its own that need not import torch again; otherwise as
+    subprocess.Popen. `out`, `err`: files its streams are written to; None: the stream is closed."""
+
+    def __init__(
+        self,
+        script: str,
+        words: list[str],
+        cwd: Path,
+        out: Path | str | None,
+        err: Path | str | None,
+        environment: Mapping[str, str] = {},
+    ):
+        arguments = (script, words, str(cwd), out and str(out), err and str(err), dict(environment))
+        self._process = _server().Process(target=_run_script, args=arguments)
+        self._process.start()
+        self.pid: int = self._process.pid or 0
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, seconds: float) -> int:
+        self._process.join(seconds)
+        if (status := self._process.exitcode) is None:
+            raise subprocess.TimeoutExpired(self._process.name, seconds)
+        return status
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.join()
+
+
+def _run_script(script, words, cwd, out, err, environment) -> None:
+    os.environ.update(environment)
+    os.chdir(cwd)
+    for number, name in ((1, out), (2, err)):
+        if name is None:
+            os.close(number)
+        else:
+            file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            os.dup2(file, number)
+            os.close(file)
+    encoding = os.environ.get("PYTHONIOENCODING", "utf-8")
+    sys.stdout, sys.stderr = (
+        name and io.TextIOWrapper(io.FileIO(number, "w"), encoding, "backslashreplace", line_buffering=True)
+        for number, name in ((1, out), (2, err))
+    )  # None where the stream is closed, as at the start of Python
+    sys.__stdout__, sys.__stderr__ = sys.stdout, sys.stderr
+    sys.argv = [script, *words]
+    runpy.run_path(str(ROOT / script), run_name="__main__")

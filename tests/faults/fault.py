@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.training.conftest import ROOT, environment
+from tests.processes import ScriptProcess
 
 
 @dataclass(frozen=True)
@@ -37,17 +35,16 @@ class Fault:
     run: Callable[[Path, list[str]], Result]
     status: int = 2
     names: tuple[str, ...] = ()
+    is_slow: bool = False
 
 
-def call(script: str, *words: str, cwd: Path, **env: str) -> Result:
-    """A top-level script in a process of its own."""
-    done = subprocess.run(
-        [sys.executable, str(ROOT / script), *map(str, words)],
-        cwd=cwd,
-        env=environment(**env),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        timeout=120,
-        check=False,
-    )
-    return Result(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
+def call(script: str, *words: object, cwd: Path, **env: str) -> Result:
+    """A script in a process of its own."""
+    out, err = cwd.with_name(f"{cwd.name}.out"), cwd.with_name(f"{cwd.name}.err")
+    process = ScriptProcess(script, [str(word) for word in words], cwd, out, err, env)
+    try:
+        status = process.wait(120)
+    finally:
+        process.kill()
+    texts = (file.read_text(encoding="utf-8", errors="replace") for file in (out, err))
+    return Result(status, *texts)

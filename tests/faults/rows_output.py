@@ -9,7 +9,8 @@ from functools import partial
 from pathlib import Path
 
 from tests.faults.fault import Fault, Result, call
-from tests.training.conftest import ROOT, command, environment
+from tests.processes import ScriptProcess
+from tests.training.conftest import ROOT, environment
 from training.checkpoint.storage import steps_of
 from training.errors import REQUEUE
 from training.run.directory import held
@@ -18,36 +19,44 @@ LONG = ("training.tokens=4M", "training.validation.interval=null", "training.sam
 UNSAVED = "training.checkpoint.interval=null"
 
 
-def trains(redirect: str, folder: Path, words: list[str]) -> Result:
-    """A whole training whose output goes where the shell's `redirect` says."""
-    line = f'{{ "$@"; echo $? > status; }} {redirect}'
-    done = subprocess.run(
-        ["bash", "-c", line, "bash", *command(*words, "--run-dir=run")],
-        cwd=folder,
-        env=environment(),
-        capture_output=True,
-        timeout=120,
-        check=False,
-    )
+def trains_into_a_closed_pipe(folder: Path, words: list[str]) -> Result:
+    """A whole training whose output is read up to its second line."""
+    os.mkfifo(pipe := folder / "pipe")
+    process = ScriptProcess("train.py", [*words, "--run-dir=run"], folder, pipe, pipe)
+    with open(pipe, encoding="utf-8") as reader:
+        assert reader.readline() and reader.readline()
+    return ended(process, folder)
+
+
+def trains(out: str | None, err: str | None, folder: Path, words: list[str]) -> Result:
+    """A whole training with these output streams."""
+    return ended(ScriptProcess("train.py", [*words, "--run-dir=run"], folder, out, err), folder)
+
+
+def ended(process: ScriptProcess, folder: Path) -> Result:
+    """The result of a whole training."""
+    try:
+        status = process.wait(120)
+    finally:
+        process.kill()
     assert steps_of(folder / "run")[-1] == 12
-    return Result(int((folder / "status").read_text()), done.stdout.decode(), done.stderr.decode())
+    return Result(status, "", "")
 
 
 class Training:
     """A long training, from its first steps on."""
 
-    def __init__(self, folder: Path, words: list[str], *prefix: str):
-        self.run, log = folder / "run", folder / "log"
-        line = [
-            *(prefix or (sys.executable,)),
-            str(ROOT / "train.py"),
-            *words,
-            *LONG,
-            f"--run-dir={self.run}",
-        ]
-        with open(log, "wb") as stream:
-            self.process = subprocess.Popen(line, cwd=folder, env=environment(), stdout=stream, stderr=stream)
-        self.log = log
+    def __init__(self, folder: Path, words: list[str], *launcher: str):
+        self.run, self.log = folder / "run", folder / "log"
+        words = [*words, *LONG, f"--run-dir={self.run}"]
+        if launcher:
+            with open(self.log, "wb") as stream:
+                line = [*launcher, str(ROOT / "train.py"), *words]
+                self.process = subprocess.Popen(
+                    line, cwd=folder, env=environment(), stdout=stream, stderr=stream
+                )
+        else:
+            self.process = ScriptProcess("train.py", words, folder, self.log, self.log)
         self.wait_for(lambda: self.steps() >= 3 or self.process.poll() is not None)
 
     def steps(self) -> int:
@@ -114,14 +123,14 @@ def orphaned(folder: Path, words: list[str]) -> Result:
 
 
 FAULTS = [
-    Fault("output to a closed pipe", partial(trains, "2>&1 | head -n 2"), status=0),
-    Fault("standard error full", partial(trains, "2> /dev/full"), status=0),
-    Fault("closed output", partial(trains, ">&- 2>&-"), status=0),
+    Fault("output to a closed pipe", trains_into_a_closed_pipe, status=0),
+    Fault("standard error full", partial(trains, os.devnull, "/dev/full"), status=0),
+    Fault("closed output", partial(trains, None, None), status=0),
     Fault("closed terminal", hung_up, status=REQUEUE, names=("SIGHUP", "saved")),
     Fault("run folder removed", partial(loses, "", False), names=("/run was removed",)),
     Fault("metrics removed", partial(loses, "metrics.jsonl", True), names=("/run/metrics.jsonl",)),
     Fault("manifest removed", partial(loses, "manifest.json", True), names=("/run/manifest.json",)),
     Fault("no manifest", without_manifest, names=("run", "manifest.json", "--restart")),
     Fault("lock deleted", second_trainer, names=("another process",)),
-    Fault("launcher killed", orphaned, status=-signal.SIGKILL, names=("SIGTERM", "saved")),
+    Fault("launcher killed", orphaned, status=-signal.SIGKILL, names=("SIGTERM", "saved"), is_slow=True),
 ]

@@ -12,7 +12,10 @@ FAULTS = [
 ]
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+@pytest.mark.parametrize(
+    "fault",
+    [pytest.param(fault, id=fault.name, marks=pytest.mark.slow if fault.is_slow else ()) for fault in FAULTS],
+)
 def test_fault(fault, tmp_path, words):
     result = fault.run(tmp_path, words)
     assert "Traceback" not in result.err, result.err

@@ -1,36 +1,24 @@
-"""generate.py as a user calls it. Each call starts Python and torch, so there are few."""
+"""generate.py as a user calls it."""
 
 import io
 import json
 import os
 import re
 import signal
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 import generate
 from generation import Sample, TextWriter, read_prompts
-
-HOME = Path(__file__).resolve().parents[2]
-
-
-def call(*words, stdin=b"", **options):
-    done = subprocess.run(
-        [sys.executable, str(HOME / "generate.py"), *map(str, words)],
-        input=stdin,
-        capture_output=True,
-        **options,
-    )
-    return done.returncode, done.stdout.decode(), done.stderr.decode()
+from tests.processes import ScriptProcess
 
 
-def test_jsonl_from_a_pipe_and_past_the_trained_length(run):
+def test_jsonl_from_a_pipe_and_past_the_trained_length(run, monkeypatch, capsys):
     words = ["--tokens", 20, "--samples", 2, "--seed", 3, "--jsonl", "--batch", 1]
     rule = ["model.position.scaling.name=yarn", "model.position.scaling.factor=auto"]
-    code, out, err = call(run, *words, *rule, stdin="天 x\n".encode())
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("天 x\n".encode())))
+    code, out, err = _called([run, *words, *rule], monkeypatch, capsys)
     assert code == 0, err
     first, second = map(json.loads, out.splitlines())
     assert (first["prompt"], first["seed"], second["seed"]) == ("天 x", 3, 4)
@@ -45,30 +33,36 @@ def test_jsonl_from_a_pipe_and_past_the_trained_length(run):
     assert first["settings"]["positions"] == "rope, yarn s=1.625 (matched)"
 
 
-def test_text_of_several_prompts_in_order_and_a_closed_pipe(run):
+def test_text_of_several_prompts_in_order(run, monkeypatch, capsys):
     words = ["--prompt", "ab", "--prompt", "longer", "--greedy", "--tokens", 5]
-    code, out, err = call(run, *words)
+    code, out, err = _called([run, *words], monkeypatch, capsys)
     assert (code, err) == (0, "")
     first, second = out.split("\n\n=== prompt 2, seed 0 ===\n")
     assert first.startswith("=== prompt 1, seed 0 ===\nab") and second.startswith("longer")
-    command = f"{sys.executable} {HOME / 'generate.py'} {run} --prompt x --samples 300 --tokens 9 | head -c 3"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
-    assert done.stderr == "" and len(done.stdout) == 3
 
 
-def test_ctrl_c_gives_what_there_is_and_130(run):
-    process = subprocess.Popen(
-        [sys.executable, HOME / "generate.py", run, "--prompt", "abc", "--tokens", "1000000", "--no-cache"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=os.environ | {"PYTHONIOENCODING": "ascii"},
-    )
-    started = process.stdout.read(20)  # it streams: text is here long before the end
-    process.send_signal(signal.SIGINT)
-    rest, err = process.communicate(timeout=60)
-    assert process.returncode == 130
+def test_a_closed_pipe(run, tmp_path):
+    os.mkfifo(pipe := tmp_path / "pipe")
+    words = [str(run), "--prompt", "x", "--samples", "300", "--tokens", "9"]
+    process = ScriptProcess("generate.py", words, tmp_path, pipe, tmp_path / "err")
+    with open(pipe, "rb", buffering=0) as reader:
+        assert reader.read(3)
+    assert process.wait(60) == 128 + signal.SIGPIPE and (tmp_path / "err").read_text() == ""
+
+
+def test_ctrl_c_gives_what_there_is_and_130(run, tmp_path):
+    os.mkfifo(pipe := tmp_path / "pipe")
+    words = [str(run), "--prompt", "abc", "--tokens", "1000000", "--no-cache"]
+    environment = {"PYTHONIOENCODING": "ascii"}
+    process = ScriptProcess("generate.py", words, tmp_path, pipe, tmp_path / "err", environment)
+    with open(pipe, "rb", buffering=0) as reader:
+        started = reader.read(20)  # it streams: text is here long before the end
+        process.send_signal(signal.SIGINT)
+        rest = b"".join(iter(lambda: reader.read(4096), b""))
+    err = (tmp_path / "err").read_text()
+    assert process.wait(60) == 130
     assert started.startswith(b"abc") and rest.endswith(b"\n")
-    assert b"interrupted" in err and b"Traceback" not in err
+    assert "interrupted" in err and "Traceback" not in err
 
 
 @pytest.mark.parametrize(
@@ -152,9 +146,14 @@ def test_prompt_files_are_read_line_by_line(run, tmp_path, monkeypatch, capsys):
         assert read_prompts([], str(tmp_path / name), None) == expected
 
 
-def _inside(words, monkeypatch, capsys) -> tuple[int, str]:
-    """The script's ending without the seconds of a new process."""
-    monkeypatch.setattr(sys, "argv", ["generate.py", *words])
+def _called(words, monkeypatch, capsys) -> tuple[int, str, str]:
+    """The script's exit status and streams without the seconds of a new process."""
+    monkeypatch.setattr(sys, "argv", ["generate.py", *map(str, words)])
     with pytest.raises(SystemExit) as ended:
         generate.run_main(generate.main)
-    return ended.value.code, capsys.readouterr().err
+    return ended.value.code, *capsys.readouterr()
+
+
+def _inside(words, monkeypatch, capsys) -> tuple[int, str]:
+    code, _, err = _called(words, monkeypatch, capsys)
+    return code, err

@@ -6,7 +6,6 @@ Skips where the shared corpora do not lie beside the repository; SEXTANT_CORPORA
 import io
 import json
 import struct
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,17 +16,17 @@ import torch
 from torch import nn
 from transformers import LlamaForCausalLM
 
+import generate
 from data.errors import DataError
 from data.tokenizer import load_sentencepiece
 from generation import TextStream
 from interop import InteropError, read_folder
 from model import ModelSettings, TokenPositions, Transformer
 from model.sampling import Generation, SamplingParams
+from scripts import import_hf
 from scripts.import_hf import import_folder
 from tests.corpora import STORIES, needs_stories
 from training.run.directory import load
-
-HOME = Path(__file__).resolve().parents[2]
 
 pytestmark = needs_stories
 
@@ -109,8 +108,15 @@ def exact_norm(norm) -> nn.Module:
     return Norm()
 
 
-@pytest.mark.parametrize("cache", [True, False], ids=["cache", "no cache"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("dtype", "cache"),
+    [
+        (torch.float32, True),
+        (torch.float64, False),
+        pytest.param(torch.float32, False, marks=pytest.mark.slow),
+        pytest.param(torch.float64, True, marks=pytest.mark.slow),
+    ],
+)
 def test_greedy_text_token_by_token(reference, cache, dtype):
     model = read_folder(STORIES / "hf").model.to(dtype)
     tokenizer = load_sentencepiece(STORIES / "tok512.model")
@@ -185,21 +191,22 @@ def test_both_layouts_of_the_same_trained_weights_agree(reference, imported):
     assert ids[:1] + found == ids
 
 
-def test_from_folder_to_run_to_text(reference, imported, tmp_path):
+def test_from_folder_to_run_to_text(reference, imported, tmp_path, monkeypatch, capsys):
     """The two commands a user types."""
     run = tmp_path / "stories"
-    script = [sys.executable, str(HOME / "scripts" / "import_hf.py"), str(STORIES / "hf"), "--out", str(run)]
-    tokenizer = ["--tokenizer", str(STORIES / "tok512.model")]
-    done = subprocess.run([*script, *tokenizer], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    words = [str(STORIES / "hf"), "--out", str(run), "--tokenizer", str(STORIES / "tok512.model")]
+    monkeypatch.setattr(sys, "argv", ["import_hf.py", *words])
+    import_hf.main()
     loaded = load(run)
     ids = reference["prompt_ids"]
     assert torch.equal(logits(loaded.model, ids), logits(imported, ids))
     with pytest.raises(InteropError, match="already is a run"):
         import_folder(STORIES / "hf", STORIES / "tok512.model", run)
+    capsys.readouterr()
     words = ["--prompt", "Once upon a time", "--greedy", "--tokens", "196"]
-    text = subprocess.run([sys.executable, HOME / "generate.py", run, *words], capture_output=True, text=True)
-    assert (text.stdout, text.stderr) == (reference["greedy_text"] + "\n", "")
+    monkeypatch.setattr(sys, "argv", ["generate.py", str(run), *words])
+    generate.main()
+    assert capsys.readouterr() == (reference["greedy_text"] + "\n", "")
 
 
 def test_a_tokenizer_that_is_not_the_models_is_refused(tmp_path):

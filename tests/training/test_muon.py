@@ -1,18 +1,14 @@
 """Muon's update against a float64 reference and the polar factor, and the pair of optimizers as one."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import torch
 
+from tests.processes import together
 from tests.training.config.toy import Net
+from tests.training.distributed import sharded_updates
 from training.config.optimizer_settings import AdamWBase, AdamWSettings, MuonSettings
 from training.optim.optimizer import make_optimizer, set_learning_rates, who_learns_at
 
-ROOT = Path(__file__).resolve().parents[2]
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
 # Five steps in bfloat16, whose numbers are good to 0.4%, against float64: in Frobenius norm, small singular
 # values of a square matrix among them.
 TOLERANCE = 0.06
@@ -104,10 +100,7 @@ def test_the_parts_follow_what_is_loaded():
 
 def test_sharded_updates_are_those_of_whole_weights_also_between_held_steps():
     """Muon's five steps in bfloat16 round otherwise where the products are summed over two processes."""
-    line = [*TORCHRUN, "-m", "tests.training.distributed.sharded_updates"]
-    found = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
-    assert found.returncode == 0, found.stderr
-    told = dict(one.split(" ", 1) for one in found.stdout.splitlines())
+    found, _ = together(2, sharded_updates.compare)
     for name, tolerance in (("adamw", 1e-6), ("muon", TOLERANCE)):
-        worst, moved = map(float, told[name].split())
+        worst, moved = found[name]
         assert moved > 0.01 and worst < tolerance * moved, (name, worst, moved)

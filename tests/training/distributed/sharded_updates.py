@@ -1,6 +1,6 @@
 """Two processes that share the weights of a model: updates are those of one process that holds them all.
 
-Run by torchrun; prints, for each optimizer, the largest difference of any weight.
+Each process calls `compare`.
 """
 
 import torch
@@ -23,8 +23,10 @@ def update(model, optimizer, tokens, held):
     optimizer.zero_grad()
 
 
-def main():
+def compare() -> dict[str, tuple[float, float]]:
+    """For each optimizer, the largest difference of any weight, and by how much weights have moved."""
     dist.init_process_group("gloo")
+    found = {}
     mesh = init_device_mesh("cpu", (2,))
     tokens = torch.randint(31, (4, 9), generator=torch.Generator().manual_seed(0))
     for settings in (AdamWSettings(lr=0.01), MuonSettings(lr=0.01)):
@@ -42,11 +44,7 @@ def main():
         moved = max(
             (a - b).abs().max().item() for a, b in zip(whole.parameters(), build().parameters(), strict=True)
         )
-        if dist.get_rank() == 0:
-            print(settings.name, worst, moved, flush=True)
+        found[settings.name] = worst, moved
     dist.barrier()  # a rank that exits while another still sends aborts the other
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()
+    return found
