@@ -4,28 +4,26 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from training.config.trainer_settings import Settings, ShareOrSteps, optional, share_or_steps
+from training.config.trainer_settings import Settings, ShareOrSteps, optional, setting, share_or_steps
 
 
 class RoleSettings(Settings):
     """Optimizer settings of the weights of one role."""
 
-    lr: float | None = Field(
-        default=None, gt=0, description="peak learning rate, on the same schedule; null: the optimizer's"
-    )
-    weight_decay: float | None = Field(
-        default=None, ge=0, description="null: the optimizer's for matrices and the head, 0 for the others"
+    lr: float | None = setting(None, "peak learning rate, on the same schedule; null: the optimizer's", gt=0)
+    weight_decay: float | None = setting(
+        None, "null: the optimizer's for matrices and the head, 0 for the others", ge=0
     )
 
 
 class RolesSettings(Settings):
     """Weights by their role."""
 
-    matrices: RoleSettings = Field(default=RoleSettings(), description="linear layers except the head")
-    head: RoleSettings = Field(default=RoleSettings(), description="the head, unless it is tied")
-    embeddings: RoleSettings = Field(default=RoleSettings(), description="embeddings, and a tied head")
-    vectors: RoleSettings = Field(default=RoleSettings(), description="norms and biases")
-    positions: RoleSettings = Field(default=RoleSettings(), description="parameters of the positional scheme")
+    matrices: RoleSettings = setting(RoleSettings(), "linear layers except the head")
+    head: RoleSettings = setting(RoleSettings(), "the head, unless it is tied")
+    embeddings: RoleSettings = setting(RoleSettings(), "embeddings, and a tied head")
+    vectors: RoleSettings = setting(RoleSettings(), "norms and biases")
+    positions: RoleSettings = setting(RoleSettings(), "parameters of the positional scheme")
 
     def of(self, role: str) -> RoleSettings:
         return getattr(self, role)
@@ -37,20 +35,15 @@ ROLES = tuple(RolesSettings.model_fields)
 class AdamWBase(Settings):
     """AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101) for all weights that Muon does not update."""
 
-    lr: float = Field(default=2e-3, gt=0, description="peak learning rate")
-    positions_lr: float | None = Field(
-        default=None,
+    lr: float = setting(2e-3, "peak learning rate", gt=0)
+    positions_lr: float | None = setting(
+        None,
+        "peak learning rate of parameters of the positional scheme, on the same schedule; null: lr",
         gt=0,
-        description="peak learning rate of parameters of the positional scheme, on the same schedule; null: "
-        "lr",
     )
-    betas: tuple[float, float] = Field(
-        default=(0.9, 0.95), description="decay of the two moments, each in [0, 1)"
-    )
-    eps: float = Field(default=1e-8, gt=0, description="added to the root of the second moment")
-    weight_decay: float = Field(
-        default=0.1, ge=0, description="of matrices; embeddings, norms, biases and positions have none"
-    )
+    betas: tuple[float, float] = setting((0.9, 0.95), "decay of the two moments, each in [0, 1)")
+    eps: float = setting(1e-8, "added to the root of the second moment", gt=0)
+    weight_decay: float = setting(0.1, "of matrices; embeddings, norms, biases and positions have none", ge=0)
     groups: RolesSettings | None = optional("learning rates and weight decay by role")
 
     @field_validator("betas")
@@ -91,21 +84,19 @@ class MuonSettings(Settings):
     """Muon for matrices (Jordan 2024, kellerjordan.github.io/posts/muon), AdamW for all other weights."""
 
     name: Literal["muon"] = "muon"
-    lr: float = Field(default=2e-3, gt=0, description="peak learning rate of matrices")
-    momentum: float = Field(default=0.95, ge=0, lt=1, description="decay of the mean of gradients")
-    nesterov: bool = Field(default=True, description="Nesterov momentum")
-    weight_decay: float = Field(default=0.1, ge=0, description="of matrices")
-    iterations: int = Field(
-        default=5, ge=1, lt=100, description="Newton-Schulz steps, in bfloat16, towards an orthogonal update"
+    lr: float = setting(2e-3, "peak learning rate of matrices", gt=0)
+    momentum: float = setting(0.95, "decay of the mean of gradients", ge=0, lt=1)
+    nesterov: bool = setting(True, "Nesterov momentum")
+    weight_decay: float = setting(0.1, "of matrices", ge=0)
+    iterations: int = setting(
+        5, "Newton-Schulz steps, in bfloat16, towards an orthogonal update", ge=1, lt=100
     )
-    adjust: Literal["match_rms_adamw", "original"] = Field(
-        default="match_rms_adamw",
-        description="size of an A × B update: 0.2·√max(A, B), so that rates are like AdamW's (Liu et al. "
-        "2025, arXiv:2502.16982), or √max(1, A / B), with rates around 0.02",
+    adjust: Literal["match_rms_adamw", "original"] = setting(
+        "match_rms_adamw",
+        "size of an A × B update: 0.2·√max(A, B), so that rates are like AdamW's (Liu et al. 2025, "
+        "arXiv:2502.16982), or √max(1, A / B), with rates around 0.02",
     )
-    adamw: AdamWBase = Field(
-        default_factory=AdamWBase, description="of the head, embeddings, norms, biases and positions"
-    )
+    adamw: AdamWBase = setting(AdamWBase(), "of the head, embeddings, norms, biases and positions")
 
     @model_validator(mode="after")
     def _muon_updates_matrices(self) -> "MuonSettings":
@@ -126,24 +117,17 @@ OptimizerSettings = Annotated[AdamWSettings | MuonSettings, Field(discriminator=
 class EmaSettings(Settings):
     """An exponential moving average of the weights, for evaluation."""
 
-    decay: float = Field(
-        default=0.999,
-        gt=0,
-        lt=1,
-        description="decay of the mean per step; its window is about 1 / (1 − decay)",
+    decay: float = setting(
+        0.999, "decay of the mean per step; its window is about 1 / (1 − decay)", gt=0, lt=1
     )
-    start: ShareOrSteps = Field(
-        default=0.0,
-        ge=0,
-        description="before it the mean is the weights: below 1 a share of the run, from 1 on steps",
+    start: ShareOrSteps = setting(
+        0.0, "before it the mean is the weights: below 1 a share of the run, from 1 on steps", ge=0
     )
 
 
 class _Schedule(Settings):
-    warmup: ShareOrSteps = Field(
-        default=0.02,
-        ge=0,
-        description="linear rise from 0: below 1 a share of the run, from 1 on a number of steps",
+    warmup: ShareOrSteps = setting(
+        0.02, "linear rise from 0: below 1 a share of the run, from 1 on a number of steps", ge=0
     )
 
 
@@ -170,10 +154,8 @@ class WsdSchedule(_Schedule):
     """Warmup, stable, decay: constant at the peak, then linear decay to `min_lr_ratio` (arXiv:2404.06395)."""
 
     name: Literal["wsd"] = "wsd"
-    decay: Annotated[float, AfterValidator(lambda v: v if v == 1 else share_or_steps(v))] = Field(
-        default=0.2,
-        gt=0,
-        description="decay at the end: up to 1 a share of the run, above 1 a number of steps",
+    decay: Annotated[float, AfterValidator(lambda v: v if v == 1 else share_or_steps(v))] = setting(
+        0.2, "decay at the end: up to 1 a share of the run, above 1 a number of steps", gt=0
     )
     min_lr_ratio: float = _min_lr_ratio(0.0)
 

@@ -34,36 +34,29 @@ from training.config.trainer_settings import (
     WandbSettings,
     free,
     optional,
+    setting,
 )
 
 
 class TrainingSettings(Settings):
     """Optimization, validation and logging."""
 
-    tokens: int = Field(
-        default=2_000_000, ge=1, description="budget: target tokens of the whole run, e.g. 200M"
-    )
-    batch_size: int = Field(default=32, ge=1, description="sequences per optimizer step, over all devices")
+    tokens: int = setting(2_000_000, "budget: target tokens of the whole run, e.g. 200M", ge=1)
+    batch_size: int = setting(32, "sequences per optimizer step, over all devices", ge=1)
     micro_batch_size: int | None = free(
         None,
         "sequences of train_length per device and forward pass; null: all of a step. Shorter stages use "
         "as many tokens",
         ge=1,
     )
-    optimizer: OptimizerSettings = Field(
-        default_factory=AdamWSettings, description="optimizer of the weights"
-    )
-    lr_schedule: ScheduleSettings = Field(
-        default=CosineSchedule(), description="learning rate as a function of the step"
-    )
+    optimizer: OptimizerSettings = setting(AdamWSettings(), "optimizer of the weights")
+    lr_schedule: ScheduleSettings = setting(CosineSchedule(), "learning rate as a function of the step")
     stages: list[StageSettings] = optional(
-        "stages of the run, in order: window length, batch size, overrides of the positional scheme; empty: "
-        "one stage",
+        "stages of the run, in order: window length, batch size, overrides of the positional scheme; "
+        "empty: one stage",
         default=[],
     )
-    grad_clip: float | None = Field(
-        default=1.0, gt=0, description="maximum norm of the whole gradient; null: no clipping"
-    )
+    grad_clip: float | None = setting(1.0, "maximum norm of the whole gradient; null: no clipping", gt=0)
     on_nonfinite: NonFiniteSettings = free(
         StopOnNonFinite(), "what to do if the loss or gradient of a step is not finite"
     )
@@ -76,29 +69,27 @@ class TrainingSettings(Settings):
     ema: EmaSettings | None = optional(
         "a mean of the weights, for validation, samples, evaluate.py and generate.py; null: none"
     )
-    precision: Literal["auto", "float32", "bfloat16", "float64"] = Field(
-        default="auto", description="auto: bfloat16 autocast on a GPU that has it, float32 elsewhere"
+    precision: Literal["auto", "float32", "bfloat16", "float64"] = setting(
+        "auto", "auto: bfloat16 autocast on a GPU that has it, float32 elsewhere"
     )
     compile: bool = free(False, "torch.compile: a minute at the start, faster steps after it")
     parallel: ParallelSettings = free(ParallelSettings(), "how processes share the run")
     rank_timeout: float = free(
         1800.0,
-        "seconds without progress after which a process counts as lost and all others exit; longer than the "
-        "slowest step, compiling included",
+        "seconds without progress after which a process counts as lost and all others exit; longer than "
+        "the slowest step, compiling included",
         gt=0,
     )
     num_threads: int | None = free(None, "CPU threads; null: as torch decides", ge=1)
     log_interval: int = free(
         10, "steps between lines on the terminal, and between rates in metrics.jsonl", ge=1
     )
-    checkpoint: CheckpointSettings = Field(
-        default_factory=CheckpointSettings, description="when to save checkpoints, and which to keep"
+    checkpoint: CheckpointSettings = setting(
+        CheckpointSettings(), "when to save checkpoints, and which to keep"
     )
-    validation: ValidationSettings = Field(
-        default_factory=ValidationSettings, description="held-out loss during training"
-    )
-    samples: SampleSettings = Field(default=SampleSettings(), description="text generated during training")
-    wandb: WandbSettings = Field(default=WandbSettings(), description="logging to Weights & Biases")
+    validation: ValidationSettings = setting(ValidationSettings(), "held-out loss during training")
+    samples: SampleSettings = setting(SampleSettings(), "text generated during training")
+    wandb: WandbSettings = setting(WandbSettings(), "logging to Weights & Biases")
     tensorboard: bool = free(False, "write the metrics as TensorBoard files to the run directory")
     profile: ProfileSettings | None = free(None, "trace some steps with torch.profiler; null: none")
 
@@ -132,9 +123,7 @@ class ParentSettings(Settings):
         json_schema_extra={"may_change": True},
     )
     checkpoint: int | None = free(None, "step of its checkpoint; null: the newest", ge=0)
-    hash: str | None = Field(
-        default=None, description="of that checkpoint; recorded at the start, and checked if set"
-    )
+    hash: str | None = setting(None, "of that checkpoint; recorded at the start, and checked if set")
     fork: Literal[True] | None = optional(
         "true: continue its optimizer, step count and data order too, as --fork RUN does"
     )
@@ -143,25 +132,15 @@ class ParentSettings(Settings):
 class RunSettings(Settings):
     """All settings of one run."""
 
-    train_length: int = Field(default=256, ge=2, description="tokens of a training window, L0")
-    original_length: int | None = Field(
-        default=None, ge=2, description="length that stretches are measured from; null: train_length"
+    train_length: int = setting(256, "tokens of a training window, L0", ge=2)
+    original_length: int | None = setting(
+        None, "length that stretches are measured from; null: train_length", ge=2
     )
-    seed: int = Field(
-        default=0, ge=0, lt=1 << 63, description="decides initial weights, order of the data, samples"
-    )
+    seed: int = setting(0, "decides initial weights, order of the data, samples", ge=0, lt=1 << 63)
     parent: ParentSettings | None = optional("the run that an extension run starts from")
-    model: ModelSettings = Field(
-        default=ModelSettings(),  # pyright: ignore[reportCallIssue]
-        description="the decoder and its positional scheme",
-    )
-    data: DataSettings = Field(
-        default=DataSettings(),  # pyright: ignore[reportCallIssue]
-        description="text, tokenizer and batches",
-    )
-    training: TrainingSettings = Field(
-        default_factory=TrainingSettings, description="optimization, validation and logging"
-    )
+    model: ModelSettings = setting(ModelSettings(), "the decoder and its positional scheme")
+    data: DataSettings = setting(DataSettings(), "text, tokenizer and batches")
+    training: TrainingSettings = setting(TrainingSettings(), "optimization, validation and logging")
 
     @property
     def segments(self) -> tuple[Segment, ...]:

@@ -2,10 +2,8 @@
 
 from collections.abc import Sequence
 
-from pydantic import Field
-
 from data.sampling.segments import Segment
-from training.config.trainer_settings import Settings, ShareOrSteps
+from training.config.trainer_settings import Settings, ShareOrSteps, setting
 
 
 class StageSettings(Settings):
@@ -15,32 +13,32 @@ class StageSettings(Settings):
     for example, removes the rotations in its last stage.
     """
 
-    length: int | None = Field(
+    length: int | None = setting(
         None,
+        "tokens of a window; the longest of all stages is train_length; null: as in the stage before, at "
+        "first train_length",
         ge=2,
-        description="tokens of a window; the longest of all stages is train_length; null: as in the stage "
-        "before, at first train_length",
     )
-    batch_size: int | None = Field(
+    batch_size: int | None = setting(
         None,
+        "sequences per optimizer step; null: as in the stage before where length is null, else as many "
+        "tokens as training.batch_size × train_length",
         ge=1,
-        description="sequences per optimizer step; null: as in the stage before where length is null, else "
-        "as many tokens as training.batch_size × train_length",
     )
-    duration: ShareOrSteps | None = Field(
+    duration: ShareOrSteps | None = setting(
         None,
+        "below 1 a share of training.tokens, from 1 on a number of steps; null, in the last stage only: "
+        "the rest of the budget",
         gt=0,
-        description="below 1 a share of training.tokens, from 1 on a number of steps; null, in the last "
-        "stage only: the rest of the budget",
     )
-    overrides: list[str] = Field(
-        [], description="overrides of model.position that a trained model supports; they add to earlier ones"
+    overrides: list[str] = setting(
+        [], "overrides of model.position that a trained model supports; they add to earlier ones"
     )
-    warmup: ShareOrSteps = Field(
+    warmup: ShareOrSteps = setting(
         0.0,
+        "linear rise of the learning rate from 0 when the stage begins: below 1 a share of the run, from 1 "
+        "on steps",
         ge=0,
-        description="linear rise of the learning rate from 0 when the stage begins: below 1 a share of the "
-        "run, from 1 on steps",
     )
 
 

@@ -5,15 +5,19 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 
+def setting(default: Any, description: str, **limits: Any) -> Any:
+    """A field with its description."""
+    return Field(default=default, description=description, **limits)
+
+
 def free(default: Any, description: str, **limits: Any) -> Any:
     """A field that may change on resume."""
-    return Field(default=default, description=description, json_schema_extra={"may_change": True}, **limits)
+    return setting(default, description, json_schema_extra={"may_change": True}, **limits)
 
 
 def optional(description: str, default: Any = None, **limits: Any) -> Any:
     """A field that counts in the identity of a run only where it is set."""
-    extra: dict[str, Any] = {"counts_if_given": True}
-    return Field(default=default, description=description, json_schema_extra=extra, **limits)
+    return setting(default, description, json_schema_extra={"counts_if_given": True}, **limits)
 
 
 class Settings(BaseModel):
@@ -97,15 +101,13 @@ NonFiniteSettings = Annotated[StopOnNonFinite | SkipNonFinite, Field(discriminat
 class SpikeSettings(Settings):
     """Skip the update of a step whose loss is far above those before it."""
 
-    sigmas: float = Field(
-        default=6.0, gt=0, description="a loss this many standard deviations above the mean is a spike"
-    )
-    window: int = Field(
-        default=100,
+    sigmas: float = setting(6.0, "a loss this many standard deviations above the mean is a spike", gt=0)
+    window: int = setting(
+        100,
+        "applied steps that mean and deviation are computed over; no step is a spike before a stage of the "
+        "run has this many",
         ge=2,
         le=100_000,
-        description="applied steps that mean and deviation are computed over; no step is a spike before a "
-        "stage of the run has this many",
     )
     limit: int = free(10, "maximum number of skipped steps in a run; one more stops it", ge=1)
 
