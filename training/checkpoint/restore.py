@@ -22,19 +22,19 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
     own = {clean_name(name): tensor for name, tensor in model.state_dict().items()}
     kept = weights_of(model).keys()
     in_parts = checkpoint.is_sharded or any_sharded(own.values())
-    stored = _promised(checkpoint) if in_parts else load_file(checkpoint.folder / WEIGHTS)
+    if in_parts:
+        shapes = shapes_in(checkpoint.folder, (WEIGHTS,)).items()
+        stored = {name: torch.empty(shape, dtype=dtype, device="meta") for name, (shape, dtype) in shapes}
+    else:
+        stored = load_file(checkpoint.folder / WEIGHTS)
     wrong = [f"{name} is missing" for name in kept if name not in stored]
-    wrong += [f"{name} is unknown to the model" for name in stored if name not in own]
-    wrong += [
-        f"{name} has shape {tuple(stored[name].shape)}, the model's {tuple(own[name].shape)}"
-        for name in stored
-        if name in own and stored[name].shape != own[name].shape
-    ]
-    wrong += [
-        f"{name} is stored as {stored[name].dtype}"
-        for name in stored
-        if name in own and stored[name].is_floating_point() != own[name].is_floating_point()
-    ]
+    for name, tensor in stored.items():
+        if name not in own:
+            wrong.append(f"{name} is unknown to the model")
+        elif tensor.shape != own[name].shape:
+            wrong.append(f"{name} has shape {tuple(tensor.shape)}, the model's {tuple(own[name].shape)}")
+        elif tensor.is_floating_point() != own[name].is_floating_point():
+            wrong.append(f"{name} is stored as {tensor.dtype}")
     if wrong:
         more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
         raise TrainingError(
@@ -46,14 +46,6 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
             return
         for name, tensor in stored.items():
             own[name].copy_(tensor)
-
-
-def _promised(checkpoint: Checkpoint) -> dict[str, Tensor]:
-    """The weights of a checkpoint as meta tensors."""
-    return {
-        name: torch.empty(shape, dtype=dtype, device="meta")
-        for name, (shape, dtype) in shapes_in(checkpoint.folder, (WEIGHTS,)).items()
-    }
 
 
 def load_average(model: nn.Module, checkpoint: Checkpoint) -> None:
@@ -106,28 +98,18 @@ def restore(
         if key != "generator":
             state.setdefault(name, {})[key] = tensor
     flat = [name for group in own for name in group]
-    groups, start = [], 0
+    groups, numbers = [], iter(range(len(flat)))
     for group, old in zip(optimizer.param_groups, saved["groups"], strict=True):
-        current = {key: value for key, value in group.items() if key != "params"}
-        options = {
-            key: tuple(value) if isinstance(current.get(key), tuple) else value
-            for key, value in old["options"].items()
-        }
-        current |= {key: value for key, value in options.items() if key not in current or key == "lr"}
-        groups.append(current | {"params": list(range(start, start + len(group["params"])))})
-        start += len(group["params"])
+        kept = {key: value for key, value in old["options"].items() if key not in group or key == "lr"}
+        groups.append(group | kept | {"params": [next(numbers) for _ in group["params"]]})
     optimizer.load_state_dict(
         {"state": {i: state[name] for i, name in enumerate(flat) if name in state}, "param_groups": groups}
     )
-    _restore_generators(stored)
-    if average is not None:
-        means = stored_average(checkpoint, average.tensors()) if checkpoint.has_average else None
-        average.load(means, checkpoint.step)
-    return checkpoint.state
-
-
-def _restore_generators(stored: dict[str, Tensor]) -> None:
     torch.set_rng_state(stored["generator/cpu"])
     for i in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         if f"generator/cuda{i}" in stored:
             torch.cuda.set_rng_state(stored[f"generator/cuda{i}"], i)
+    if average is not None:
+        means = stored_average(checkpoint, average.tensors()) if checkpoint.has_average else None
+        average.load(means, checkpoint.step)
+    return checkpoint.state

@@ -18,9 +18,7 @@ class Snapshot:
     """The content of a checkpoint at one step."""
 
     weights: dict[str, Tensor | TensorShard]
-    optimizer: (
-        dict[str, Tensor | TensorShard] | None
-    )  # optimizer and random generator states; None: weights only
+    optimizer: dict[str, Tensor | TensorShard] | None  # and random generator states; None: weights only
     options: dict  # the optimizer's numbers and options by group
     average: dict[str, Tensor | TensorShard] | None = None  # the EMA of the weights
 
@@ -34,10 +32,15 @@ def capture(model: nn.Module, optimizer, average: EMA | None = None, copied: boo
             for name, tensor in tensors.items()
         }
 
+    # States of torch's generators, for dropout and sampling; the data order does not use them.
+    generators = {"generator/cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        states = enumerate(torch.cuda.get_rng_state_all())
+        generators |= {f"generator/cuda{i}": state for i, state in states}
     moments, options = (None, {}) if optimizer is None else optimizer_state(model, optimizer, copied)
     return Snapshot(
         parts(weights_of(model, copied)),
-        None if moments is None else parts(moments | _generators()),
+        None if moments is None else parts(moments | generators),
         options,
         None if average is None else parts(average.tensors(copied)),
     )
@@ -77,11 +80,3 @@ def optimizer_state(
         options = {k: v.item() if isinstance(v, Tensor) else v for k, v in options.items()}
         groups.append({"weights": [names[id(weight)] for weight in group["params"]], "options": options})
     return tensors, {"groups": groups, "numbers": numbers}
-
-
-def _generators() -> dict[str, Tensor]:
-    """States of torch's generators, for dropout and sampling; the data order does not use them."""
-    found = {"generator/cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        found |= {f"generator/cuda{i}": state for i, state in enumerate(torch.cuda.get_rng_state_all())}
-    return found

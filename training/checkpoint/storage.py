@@ -12,7 +12,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -127,33 +128,44 @@ def save_snapshot(
     run: Path, step: int, snapshot: Snapshot, state: dict, group: ProcessGroup = ALONE
 ) -> Checkpoint:
     """Save a snapshot, as `save_checkpoint` does."""
-    folder, main = folder_of(run, step), group.rank == 0
-    building = folder.with_name(f".writing-{folder.name}-{group.gather(os.getpid())[0]}")
-
-    def begin() -> None:
-        if main:
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            clean_leftovers(run)
-            building.mkdir()
+    main = group.rank == 0
 
     def finish() -> str:
         if not main:
             return ""
         digest = _seal(building, step, {name: about for part in parts for name, about in part.items()})
-        _put_in_place(building, folder)
+        _put_in_place(building, folder_of(run, step))
         return digest
 
-    try:
-        on_all(group, "save", begin)
+    with _draft(run, step, group.gather(os.getpid())[0], main) as building:
+        on_all(group, "save", lambda: _begin(run, building) if main else None)
         parts = on_all(group, "save", lambda: _write(building, step, snapshot, state, group))
         digest = on_all(group, "save", finish)[0]
+    return Checkpoint(folder_of(run, step), step, digest)
+
+
+@contextmanager
+def _draft(run: Path, step: int, process: int, main: bool = True) -> Iterator[Path]:
+    """The folder in which a process builds a checkpoint; removed by the main process after an error."""
+    building = folder_of(run, step).with_name(f".writing-step-{step:08d}-{process}")
+    try:
+        yield building
     except Exception as error:
         if main:
             shutil.rmtree(building, ignore_errors=True)
         if is_disk_full(error):
-            raise TrainingError(_no_room(run, step)) from error
+            free = shutil.disk_usage(run).free / 1e6
+            raise TrainingError(
+                f"{run}: disk full ({free:.0f} MB free) while saving step {step}; {_kept(run)}. Make room, "
+                "then run the same command again to resume"
+            ) from error
         raise
-    return Checkpoint(folder, step, digest)
+
+
+def _begin(run: Path, building: Path) -> None:
+    building.parent.mkdir(parents=True, exist_ok=True)
+    clean_leftovers(run)
+    building.mkdir()
 
 
 def save_weights_only(run: Path, model: nn.Module, step: int = 0, state: dict | None = None) -> Checkpoint:
@@ -163,20 +175,12 @@ def save_weights_only(run: Path, model: nn.Module, step: int = 0, state: dict | 
 
 def copy_checkpoint(checkpoint: Checkpoint, run: Path) -> None:
     """Copy a checkpoint, byte for byte, to another run; called by one process."""
-    folder = folder_of(run, checkpoint.step)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    clean_leftovers(run)
-    building = folder.with_name(f".writing-{folder.name}-{os.getpid()}")
-    try:
-        shutil.copytree(checkpoint.folder, building)
+    with _draft(run, checkpoint.step, os.getpid()) as building:
+        _begin(run, building)
+        shutil.copytree(checkpoint.folder, building, dirs_exist_ok=True)
         for file in building.iterdir():
             sync(file)
-        _put_in_place(building, folder)
-    except OSError as error:
-        shutil.rmtree(building, ignore_errors=True)
-        if is_disk_full(error):
-            raise TrainingError(_no_room(run, checkpoint.step)) from error
-        raise
+        _put_in_place(building, folder_of(run, checkpoint.step))
 
 
 def _write(
@@ -187,7 +191,11 @@ def _write(
     def put(kind: str, held: dict[str, Tensor | TensorShard]) -> Path:
         for name, own in held.items():
             if (wrong := flaw(own if isinstance(own, Tensor) else own.tensor, kind)) is not None:
-                raise TrainingError(_dead(building.parent.parent, step, f"{name} {wrong}"))
+                run = building.parent.parent
+                raise TrainingError(
+                    f"{run}: step {step} is not saved, {name} {wrong}; {_kept(run)}. The training has "
+                    "diverged: lower training.optimizer.lr or training.grad_clip in a new run"
+                )
         if group.world > 1:
             return write_part(building, kind, held, group.rank, group.world)
         whole = {name: own if isinstance(own, Tensor) else own.tensor for name, own in held.items()}
@@ -248,21 +256,6 @@ def clean_leftovers(run: Path) -> None:
             os.rename(path, home)
         elif path.name.startswith((".writing-", ".deleting-", ".replaced-")):
             shutil.rmtree(path, ignore_errors=True)
-
-
-def _no_room(run: Path, step: int) -> str:
-    free = shutil.disk_usage(run).free / 1e6
-    return (
-        f"{run}: disk full ({free:.0f} MB free) while saving step {step}; {_kept(run)}. "
-        f"Make room, then run the same command again to go on from there"
-    )
-
-
-def _dead(run: Path, step: int, what: str) -> str:
-    return (
-        f"{run}: step {step} is not saved, {what}; {_kept(run)}. The training has diverged: lower "
-        f"training.optimizer.lr or training.grad_clip in a new run"
-    )
 
 
 def _kept(run: Path) -> str:
