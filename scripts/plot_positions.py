@@ -21,24 +21,39 @@ writes the same bytes. Schemes and methods come from the registry, so new ones a
 """
 
 import argparse
-import csv
-import io
-import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # allows running from any directory
 
-from data.files import write_text
+from evaluation.reports.base import write_table
 from evaluation.reports.figures import save
 from evaluation.schemes.curves import SchemeShape
-from evaluation.schemes.figures import FIGURES, FigureRequest, FigureSpec
+from evaluation.schemes.figures import FIGURES, FigureRequest
+from model.position import PositionalScheme
 from training.config.yaml_io import parse_yaml
 from training.errors import ConfigError
 from training.logging.console import Console, Parser, run_main
 from training.run.directory import load
+
+OUT = Path(__file__).resolve().parents[1] / "docs" / "figures" / "positions"
+NUMBERS = {  # option -> type, least value, default, metavar, help
+    "dim": (int, 4, 128, "D", "head dimension"),
+    "heads": (int, 1, 8, "H", "heads of the biases"),
+    "head": (int, 0, 3, "h", "index of the plotted head"),
+    "train-length": (int, 2, 2048, "L0", "training length in tokens"),
+    "factor": (float, 1, 8.0, "s", "scaling methods are plotted for s times the training length"),
+    "distance": (int, 8, 256, "N", "maximum distance in decay and inner_product"),
+    "tokens": (int, 2, 8, "N", "number of tokens in encodings"),
+    "dpi": (int, 50, 130, "N", "resolution of the PNG"),
+}
+HELP = {
+    "scheme": "a scheme, by name or settings, instead of the default ones in encodings, decay, wavelengths "
+    "and biases; repeatable",
+    "theta": "bases b of the frequencies b^(−2k/D); figures of one base use the first (10000 500000)",
+}
 
 
 def choice_of(text: str) -> dict[str, Any]:
@@ -57,14 +72,14 @@ def choice_of(text: str) -> dict[str, Any]:
 
 
 def number(kind: type, low: float) -> Callable[[str], Any]:
-    """An argparse type for numbers of at least `low`."""
+    """An argparse type for finite numbers of at least `low`."""
 
     def read(text: str):
         try:
             value = kind(text)
         except ValueError:
-            value = math.nan
-        if not low <= value < math.inf:
+            value = None
+        if value is None or not low <= value < float("inf"):
             what = "a whole number" if kind is int else "a number"
             raise argparse.ArgumentTypeError(f"{text!r} is not {what} of at least {low:g}")
         return value
@@ -76,52 +91,15 @@ def parse() -> argparse.Namespace:
     parser = Parser(__doc__)
     add = parser.add_argument
     add("figures", nargs="*", metavar="FIGURE", help="default: all")
-    add(
-        "--scheme",
-        action="append",
-        default=[],
-        type=choice_of,
-        metavar="YAML",
-        help="a scheme, by name or settings, instead of the default ones in encodings, decay, wavelengths "
-        "and biases; repeatable",
-    )
-    add(
-        "--theta",
-        nargs="+",
-        type=number(float, 1.0001),
-        default=[10_000.0, 500_000.0],
-        metavar="B",
-        help="bases b of the frequencies b^(−2k/D); figures of one base use the first (10000 500000)",
-    )
-    add("--dim", type=number(int, 4), default=128, metavar="D", help="head dimension (128)")
-    add("--heads", type=number(int, 1), default=8, metavar="H", help="heads of the biases (8)")
-    add("--head", type=number(int, 0), default=3, metavar="h", help="index of the plotted head (3)")
-    add(
-        "--train-length",
-        type=number(int, 2),
-        default=2048,
-        metavar="L0",
-        help="training length in tokens (2048)",
-    )
-    add(
-        "--factor",
-        type=number(float, 1),
-        default=8.0,
-        metavar="s",
-        help="scaling methods are plotted for s times the training length (8)",
-    )
-    add(
-        "--distance",
-        type=number(int, 8),
-        default=256,
-        metavar="N",
-        help="maximum distance in decay and inner_product (256)",
-    )
-    add("--tokens", type=number(int, 2), default=8, metavar="N", help="number of tokens in encodings (8)")
+    add("--scheme", action="append", default=[], type=choice_of, metavar="YAML", help=HELP["scheme"])
+    thetas = {"nargs": "+", "type": number(float, 1.0001), "default": [10_000.0, 500_000.0]}
+    add("--theta", **thetas, metavar="B", help=HELP["theta"])
+    for name, (kind, low, default, metavar, text) in NUMBERS.items():
+        text = f"{text} ({default:g})"
+        add(f"--{name}", type=number(kind, low), default=default, metavar=metavar, help=text)
     add("--run", action="append", default=[], metavar="RUN", help="biases: also plot a trained run")
-    add("--dpi", type=number(int, 50), default=130, metavar="N", help="resolution of the PNG (130)")
     add("--bare", action="store_true", help="omit title, subtitle and note")
-    add("--out", type=Path, metavar="FOLDER", help="default: docs/figures/positions")
+    add("--out", type=Path, default=OUT, metavar="FOLDER", help="default: docs/figures/positions")
     args = parser.parse_args()
     for name in args.figures:
         if name not in FIGURES:
@@ -133,36 +111,22 @@ def parse() -> argparse.Namespace:
 
 def main() -> None:
     args, console = parse(), Console()
-    out = args.out or Path(__file__).resolve().parents[1] / "docs" / "figures" / "positions"
-    trained = {}
-    for run in args.run:
-        for layers, scheme in load(run).model.position.items():
-            trained[f"{Path(run).name} {layers}"] = scheme.double()
     request = FigureRequest(
         shape=SchemeShape(args.dim, args.heads, args.train_length),
         thetas=args.theta,
-        factor=args.factor,
-        distance=args.distance,
-        tokens=args.tokens,
-        head=args.head,
         schemes=args.scheme,
-        trained=trained,
-        bare=args.bare,
+        trained={
+            f"{Path(run).name} {layers}": cast(PositionalScheme, scheme.double())
+            for run in args.run
+            for layers, scheme in load(run).model.position.items()
+        },
+        **{key: getattr(args, key) for key in ("factor", "distance", "tokens", "head", "bare")},
     )
     for name in args.figures or FIGURES:
-        drawing = FIGURES[name](request)
-        write_text(out / f"{name}.csv", table(drawing))
-        console.info(str(save(drawing.figure, out, name, args.dpi)))
-
-
-def table(drawing: FigureSpec) -> str:
-    """The plotted numbers as CSV."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(drawing.columns)
-    for row in drawing.rows:
-        writer.writerow(f"{value:.10g}" if isinstance(value, float) else value for value in row)
-    return text.getvalue()
+        drawn = FIGURES[name](request)
+        rows = [[f"{x:.10g}" if isinstance(x, float) else x for x in row] for row in drawn.rows]
+        write_table(args.out / f"{name}.csv", [dict(zip(drawn.columns, row, strict=True)) for row in rows])
+        console.info(str(save(drawn.figure, args.out, name, args.dpi)))
 
 
 if __name__ == "__main__":

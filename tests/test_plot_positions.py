@@ -248,18 +248,25 @@ def test_rules_have_the_ratios_of_their_formulas():
     assert any("longrope" in text.get_text() for text in drawing.figure.texts)
 
 
-@pytest.mark.parametrize("name", FIGURES)
+REQUESTS = {
+    "usual": FigureRequest(),
+    "small": FigureRequest(SchemeShape(8, 3, 300), thetas=[5e7], factor=32.0, distance=20, tokens=5, head=0),
+    "bare": FigureRequest(SchemeShape(64, 12, 5000), thetas=[100.0, 1e4, 5e5], factor=1.5, bare=True),
+}
+SAMPLE = [("decay", "usual"), ("biases", "usual"), ("wavelengths", "bare"), ("methods", "small")]
+SAMPLE += [("angles", "usual"), ("encodings", "small"), ("inner_product", "bare")]
+
+
 @pytest.mark.parametrize(
-    "ask",
+    ("name", "ask"),
     [
-        FigureRequest(),
-        FigureRequest(SchemeShape(8, 3, 300), thetas=[5e7], factor=32.0, distance=20, tokens=5, head=0),
-        FigureRequest(SchemeShape(64, 12, 5000), thetas=[100.0, 1e4, 5e5], factor=1.5, bare=True),
+        pytest.param(name, ask, marks=[] if (name, ask) in SAMPLE else pytest.mark.slow)
+        for name in FIGURES
+        for ask in REQUESTS
     ],
-    ids=["usual", "small", "bare"],
 )
 def test_no_text_overlaps_another_or_leaves_the_figure(name, ask):
-    figure = FIGURES[name](ask).figure
+    figure = FIGURES[name](REQUESTS[ask]).figure
     figure.canvas.draw()
     renderer = figure.canvas.get_renderer()
     width, height = figure.bbox.size
@@ -291,25 +298,37 @@ def run(monkeypatch, *words: str) -> None:
 
 
 def test_the_script_writes_each_figure_thrice_and_the_same_again(tmp_path, monkeypatch, capsys):
-    words = ["--dim", "16", "--train-length", "128", "--distance", "16"]
+    words = ["--dim", "8", "--train-length", "64", "--distance", "8", "--dpi", "50"]
     run(monkeypatch, *words, "--out", str(tmp_path / "a"))
     names = sorted(path.name for path in (tmp_path / "a").iterdir())
     assert names == sorted(f"{name}.{kind}" for name in FIGURES for kind in ("csv", "png", "svg"))
-    run(monkeypatch, "decay", "biases", *words, "--out", str(tmp_path / "b"))
+    run(monkeypatch, "decay", *words, "--out", str(tmp_path / "b"))
     again = list((tmp_path / "b").iterdir())
-    assert len(again) == 6
+    assert len(again) == 3
     for path in again:
         assert (tmp_path / "a" / path.name).read_bytes() == path.read_bytes(), path.name
     with open(tmp_path / "a" / "decay.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     zero = [float(row["bound"]) for row in rows if row["distance"] == "0"]
-    assert zero == pytest.approx([4.5] * len(zero))  # (1 + 2 + ... + 8) / 8 pairs, whatever turns them
+    assert zero == pytest.approx([2.5] * len(zero))  # (1 + 2 + 3 + 4) / 4 pairs at every frequency
 
 
 def test_schemes_of_ones_own_and_trained_runs_are_drawn(tmp_path, monkeypatch):
     model = Transformer(ModelSettings(dim=16, layers=1, heads=4, position={"name": "alibi"}), 20, 32)
     monkeypatch.setattr(plot_positions, "load", lambda folder: type("Loaded", (), {"model": model}))
-    words = ["biases", "--run", "runs/mine", "--heads", "4", "--head", "1", "--train-length", "32"]
+    words = [
+        "biases",
+        "--run",
+        "runs/mine",
+        "--heads",
+        "4",
+        "--head",
+        "1",
+        "--train-length",
+        "32",
+        "--dpi",
+        "50",
+    ]
     run(monkeypatch, *words, "--out", str(tmp_path))
     with open(tmp_path / "biases.csv", newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["scheme"].startswith("mine")]
@@ -317,7 +336,20 @@ def test_schemes_of_ones_own_and_trained_runs_are_drawn(tmp_path, monkeypatch):
         [-int(row["distance"]) / 16 for row in rows]
     )
     yaml = "{name: rope, theta: 100, scaling: {name: linear, factor: 2}}"
-    run(monkeypatch, "decay", "--dim", "8", "--scheme", yaml, "--scheme", "rope", "--out", str(tmp_path))
+    run(
+        monkeypatch,
+        "decay",
+        "--dim",
+        "8",
+        "--dpi",
+        "50",
+        "--scheme",
+        yaml,
+        "--scheme",
+        "rope",
+        "--out",
+        str(tmp_path),
+    )
     with open(tmp_path / "decay.csv", newline="") as file:
         labels = {row["scheme"] for row in csv.DictReader(file)}
     assert labels == {"rope, theta 100, scaling linear", "rope"}

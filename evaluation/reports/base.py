@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from data.files import write_text
-from evaluation.statistics.intervals import Interval, interval, unit_means
+from evaluation.statistics.intervals import MeanInterval, interval, unit_means
 
 Table = tuple[str, list[str], list[list[str]]]  # title, columns, rows
 
@@ -88,7 +88,8 @@ def provenance(result) -> dict:
 def write_table(path: Path, rows: Sequence[dict]) -> None:
     """Write records with equal keys as CSV."""
     text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, fieldnames=list(rows[0]) if rows else ["method"])
+    names = list(rows[0]) if rows else ["method"]
+    writer = csv.DictWriter(text, names, lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     write_text(path, text.getvalue())
@@ -134,16 +135,22 @@ def rounded_record(record: dict) -> dict:
     return {key: rounded(value) if isinstance(value, float) else value for key, value in record.items()}
 
 
+def ends_of(name: str, one: MeanInterval | None) -> dict[str, float | None]:
+    """`{name}_low` and `{name}_high` of an interval; None for ends that do not exist."""
+    low, high = (None, None) if one is None else (finite(one.low), finite(one.high))
+    return {f"{name}_low": low, f"{name}_high": high}
+
+
 def signed(value: float) -> str:
     """A difference in nats with its sign and three decimals."""
     return f"{round(value, 3) + 0.0:+.3f}"  # + 0.0: no minus sign before a zero
 
 
-def ends(interval: Interval) -> str:
+def ends(interval: MeanInterval) -> str:
     """`[low, high]`, or '' for an interval without ends."""
     return "" if math.isnan(interval.low) else f"[{signed(interval.low)}, {signed(interval.high)}]"
 
 
-def estimate(interval: Interval) -> str:
+def estimate(interval: MeanInterval) -> str:
     """`+0.123 [+0.100, +0.146]`, or the estimate alone for an interval without ends."""
     return f"{signed(interval.estimate)} {ends(interval)}".rstrip()

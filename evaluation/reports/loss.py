@@ -14,20 +14,22 @@ from evaluation.reports.base import (
     Report,
     Table,
     basis,
+    ends_of,
     estimate,
     finite,
     provenance,
     write_clean_json,
 )
 from evaluation.reports.loss_figures import draw_figures
-from evaluation.reports.sentences import PARTS, headline, sentences
+from evaluation.reports.sentences import PARTS, sentences
 from evaluation.scoring.evaluate import EvaluationResult
 from evaluation.scoring.methods import TRAINED, TRUNCATE
 from evaluation.statistics.analysis import Analysis, AnalysisRow
-from evaluation.statistics.intervals import unit_means
+from evaluation.statistics.context_reach import ContextReach
+from evaluation.statistics.intervals import Interval, unit_means
 from evaluation.statistics.verdicts import MethodVerdicts
 
-DOUBLING = ("gain_per_doubling", "gain_per_doubling_low", "gain_per_doubling_high")
+COUNTS = ("targets", "documents", "units")
 
 
 class LossReport(Report):
@@ -50,13 +52,9 @@ class LossReport(Report):
         """`part`: `all` units, or only those `seen` (cluster in the training text) or `unseen`."""
         common = self.basis()
         rows = [{"part": "all", **self._cell(row), **common} for row in self.analysis.rows]
-        for part in self.analysis.parts:
-            counts = {"targets": part.n_targets, "documents": part.documents, "units": part.units}
-            label = "seen" if part.seen else "unseen"
-            rows += [
-                {"part": label, **_flat(row), **dict.fromkeys(DOUBLING), **common, **counts}
-                for row in part.rows
-            ]
+        for label, part in self._parts().items():
+            counts = {key: part[key] for key in COUNTS}
+            rows += [{"part": label, **cell, **_doubling(None), **common, **counts} for cell in part["cells"]]
         return rows
 
     def basis(self) -> dict:
@@ -97,33 +95,8 @@ class LossReport(Report):
                 {"method": v.method, "held_to": v.held_to, "break_point": v.break_point}
                 for v in analysis.verdicts
             ],
-            "context_reach": [
-                {
-                    "method": one.method,
-                    "reach": one.reach,
-                    "longest": one.longest,
-                    "gain_per_doubling": [
-                        {
-                            "from": d.shorter,
-                            "to": d.longer,
-                            "gain": d.gain.estimate,
-                            "low": d.gain.low,
-                            "high": d.gain.high,
-                        }
-                        for d in one.doublings
-                    ],
-                }
-                for one in analysis.reaches
-            ],
-            "parts": {
-                "seen" if part.seen else "unseen": {
-                    "targets": part.n_targets,
-                    "documents": part.documents,
-                    "units": part.units,
-                    "cells": [_flat(row) for row in part.rows],
-                }
-                for part in analysis.parts
-            },
+            "context_reach": [_reach(one) for one in analysis.reaches],
+            "parts": self._parts(),
             "by_position": {method: [asdict(b) for b in found] for method, found in analysis.buckets.items()},
             "per_target_nll": result.files,
         }
@@ -232,8 +205,16 @@ class LossReport(Report):
             lines += [f"  {label}: {reason}" for label, reason in left_out.items()] if verbose else []
         return lines
 
-    def headline(self) -> str:
-        return headline(self.result, self.analysis)
+    def _parts(self) -> dict[str, dict]:
+        return {
+            "seen" if part.seen else "unseen": {
+                "targets": part.n_targets,
+                "documents": part.documents,
+                "units": part.units,
+                "cells": [_flat(row) for row in part.rows],
+            }
+            for part in self.analysis.parts
+        }
 
     def _cell(self, row: AnalysisRow) -> dict:
         """A row with the gain of the last doubling before its length."""
@@ -243,8 +224,7 @@ class LossReport(Report):
             for one in reach.doublings
             if (reach.method, one.longer) == (row.method, row.length)
         ]
-        values = (found[0].estimate, finite(found[0].low), finite(found[0].high)) if found else (None,) * 3
-        return _flat(row) | dict(zip(DOUBLING, values, strict=True))
+        return _flat(row) | _doubling(found[0] if found else None)
 
     def _units(self) -> dict:
         """Names of the units, targets of each, and whether their cluster is also in the training text."""
@@ -269,25 +249,43 @@ class LossReport(Report):
         return first + sorted((label for label in labels if label not in first), key=last_nll)
 
 
+def _doubling(gain: Interval | None) -> dict:
+    name = "gain_per_doubling"
+    return {name: gain.estimate if gain else None, **ends_of(name, gain)}
+
+
+def _reach(found: ContextReach) -> dict:
+    gains = [
+        {
+            "from": one.shorter,
+            "to": one.longer,
+            "gain": one.gain.estimate,
+            "low": one.gain.low,
+            "high": one.gain.high,
+        }
+        for one in found.doublings
+    ]
+    about = {"method": found.method, "reach": found.reach, "longest": found.longest}
+    return {**about, "gain_per_doubling": gains}
+
+
 def _flat(row: AnalysisRow) -> dict:
-    out = {
-        key: getattr(row, key) for key in ("method", "scheme", "length", "nll", "perplexity", "bits_per_byte")
-    }
-    for name, one in (("nll", row.level), ("delta", row.delta), ("gain", row.gain)):
-        if name != "nll":
-            out[name] = one.estimate if one else None
-        out[f"{name}_low"] = finite(one.low) if one else None
-        out[f"{name}_high"] = finite(one.high) if one else None
+    verdict, shown = row.verdict, ("method", "scheme", "length", "nll", "perplexity", "bits_per_byte")
+    out = {key: getattr(row, key) for key in shown} | ends_of("nll", row.level)
+    for name, one in (("delta", row.delta), ("gain", row.gain)):
+        out |= {name: one.estimate if one else None, **ends_of(name, one)}
     for end in ("", "_low", "_high"):
         value = out[f"delta{end}"]
         out[f"perplexity_ratio{end}"] = None if value is None else math.exp(min(value, 700.0))
-    out["delta_upper_one_sided"] = finite(row.verdict.upper) if row.verdict else None
-    out["verdict"] = row.verdict.word if row.verdict else None
-    out["units_needed"] = row.verdict.units_needed if row.verdict else None
-    out["spans_needed"] = row.verdict.spans_needed if row.verdict else None
-    out["bfloat16_minus_float32"] = row.precision
-    out["failure"], out["exists"] = row.failure or None, row.exists
-    return out
+    return out | {
+        "delta_upper_one_sided": finite(verdict.upper) if verdict else None,
+        "verdict": verdict.word if verdict else None,
+        "units_needed": verdict.units_needed if verdict else None,
+        "spans_needed": verdict.spans_needed if verdict else None,
+        "bfloat16_minus_float32": row.precision,
+        "failure": row.failure or None,
+        "exists": row.exists,
+    }
 
 
 def _table_row(row: AnalysisRow, l0: int) -> list[str]:

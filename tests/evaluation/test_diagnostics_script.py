@@ -4,14 +4,22 @@ import csv
 import io
 import json
 import math
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
 from evaluation import EvaluatedModel, EvaluationError
-from evaluation.diagnostics import GenerationDiagnosticSettings, GenerationSession, attention_report
+from evaluation.diagnostics import (
+    GenerationDiagnosticSettings,
+    GenerationSession,
+    attention_report,
+    figures,
+    generation_report,
+)
 from evaluation.diagnostics.generation import _prompts_each
+from evaluation.reports.figures import save
 from evaluation.scoring.methods import Method
 from model import TokenPositions
 from tests.evaluation.test_evaluate_script import call, home, make_run  # noqa: F401
@@ -24,6 +32,7 @@ def read(folder):
 
 def test_attention_from_run_folder_to_files(home, monkeypatch, capsys):  # noqa: F811
     words = ["protocol=attention", "lengths=[24,48,96]", "targets=8", "spans_per_document=2", "device=cpu"]
+    monkeypatch.setattr(figures, "save", partial(save, dpi=40))
     assert (
         call(monkeypatch, home / "run", *words, "windows=9", "methods=[trained,truncate,yarn]", "folder=a")
         == 0
@@ -59,6 +68,7 @@ def test_attention_from_run_folder_to_files(home, monkeypatch, capsys):  # noqa:
     assert len([row for row in report["pairs"] if row["method"] == "yarn" and row["length"] == 96]) == 2
     rows = list(csv.DictReader(io.StringIO((folder / "results.csv").read_text())))
     assert len(rows) == len(report["cells"]) and float(rows[0]["value"]) == report["cells"][0]["value"]
+    monkeypatch.setattr(attention_report, "draw_attention", lambda found, folder: [])
     call(monkeypatch, home / "run", folder / "settings.yaml")
     again = read(folder)
     assert again["cells"] == report["cells"] and again["by_distance"] == report["by_distance"]
@@ -84,6 +94,7 @@ def test_what_has_no_attention_or_no_positions(home, monkeypatch, capsys):  # no
 
 def test_generation_from_run_folder_to_files(home, monkeypatch, capsys):  # noqa: F811
     words = ["protocol=generation", "prompts=8", "length=72", "device=cpu", "folder=g"]
+    monkeypatch.setattr(generation_report, "save", partial(save, dpi=40))
     assert call(monkeypatch, home / "run", *words, "methods=[trained,yarn]") == 0
     out, _ = capsys.readouterr()
     assert out.startswith("as trained, greedy: 4-grams repeated")
