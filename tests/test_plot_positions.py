@@ -297,20 +297,23 @@ def run(monkeypatch, *words: str) -> None:
     plot_positions.main()
 
 
-def test_the_script_writes_each_figure_thrice_and_the_same_again(tmp_path, monkeypatch, capsys):
+def test_the_script_writes_every_figure_three_times_and_the_same_again(tmp_path, monkeypatch, capsys):
     words = ["--dim", "8", "--train-length", "64", "--distance", "8", "--dpi", "50"]
-    run(monkeypatch, *words, "--out", str(tmp_path / "a"))
-    names = sorted(path.name for path in (tmp_path / "a").iterdir())
-    assert names == sorted(f"{name}.{kind}" for name in FIGURES for kind in ("csv", "png", "svg"))
-    run(monkeypatch, "decay", *words, "--out", str(tmp_path / "b"))
-    again = list((tmp_path / "b").iterdir())
-    assert len(again) == 3
-    for path in again:
-        assert (tmp_path / "a" / path.name).read_bytes() == path.read_bytes(), path.name
+    for folder in ("a", "b"):
+        run(monkeypatch, "decay", *words, "--out", str(tmp_path / folder))
+    files = sorted((tmp_path / "a").iterdir())
+    assert [path.name for path in files] == [f"decay.{kind}" for kind in ("csv", "png", "svg")]
+    for path in files:
+        assert (tmp_path / "b" / path.name).read_bytes() == path.read_bytes(), path.name
     with open(tmp_path / "a" / "decay.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     zero = [float(row["bound"]) for row in rows if row["distance"] == "0"]
     assert zero == pytest.approx([2.5] * len(zero))  # (1 + 2 + 3 + 4) / 4 pairs at every frequency
+    saved = []
+    monkeypatch.setattr(plot_positions, "save", lambda figure, out, name, dpi: saved.append(name))
+    run(monkeypatch, *words, "--out", str(tmp_path / "all"))
+    assert saved == list(FIGURES)
+    assert {path.name for path in (tmp_path / "all").iterdir()} == {f"{name}.csv" for name in FIGURES}
 
 
 def test_schemes_of_ones_own_and_trained_runs_are_drawn(tmp_path, monkeypatch):

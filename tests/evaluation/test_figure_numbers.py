@@ -28,8 +28,9 @@ from tests.evaluation.test_tasks import answered, retriever
 def drawn(result, tmp_path):
     """The axes of an evaluation's figure, and its note."""
     kept = []
-    folder = tmp_path / "results" / "figures"
-    draw_figures(result, analyse(result), folder, below=lambda figure, axes: kept.append(figure))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("evaluation.reports.loss_figures.save", lambda figure, *_: kept.append(figure))
+        draw_figures(result, analyse(result), tmp_path)
     (figure,) = kept
     return figure.axes[0], figure.texts[-1].get_text()
 
@@ -124,7 +125,7 @@ def test_ends_that_lie_close_are_told_apart_and_stay_within_the_figure():
 def test_dollars_in_names_are_dollars(name, tmp_path):
     line = Curve(name, [16, 32], [1.0, 1.5])
     figure = length_figure([line], 1.0, 16, FigureText(f"of {name}", name, name))
-    save(figure, tmp_path, "figure")
+    save(figure, tmp_path, "figure", dpi=40)
     assert (tmp_path / "figure.svg").read_text().count(f">{name}") >= 3
 
 
