@@ -1,15 +1,15 @@
-"""How far activations move in a few steps of training, by width: flat under muP, growing without.
+"""Coordinate check: change of activations in the first steps of training, by width.
 
   python scripts/coordinate_check.py --out docs/results/coordinate_check
   python scripts/coordinate_check.py --widths 64 128 256 512 --grow features --optimizer muon
 
-The coordinate check of Yang et al. 2022 (arXiv:2203.03466, appendix D.1). Models that differ in width alone
-take the same few steps on the same random tokens at the same learning rate; the table holds the root mean
-square of what each activation has changed by, as a mean over seeds, and its slope: the power of the width by
-which it grows. Writes OUT.md, OUT.csv and OUT.png.
+The coordinate check of Yang et al. 2022 (arXiv:2203.03466, appendix D.1). Models that differ only in width
+take a few steps on the same random tokens at the same learning rate. The table has the RMS change of each
+activation, mean over seeds, and its slope, the exponent of its growth with the width: near 0 with muP,
+positive without. Writes OUT.md, OUT.csv and OUT.png.
 
-The widths share the features D of a head and differ in the number of heads (--grow heads), or the other way
-round (--grow features, where muP scales attention by 1/D).
+Wider models have more heads (--grow heads) or larger heads (--grow features, where muP scales attention by
+1/D).
 """
 
 import csv
@@ -42,7 +42,7 @@ OPTIMIZERS = {
 
 @dataclass(frozen=True)
 class ActivationRow:
-    """What one activation changed by at every width; `slope` over the logarithms of both."""
+    """The change of one activation at every width; `slope` is of the logarithms of both."""
 
     kind: str
     part: str
@@ -58,7 +58,7 @@ class ActivationRow:
 
 
 def model_of(width: int, base: int | None, grow: str, seed: int) -> Transformer:
-    """A model of some width; under muP where `base` is the width at which it is the standard one."""
+    """A model of this width, with muP if `base`, the base width, is given."""
     first = base or width
     heads = width // HEAD if grow == "heads" else 2
     mup = None
@@ -72,7 +72,7 @@ def model_of(width: int, base: int | None, grow: str, seed: int) -> Transformer:
 
 @torch.no_grad()
 def activations(model: Transformer, tokens: Tensor) -> dict[str, Tensor]:
-    """The activations that are looked at, by name."""
+    """The measured activations, by name."""
     seen: dict[str, Tensor] = {}
     block = model.layers[-1]
     watched = {"attention": block.attention, "mlp": block.mlp, "stream": block}
@@ -87,7 +87,7 @@ def activations(model: Transformer, tokens: Tensor) -> dict[str, Tensor]:
 
 
 def changes(model: Transformer, optimizer: OptimizerSettings, steps: int, seed: int) -> dict[str, float]:
-    """Root mean square by which each activation has changed after some steps on the same random tokens."""
+    """RMS change of each activation after some steps on the same random tokens."""
     drawn = torch.randint(VOCABULARY, (ROWS, LENGTH + 1), generator=torch.Generator().manual_seed(seed))
     tokens, targets = drawn[:, :-1], drawn[:, 1:]
     before = activations(model, tokens)

@@ -1,18 +1,17 @@
-"""Write the weights of a run's checkpoint into one safetensors file, whatever number of files it has.
+"""Write the weights of a checkpoint, sharded or not, to one safetensors file.
 
     python scripts/export_checkpoint.py runs/quickstart --out weights.safetensors
     python scripts/export_checkpoint.py runs/quickstart --step 500 --out weights.safetensors
 
-The names are those of the model; tied weights are written once. Of a run with a mean of its weights
-(training.ema) it is the mean, or with --weights last the weights themselves. The header keeps run, step and
-hash.
+Tensors have the names of the model's parameters; tied weights are written once. For a run with training.ema
+the EMA weights are written, with --weights last the last weights. The header contains run, step and hash.
 """
 
 import os
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # started as a script, from any folder
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # when run as a script, from any directory
 
 from safetensors import SafetensorError
 from safetensors.torch import save_file

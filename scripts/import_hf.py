@@ -1,15 +1,16 @@
-"""Make a run folder of a Hugging Face Llama, for generate.py and evaluate.py.
+"""Convert a Hugging Face Llama to a run directory for generate.py and evaluate.py.
 
   python scripts/import_hf.py HF_FOLDER --tokenizer tokenizer.model --out runs/NAME
 
-HF_FOLDER holds config.json and model.safetensors (or shards with their index). No pickle is opened, no code
-of the folder is run, nothing is downloaded. What would be computed otherwise than by transformers is refused.
+HF_FOLDER contains config.json and model.safetensors (or shards with their index). No pickle is loaded, no
+code of the folder is run and nothing is downloaded. Models that would compute something other than in
+transformers are rejected.
 """
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # started as a script, from any folder
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # when run as a script, from any directory
 
 from data.settings import DataSettings, SentencePieceSettings
 from data.tokenizer import Tokenizer, load_sentencepiece
@@ -35,7 +36,7 @@ def main() -> None:
 
 
 def import_folder(folder: Path, tokenizer_file: Path, out: Path):
-    """Returns the run folder and its model. Raises InteropError, DataError, TrainingError."""
+    """Returns the run directory and its model. Raises InteropError, DataError, TrainingError."""
     foreign = read_folder(folder)
     tokenizer = load_sentencepiece(tokenizer_file)
     _check_tokenizer(tokenizer, tokenizer_file, foreign)
@@ -45,7 +46,7 @@ def import_folder(folder: Path, tokenizer_file: Path, out: Path):
     create_run(out, _settings(foreign, tokenizer_file), tokenizer, sys.argv, source)
     save_weights_only(
         out, foreign.model, state=source
-    )  # after it: checkpoints without a manifest are refused
+    )  # last, since checkpoints without a manifest are rejected
     return out, foreign.model
 
 
@@ -64,7 +65,7 @@ def _check_tokenizer(tokenizer: Tokenizer, file: Path, foreign: ImportedModel) -
 
 def _settings(foreign: ImportedModel, tokenizer_file: Path) -> RunSettings:
     shape, plain = foreign.shape, TrainingSettings()
-    # What a foreign model was trained on is not known; its length and shape are all that can be said.
+    # The training data of an imported model are unknown; only its length and sizes are recorded.
     choice = SentencePieceSettings(model=str(tokenizer_file), vocab_size=max(264, shape.vocab_size))
     targets = min(plain.validation.targets, shape.train_length)
     steps = 1000 * plain.batch_size * shape.train_length

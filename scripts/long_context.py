@@ -65,7 +65,7 @@ class SpanRow:
     peak_gib: float  # resident memory of the process
     before_gib: float  # before the span: Python, libraries, weights, one short pass
     forecast_gib: float  # the estimate of evaluate.py for the span
-    nll: float  # mean of the targets: random tokens of a model that is not trained give about ln V
+    nll: float  # mean of the targets; about ln V for random tokens and weights
 
 
 def main() -> int:
@@ -85,13 +85,13 @@ def main() -> int:
         return 0
     console, folder = Console(), Path(options.results)
     for subject in options.subjects:
-        model_of(subject, max(lengths))  # what cannot work is refused before anything is measured
+        model_of(subject, max(lengths))  # reports errors before anything is measured
     for length in sorted(lengths):
         for subject in options.subjects:
             words = [subject, "--length", str(length), "--threads", str(options.threads), "--one"]
             console.info(f"{subject} at {length:,} tokens ...")
             done = subprocess.run([sys.executable, __file__, *words], stdout=subprocess.PIPE, text=True)
-            if done.returncode:  # it has said why
+            if done.returncode:  # it has printed the reason
                 return done.returncode
             row = SpanRow(**json.loads(done.stdout.splitlines()[-1]))
             console.info(f"{subject} at {length:,} tokens: {told(row)}")
@@ -102,9 +102,9 @@ def main() -> int:
 
 
 def model_of(subject: str, length: int) -> Transformer:
-    """The model of a run, or of configs/tiny.yaml with a scheme of this name and weights drawn anew.
+    """The model of a run, or of configs/tiny.yaml with a scheme of this name and random weights.
 
-    Raises TrainingError or ModelError where there is no such subject, or positions end before `length`.
+    Raises TrainingError or ModelError if there is no such subject or its positions end before `length`.
     """
     if is_run(Path(subject)):
         model = load(subject).model
@@ -128,7 +128,7 @@ def measure(subject: str, length: int, threads: int) -> SpanRow:
     model = model_of(subject, length)
     tokens = np.random.default_rng(0).integers(3, model.vocab_size, (1, length + 1))
     scorer, device = ModelScorer(model, chunk=CHUNK), torch.device("cpu")
-    scorer(tokens[:, : WARM + 1], min(TARGETS, length))  # libraries are loaded, tables begun
+    scorer(tokens[:, : WARM + 1], min(TARGETS, length))  # loads libraries and builds tables
     before, clock, used = peak_memory(device), time.perf_counter(), time.process_time()
     nll = scorer(tokens, TARGETS)
     return SpanRow(
@@ -151,7 +151,7 @@ def told(row: SpanRow) -> str:
 
 
 def read(folder: Path) -> list[SpanRow]:
-    """The rows measured so far."""
+    """The stored rows."""
     path = folder / "long_context.csv"
     if not path.exists():
         return []
@@ -163,7 +163,7 @@ def read(folder: Path) -> list[SpanRow]:
 
 
 def keep(row: SpanRow, folder: Path) -> None:
-    """Write the row among the others, in both files."""
+    """Add the row to both files."""
     same = (row.subject, row.length, row.threads)
     rows = [old for old in read(folder) if (old.subject, old.length, old.threads) != same] + [row]
     rows.sort(key=lambda one: (-one.length, one.threads, one.subject))

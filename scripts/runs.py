@@ -35,7 +35,7 @@ def main() -> int:
 
 
 def row_of(run: Path) -> list[str]:
-    """The cells of one run; a run that cannot be read says why in the place of its status."""
+    """The cells of one run; if it cannot be read, its status is the reason."""
     try:
         settings, lines, about = (
             read_settings(run),

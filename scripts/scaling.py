@@ -1,12 +1,11 @@
 """Memory, communication and throughput of training on 1 to 512 GPUs: the tables of docs/scaling.md.
 
-    python scripts/scaling.py                print them
-    python scripts/scaling.py --write        put them into docs/scaling.md
-    python scripts/scaling.py --gpu a100     with other hardware
+    python scripts/scaling.py                print the tables
+    python scripts/scaling.py --write        write them into docs/scaling.md
+    python scripts/scaling.py --gpu a100     use other hardware
 
-Nothing is measured here. Parameters and FLOPs are the model's own, of configs/base.yaml, 1b.yaml and
-7b.yaml; bandwidths and peaks are those of data sheets; the share of the peak that matrix work reaches is an
-assumption.
+Nothing is measured. Parameters and FLOPs are those of configs/base.yaml, 1b.yaml and 7b.yaml; bandwidths and
+peak rates come from data sheets; the achieved share of the peak is an assumption.
 """
 
 import sys
@@ -32,7 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "docs" / "scaling.md"
 SIZES = {"100M": "base", "1B": "1b", "7B": "7b"}
 WORLDS = (1, 8, 64, 512)
-USABLE = 0.9  # of a GPU's memory: the rest is the context, fragments, communication buffers
+USABLE = 0.9  # share of a GPU's memory; the rest is for the CUDA context, fragmentation and communication
 GB = 1e9
 
 
@@ -63,7 +62,7 @@ GPUS = {
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What the formulas need to know of a run: P parameters, of which `matrices` are multiplied with."""
+    """Inputs of the formulas: P parameters, of which `matrices` are in matrix multiplications."""
 
     name: str
     settings: RunSettings
@@ -89,28 +88,28 @@ class ModelShape:
 
     @property
     def flops(self) -> float:
-        """Per token of training, 6 a matrix weight and causal attention."""
+        """Training FLOPs per token: 6 per matrix weight, and causal attention."""
         return self.model.flops_per_token(self.settings.train_length)
 
     def activations(self, half: bool, checkpointing: bool) -> float:
-        """Bytes a token that the backward pass finds."""
+        """Bytes per token saved for the backward pass."""
         layout = MemoryLayout(1, False, 1, checkpointing, half)
         return activations(self.model, self.settings.train_length, layout)
 
 
 def memory(shape: ModelShape, layout: MemoryLayout) -> dict[str, float]:
-    """Bytes on each GPU by what they hold."""
+    """Bytes per GPU by kind."""
     return memory_of(shape.model, shape.settings.train_length, layout)
 
 
 def passes(shape: ModelShape, layout: MemoryLayout) -> int:
-    """Forward and backward passes of a step on each GPU."""
+    """Micro-batches per step and GPU."""
     return -(-shape.settings.training.batch_size // (layout.world * layout.sequences))
 
 
 def gather_seconds(size: float, world: int, gpu: Gpu) -> float:
-    """To bring `size` bytes, of which each GPU holds its share, to all: over the links of a node, and between
-    nodes with all network cards of each at work."""
+    """Seconds to all-gather `size` bytes, over the links within a node and over all its network cards
+    between nodes."""
     inside = min(world, gpu.node)
     nodes = world / gpu.node
     between = size * (1 - 1 / nodes) / (gpu.node * gpu.network) if nodes > 1 else 0.0
@@ -118,8 +117,8 @@ def gather_seconds(size: float, world: int, gpu: Gpu) -> float:
 
 
 def communication(shape: ModelShape, layout: MemoryLayout, gpu: Gpu) -> float:
-    """Seconds a step, nothing hidden. DDP: float32 gradients summed once, a reduction and a gather. FSDP2:
-    in every pass weights are gathered twice in bfloat16 and gradients reduced in float32."""
+    """Seconds per step without overlap. DDP: one all-reduce of float32 gradients. FSDP2: two all-gathers of
+    bfloat16 weights and one reduce-scatter of float32 gradients per micro-batch."""
     if not layout.sharded:
         return 2 * gather_seconds(FLOAT * shape.parameters, layout.world, gpu)
     each = 2 * HALF * shape.parameters + FLOAT * shape.parameters
@@ -127,15 +126,15 @@ def communication(shape: ModelShape, layout: MemoryLayout, gpu: Gpu) -> float:
 
 
 def compute(shape: ModelShape, layout: MemoryLayout, gpu: Gpu, share: float = USUAL_SHARE) -> float:
-    """Seconds a step of matrix work and attention; checkpointing does the forward third again."""
+    """Seconds per step of matrix multiplications and attention; checkpointing repeats the forward third."""
     tokens = passes(shape, layout) * layout.sequences * shape.settings.train_length
     again = RECOMPUTED if layout.checkpointing else 1.0
     return again * tokens * shape.flops / (share * gpu.peak)
 
 
 def best_layout(shape: ModelShape, world: int, sharded: bool, gpu: Gpu) -> MemoryLayout | None:
-    """The most sequences a pass, a power of two, without checkpointing where even one fits without; None
-    where nothing fits, or the batch cannot be shared by so many."""
+    """The largest micro-batch that fits, a power of two, with checkpointing only if one sequence does not fit
+    without. None if nothing fits or the batch cannot be divided among the GPUs."""
     each, rest = divmod(shape.settings.training.batch_size, world)
     if rest or each < 1:
         return None
@@ -166,7 +165,7 @@ def table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
 
 
 def states_table(gpu: Gpu) -> str:
-    """One sequence a pass."""
+    """Memory with one sequence per micro-batch."""
     rows = []
     for shape in shapes():
         for world, sharded in ((1, False), (8, False), (8, True), (64, True), (512, True)):
@@ -264,7 +263,7 @@ def speed_table(gpu: Gpu) -> str:
 
 @dataclass(frozen=True)
 class Anchor:
-    """A published speed, tokens/s on each GPU, and the shape it was reached with."""
+    """A published throughput in tokens/s per GPU, and the model it was measured with."""
 
     who: str
     gpu: str
@@ -309,7 +308,7 @@ TABLES = {
 
 
 def filled(document: str, gpu: Gpu) -> str:
-    """The document with every table put between its marks, `<!-- NAME -->` and `<!-- /NAME -->`."""
+    """The document with every table between its markers, `<!-- NAME -->` and `<!-- /NAME -->`."""
     for name, make in TABLES.items():
         begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
         before, rest = document.split(begin)

@@ -43,18 +43,18 @@ from training.run.directory import SETTINGS, not_a_run
 from training.run.parent import read_run_settings
 
 ROOT = Path(__file__).resolve().parent.parent
-TOLERANCE = 1e-10  # of losses and gradient norms in float64, between numbers of processes
+TOLERANCE = 1e-10  # of losses and gradient norms in float64, for different numbers of processes
 MEASURED = ("loss", "grad_norm", "nll")
 CLOCKED = {"attempt", "tokens_per_second", "mfu", "seconds", "memory_bytes", "peak_memory_bytes"}
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One process, or group of them, of the run that is killed."""
+    """One attempt of the run that is killed."""
 
     ranks: int
-    begun: int  # steps behind it
-    ended: int  # the last step it told of
+    begun: int  # steps before it
+    ended: int  # its last logged step
     killed: bool
 
 
@@ -99,7 +99,7 @@ def main() -> int:
 
 
 def words_of(options: Namespace) -> tuple[list[str], int]:
-    """The words of both runs, and how many steps they take."""
+    """The arguments of both runs, and their number of steps."""
     words = [settings_of(word) for word in options.words]
     if options.ranks and options.ranks[0] != options.ranks[1]:
         words.append("training.precision=float64")
@@ -121,7 +121,7 @@ def words_of(options: Namespace) -> tuple[list[str], int]:
 
 
 def settings_of(word: str) -> str:
-    """The settings of a run where a word names one; any other word as it is."""
+    """The settings of a run if an argument names one; other arguments unchanged."""
     folder = Path(word)
     if (folder / SETTINGS).is_file():
         return str(folder / SETTINGS)
@@ -140,7 +140,7 @@ def processes(ranks: int) -> str:
 
 
 def started(words: list[str], folder: Path, ranks: int) -> subprocess.Popen:
-    """train.py on so many processes, in a session of their own, what it says in `<folder>.log`."""
+    """Start train.py with `ranks` processes in a new session, with its output in `<folder>.log`."""
     environment = dict(os.environ)
     prefix = [sys.executable]
     if ranks > 1:
@@ -166,7 +166,7 @@ def free_port() -> int:
 
 
 def run_through(words: list[str], folder: Path, ranks: int) -> None:
-    """Train to the end; raises TrainingError with the last words of one that failed."""
+    """Train to the end; raises TrainingError with the last output if it fails."""
     process = started(words, folder, ranks)
     try:
         if status := process.wait():
@@ -182,7 +182,7 @@ def last_words(folder: Path) -> str:
 
 
 def kill(process: subprocess.Popen) -> None:
-    """SIGKILL for all processes of a run, also those that a launcher has given sessions of their own."""
+    """Send SIGKILL to all processes of a run, including those that a launcher started in other sessions."""
     if process.poll() is None:
         family = descendants(process.pid)
         os.killpg(process.pid, signal.SIGKILL)
@@ -193,7 +193,7 @@ def kill(process: subprocess.Popen) -> None:
 
 
 def descendants(pid: int) -> list[int]:
-    """The living children of a process, and theirs."""
+    """All living descendants of a process."""
     if Path("/proc/self/stat").exists():
         stats = [words for file in Path("/proc").glob("[0-9]*/stat") if (words := _stat(file))]
         pairs = [(int(file), int(words[1])) for file, words in stats]
@@ -201,27 +201,27 @@ def descendants(pid: int) -> list[int]:
         table = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True)
         pairs = [(int(one), int(parent)) for one, parent in map(str.split, table.stdout.splitlines())]
     found = [child for child, parent in pairs if parent == pid]
-    for one in found:  # grows on the way
+    for one in found:  # grows during the run
         found += [child for child, parent in pairs if parent == one]
     return found
 
 
 def _stat(file: Path) -> tuple[str, list[str]] | None:
-    """(number, what follows the name: state, parent, ...) of a process; None where it has ended meanwhile."""
+    """(pid, fields after the name: state, parent, ...) of a process; None if it has ended."""
     with suppress(OSError):
         return file.parent.name, file.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     return None
 
 
 def edges_of(lines: list[dict]) -> list[int]:
-    """The steps whose first window is the first of another epoch than the step's before."""
+    """The steps at which a new epoch starts."""
     train = [line for line in lines if line["kind"] == "train"]
     return [b["step"] for a, b in pairwise(train) if b["epoch"] != a["epoch"]]
 
 
 def kill_steps(steps: int, kills: int, edges: list[int], every: int, rng: random.Random) -> list[int]:
-    """After which steps to kill, ascending: spread over the run at random, one of them shortly past the edge
-    of an epoch and before the next checkpoint, so that the resumed run crosses the edge again."""
+    """After which steps to kill, ascending: random steps over the run, one of them shortly after the start of
+    an epoch and before the next checkpoint, so that the resumed run crosses it again."""
     share = (steps - 1) / kills
     found = [1 + int(share * (i + rng.random())) for i in range(kills)]
     crossing = [edge for edge in edges if 2 < edge < steps - 2]
@@ -235,14 +235,14 @@ def kill_steps(steps: int, kills: int, edges: list[int], every: int, rng: random
 
 
 def told(folder: Path) -> int:
-    """The newest step in a run's metrics, whoever is writing them."""
+    """The newest step in a run's metrics."""
     file = folder / "metrics.jsonl"
     lines = read_metrics(file, "train") if file.exists() else []
     return lines[-1]["step"] if lines else 0
 
 
 def behind(folder: Path) -> int:
-    """Steps behind the next attempt: those of the newest checkpoint."""
+    """The step of the newest checkpoint, from which the next attempt starts."""
     found = find_checkpoint(folder) if folder.exists() else None
     return found.step if found else 0
 
@@ -284,14 +284,14 @@ def run_killed(
 
 
 def started_anew(folder: Path, attempt: int) -> bool:
-    """Whether the metrics are those of this attempt already: the ones before may have been further."""
+    """Whether this attempt has written metrics; earlier attempts may have reached later steps."""
     file = folder / "metrics.jsonl"
     starts = read_metrics(file, "start") if file.exists() else []
     return max((line["attempt"] for line in starts), default=0) >= attempt
 
 
 def differences(reference: Path, other: Path, tolerance: float) -> list[str]:
-    """What differs between two runs, in words: the first step that does, and the first tensor at the end."""
+    """Descriptions of the first step and the first final tensor that differ between two runs."""
     lines = [read_metrics(run / "metrics.jsonl") for run in (reference, other)]
     step = first_difference(*lines, tolerance)
     tensors = other_tensors(reference, other) if tolerance == 0 else None
@@ -299,8 +299,8 @@ def differences(reference: Path, other: Path, tolerance: float) -> list[str]:
 
 
 def first_difference(reference: list[dict], other: list[dict], tolerance: float) -> str | None:
-    """The first step at which two runs tell different things, and what; None where there is none."""
-    # Text written greedily is no number: rounding may turn one token into another.
+    """The first step whose metrics differ, and the metrics; None if there is none."""
+    # Rounding can change tokens of greedily generated text.
     left_out = ("start", "samples") if tolerance else ("start",)
     told: list[dict] = [
         {(line["step"], line["kind"]): line for line in lines if line["kind"] not in left_out}
@@ -330,7 +330,7 @@ def same(a: object, b: object, tolerance: float) -> bool:
 
 
 def other_tensors(reference: Path, other: Path) -> str | None:
-    """The first tensor of the last checkpoints that is not the same to the bit; None where there is none."""
+    """The first tensor of the last checkpoints that is not bit-identical; None if there is none."""
     folders = [find_checkpoint(run).folder for run in (reference, other)]
     hashes = [read_json(folder / MANIFEST)["files"] for folder in folders]
     for name in sorted(hashes[0].keys() | hashes[1].keys()):
@@ -347,7 +347,7 @@ def other_tensors(reference: Path, other: Path) -> str | None:
 
 
 def kills_tested(attempts: list[Attempt]) -> int:
-    """How many kills were followed by steps: where nothing is trained after it, a resume proves nothing."""
+    """The number of kills that were followed by training steps; others prove nothing."""
     return sum(one.killed and after.ended > after.begun for one, after in pairwise(attempts))
 
 
@@ -359,7 +359,7 @@ def report(
     ranks: tuple[int, int],
     console: Console,
 ) -> int:
-    """Say what happened and what was found; returns the exit status."""
+    """Print the result and return the exit status."""
     rows = []
     for i, one in enumerate(attempts, 1):
         crossed = [edge for edge in edges if one.begun < edge <= one.ended]
