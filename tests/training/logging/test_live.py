@@ -8,7 +8,7 @@ import sys
 import pytest
 from rich.console import Console as RichConsole
 
-from tests.training.test_record import run_of
+from tests.training.logging.test_metrics_logger import run_of
 from training.config.settings import RunSettings
 from training.logging import console as module
 from training.logging.console import Console

@@ -14,7 +14,7 @@ from training import TrainingError
 from training.config.settings import TrainingSettings
 from training.distributed.launch import check_devices, check_launch, check_world
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 CONFIGS = sorted((ROOT / "configs" / "accelerate").glob("*.yaml"))
 PLAIN = TrainingSettings()
 SIMPLE_LAUNCHER = {"ACCELERATE_MIXED_PRECISION": "no", "MASTER_ADDR": "h", "MASTER_PORT": "1"}

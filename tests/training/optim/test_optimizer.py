@@ -103,7 +103,7 @@ def test_every_role_may_have_its_own_rate_and_decay():
 
 def test_what_groups_cannot_say():
     for asked, said in (
-        ({"positions_lr": 1, "groups": {"positions": {"lr": 1}}}, "are the same thing: give one"),
+        ({"positions_lr": 1, "groups": {"positions": {"lr": 1}}}, "positions_lr and groups.positions.lr"),
         ({"groups": {"norms": {"lr": 1}}}, "Extra inputs"),
         ({"groups": {"head": {"lr": 0}}}, "greater than 0"),
     ):
