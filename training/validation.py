@@ -73,8 +73,8 @@ class Validator:
     def _sample(self, step: int) -> None:
         """Continue each prompt greedily; with autocast, as sharded blocks are gathered in its dtype."""
         model, tokenizer, settings = self.run.model, self.run.data.tokenizer, self.run.settings
-        length, has_bos = settings.training.samples.tokens, settings.data.bos and tokenizer.bos_id is not None
-        bos = [tokenizer.bos_id] if has_bos else []
+        length, bos_id = settings.training.samples.tokens, tokenizer.bos_id
+        bos = [bos_id] if settings.data.bos and bos_id is not None else []
         samples = []
         for prompt in self.prompts:
             ids = bos + tokenizer.encode(prompt)

@@ -55,7 +55,7 @@ def kept(
     stays = set(steps[-settings.keep :])
     if settings.keep_interval is not None:
         stays |= {step for step in steps if step % settings.keep_interval == 0}
-    return stays | ({best, sound} & set(steps))
+    return stays | {step for step in steps if step in (best, sound)}
 
 
 def prune(run: Path, step: int, settings: CheckpointSettings, train_length: int) -> None:

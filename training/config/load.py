@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -135,8 +135,9 @@ def merge(base: dict, over: dict) -> dict:
     """
 
     def merged(old: object, new: object) -> object:
-        both = isinstance(old, dict) and isinstance(new, dict) and "name" not in new
-        return merge(old, new) if both else new
+        if isinstance(old, dict) and isinstance(new, dict) and "name" not in new:
+            return merge(old, new)
+        return new
 
     return base | {key: merged(base[key], value) if key in base else value for key, value in over.items()}
 
@@ -155,11 +156,11 @@ class SettingsLayers:
     def apply(self, arguments: list[str]) -> None:
         """Merge files from left to right, then overrides; errors are added to `problems`."""
         files, overrides = split_arguments(arguments)
-        for apply, one in [(self.apply_file, Path(file)) for file in files] + [
-            (self.apply_override, override) for override in overrides
-        ]:
+        merges = [partial(self.apply_file, Path(file)) for file in files]
+        merges += [partial(self.apply_override, override) for override in overrides]
+        for merge_one in merges:
             try:
-                apply(one)
+                merge_one()
             except ConfigError as error:
                 self.problems.append(str(error))
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema
@@ -44,7 +44,7 @@ class _Generator(GenerateJsonSchema):
         factory = schema.get("default_factory")
         if factory is None or schema.get("default_factory_takes_data"):
             return super().get_default_value(schema)
-        return factory()
+        return cast(Callable[[], Any], factory)()
 
     def default_schema(self, schema):
         found = super().default_schema(schema)

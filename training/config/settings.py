@@ -138,8 +138,14 @@ class RunSettings(Settings):
     )
     seed: int = setting(0, "decides initial weights, order of the data, samples", ge=0, lt=1 << 63)
     parent: ParentSettings | None = optional("the run that an extension run starts from")
-    model: ModelSettings = setting(ModelSettings(), "the decoder and its positional scheme")
-    data: DataSettings = setting(DataSettings(), "text, tokenizer and batches")
+    model: ModelSettings = setting(
+        ModelSettings(),  # pyright: ignore[reportCallIssue]
+        "the decoder and its positional scheme",
+    )
+    data: DataSettings = setting(
+        DataSettings(),  # pyright: ignore[reportCallIssue]
+        "text, tokenizer and batches",
+    )
     training: TrainingSettings = setting(TrainingSettings(), "optimization, validation and logging")
 
     @property

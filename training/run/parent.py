@@ -132,7 +132,7 @@ def open_parent(folder: Path, step: int | None = None, fork: bool = False) -> Pa
         raise TrainingError(f"parent.run: {folder} has no checkpoint yet; train it first")
     whole = read_settings(folder)
     settings = whole if fork else last_trained(whole, found.step)[0]
-    tree = settings.model_dump(mode="json") | {"parent": None}
+    tree: dict[str, Any] = settings.model_dump(mode="json") | {"parent": None}
     if not fork:
         tree |= {"original_length": settings.original_length or settings.train_length}
         tree["seed"] += 1

@@ -2,7 +2,7 @@
 
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,10 +57,11 @@ from training.stages import stages_of
 class ValidationTargets(Protocol):
     """Fixed held-out targets; `evaluation.MonitorTargets` implements this."""
 
-    note: str | None
+    @property
+    def note(self) -> str: ...
 
     @property
-    def lengths(self) -> list[int]: ...
+    def lengths(self) -> Sequence[int]: ...
 
     @property
     def documents(self) -> int: ...
