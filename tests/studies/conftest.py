@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from studies.report import figures
+
 ROOT = Path(__file__).resolve().parents[2]
 
 BASE = """
@@ -90,6 +92,19 @@ def run(*words: object, cwd: Path) -> subprocess.CompletedProcess:
     return subprocess.run(
         command(*words), cwd=cwd, env=environment(), capture_output=True, text=True, timeout=600, check=False
     )
+
+
+@pytest.fixture
+def blank_figures(monkeypatch):
+    """Figures are built but not rendered: for tests of the text around them."""
+
+    def save(figure, folder: Path, name: str) -> Path:
+        folder.mkdir(parents=True, exist_ok=True)
+        for suffix in (".png", ".svg"):
+            (folder / f"{name}{suffix}").write_text('<svg viewBox="0 0 1 1"></svg>', encoding="utf-8")
+        return folder / f"{name}.png"
+
+    monkeypatch.setattr(figures, "save", save)
 
 
 @pytest.fixture(autouse=True)

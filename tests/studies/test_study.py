@@ -254,7 +254,7 @@ report:"""
     assert not (tmp_path / "other" / "runs").exists()
 
 
-def test_the_report_is_made_of_the_stored_results_alone(clean, monkeypatch, tmp_path, capsys):
+def test_the_report_is_made_of_the_stored_results_alone(clean, blank_figures, monkeypatch, tmp_path, capsys):
     file, folder = clean
     at_the_end = json.loads((folder / "report.html").read_text(encoding="utf-8"))
     assert at_the_end == results(folder) and at_the_end["study"]["report"]["baseline"] == "rope"
