@@ -140,6 +140,7 @@ def panels_figure(
     columns: int = 1,
     height: float = 2.9,
     names: Literal["ends", "beside", "below"] = "ends",
+    width: float = WIDTH,
     value: Callable[[Axes, float], str] = lambda axes, y: "",
 ) -> Figure:
     """A grid of panels.
@@ -152,15 +153,15 @@ def panels_figure(
     """
     columns = min(columns, len(panels))
     rows = math.ceil(len(panels) / columns)
-    most = max(len(panel.curves) + len(panel.levels) for panel in panels)
+    most = max(sum(bool(c.label) for c in panel.curves) + len(panel.levels) for panel in panels)
     height = max(height, TICKS + 0.26 + (most + 1) * LABEL_GAP / 72 if names == "ends" else 0)
     with rc_context(STYLE):
         known = {curve.label: curve for panel in panels for curve in panel.curves if curve.label}
-        key, per_row = 0.0, max(1, int((WIDTH - 0.3) / (0.62 + _widest(known))))
+        key, per_row = 0.0, max(1, int((width - 0.3) / (0.62 + _widest(known))))
         if names == "below" and len(known) > 1:
             key = KEY_ROW * math.ceil(len(known) / per_row) + 0.08
         under = 0.2 if columns > 1 and rows > 1 else TICKS  # of panels above others
-        figure, (low, high) = canvas(text, height * rows + key + TICKS - under)
+        figure, (low, high) = canvas(text, height * rows + key + TICKS - under, width)
         inches = figure.get_figheight()
         low += (key + TICKS - under) / inches
         drawn = []
@@ -185,8 +186,8 @@ def panels_figure(
         for (axes, lines, _), ends in zip(drawn, labels, strict=True):
             if names != "below":
                 place, room = axes.get_position(), (0.42 if names == "ends" else 0.76) + _widest(texts)
-                width = max(0.3, 1 - room / WIDTH - place.x0)
-                axes.set_position((place.x0, place.y0, width, place.height))
+                wide = max(0.3, 1 - room / width - place.x0)
+                axes.set_position((place.x0, place.y0, wide, place.height))
             fit_left(figure, axes)
             if names == "ends":
                 label_ends(figure, axes, ends)
@@ -222,7 +223,8 @@ def _widest(labels) -> float:
 
 def canvas(text: FigureText, height: float, width: float = WIDTH) -> tuple[Figure, tuple[float, float]]:
     """A figure with `height` inches for the axes, and the vertical range of those inches."""
-    head, foot = HEAD if text.title else 0.1, 0.24 if text.note else 0.06
+    lines = text.note.count("\n")
+    head, foot = HEAD if text.title else 0.1, 0.24 + 0.14 * lines if text.note else 0.06
     total = head + height + foot
     figure = Figure(figsize=(width, total), dpi=200)
     FigureCanvasAgg(figure)

@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from evaluation.reports.figures import save
+from evaluation.reports.figures import SOFT, Curve, FigureText, Panel, save
 from studies.report.document import ReportFigure, counted, listed, signed, slug
 from studies.report.plots import (
+    OTHERS,
     DotEstimate,
+    Exposure,
     ReferenceLines,
-    SeedSeries,
-    SeriesPanel,
     barred,
     dots_figure,
     heat_figure,
     informative,
     joint_figure,
-    panels_figure,
+    small_multiples,
     styles_of,
 )
 from studies.results.compare import StudyComparison
 from studies.results.stored import CONFIDENCE, Group, StoredStudy
-from studies.results.table import ResultsTable
+from studies.results.table import ResultsTable, StudyResult
 
 NLL = "NLL, nats per token"
 BY_LENGTH = "NLL by context length"
@@ -57,9 +58,10 @@ class FigureBuilder:
         levels = [] if truncated is None else [(f"{baseline} truncated to {l0:,}", truncated)]
         top = unigram if any(y > (unigram or math.inf) for one in every for y in one.y) else None
         levels += [] if top is None else [(f"unigram model  {top:.2f}", top)]
-        series, notes = _legible(table, every, top)
-        marks = ReferenceLines(l0, levels, top=top)
-        figure = joint_figure(series, marks, BY_LENGTH, _loss_subtitle(table), NLL, "\n".join(notes))
+        series, notes = self._legible(table, every, top)
+        text = FigureText(BY_LENGTH, _loss_subtitle(table), "\n".join(notes))
+        seeds = [line for name in table.names for line in self._seeds(table, name)]
+        figure = joint_figure(series, ReferenceLines(l0, levels, top=top), text, NLL, seeds)
         caption = ["NLL of the same targets with increasing context.", *notes]
         if truncated is not None:
             caption.append(f"Dashed: {baseline} with its context truncated to the training length.")
@@ -75,21 +77,22 @@ class FigureBuilder:
         if len(table.names) < 3:
             return []
         top = table.losses.unigram
-        series, notes = _legible(table, [self._nll(table, name) for name in table.names], top)
+        series, notes = self._legible(table, [self._nll(table, name) for name in table.names], top)
         dashed = "Dashed: the variant with its context truncated to the training length (dotted)."
-        figure = panels_figure(
-            [
-                SeriesPanel(one.label, [one], [other for other in series if other is not one])
-                for one in series
-            ],
-            ReferenceLines(table.trained_length, top=top),
-            f"{BY_LENGTH}, one panel per variant",
-            _loss_subtitle(table),
-            "\n".join([f"{dashed} Grey: the others.", notes[0]]),
-            NLL,
-        )
+        panels = []
+        for one in series:
+            others = [
+                Curve("", other.x, other.y, OTHERS, width=0.8, order=1.5) for other in series if other != one
+            ]
+            own = table.value(one.label, "nll_as_trained", table.trained_length) or 0.0
+            curves = [*others, *self._seeds(table, one.label), replace(one, label="")]
+            panels.append(Panel(curves, one.label, [("", own, SOFT)]))
+        strips = [self._exposure(table, one.label) for one in series]
+        note = f"{dashed} Grey: the others.\n{notes[0]}"
+        text = FigureText(f"{BY_LENGTH}, one panel per variant", _loss_subtitle(table), note)
+        figure = small_multiples(panels, ReferenceLines(table.trained_length, top=top), text, NLL, strips)
         caption = [f"Each variant in colour on top of the others in grey. {dashed}", *notes]
-        if any(one.shown for one in series):
+        if any(strips):
             caption.append(
                 "Strips: exposure in training of positions (upper row) and of distances to a visible key "
                 "(lower row); darker is more (log scale), empty is none."
@@ -111,14 +114,10 @@ class FigureBuilder:
             for name, rows in gains.items()
         ]
         bars = f"\nBars: {100 * table.confidence:g}% intervals." if barred(series) else ""
-        figure = joint_figure(
-            series,
-            ReferenceLines(l0, [("truncated to the training length", 0.0)], band=tolerance),
-            "Net gain over truncation",
-            _loss_subtitle(table),
-            "net gain, nats per token",
-            f"Grey band: ±{tolerance:g} nats; the axis is linear inside and logarithmic outside.{bars}",
-        )
+        note = f"Grey band: ±{tolerance:g} nats; the axis is linear inside and logarithmic outside.{bars}"
+        marks = ReferenceLines(l0, [("truncated to the training length", 0.0)], band=tolerance)
+        text = FigureText("Net gain over truncation", _loss_subtitle(table), note)
+        figure = joint_figure(series, marks, text, "net gain, nats per token")
         caption = (
             f"NLL with the context truncated to {l0:,} minus NLL with the full context, of the same variant. "
             "Positive: distant context helps."
@@ -140,14 +139,9 @@ class FigureBuilder:
             heading = f"at {length:,} tokens" + (", the training length" if length == l0 else "")
             panels += [(heading, dots)] if dots else []
         title = f"Difference from {table.baseline}"
-        figure = dots_figure(
-            panels,
-            title,
-            _loss_subtitle(table),
-            f"NLL minus that of {table.baseline}, nats (negative is better)",
-            f"Hollow: point estimate. Grey band: ±{table.tolerance:g} nats, where the axis is linear.",
-            band=table.tolerance,
-        )
+        note = f"Hollow: point estimate. Grey band: ±{table.tolerance:g} nats, where the axis is linear."
+        x = f"NLL minus that of {table.baseline}, nats (negative is better)"
+        figure = dots_figure(panels, FigureText(title, _loss_subtitle(table), note), x, table.tolerance)
         caption = f"NLL minus that of {table.baseline} on the same targets, in ascending order"
         if any(dot.low == dot.low for _, dots in panels for dot in dots):
             caption += (
@@ -168,13 +162,9 @@ class FigureBuilder:
             dots.append(DotEstimate(scheme, next(mean), math.nan, math.nan, *self.styles[name], each))
         dots.sort(key=lambda dot: dot.value)
         level = "" if unigram is None else f"Unigram model on the same tokens: {unigram:.3f}."
-        figure = dots_figure(
-            [(f"as trained, at {l0:,} tokens", dots)],
-            "NLL at the training length",
-            _loss_subtitle(table),
-            NLL,
-            f"Vertical strokes: single seeds. {level}".strip(),
-        )
+        note = f"Vertical strokes: single seeds. {level}".strip()
+        text = FigureText("NLL at the training length", _loss_subtitle(table), note)
+        figure = dots_figure([(f"as trained, at {l0:,} tokens", dots)], text, NLL)
         caption = f"NLL at the training length: mean, and single seeds as strokes. {level}".strip()
         caption += " A scheme near the unigram model is undertrained." if level else ""
         alt = _alt("NLL at the training length", (f"{dot.label} {dot.value:.3f}" for dot in dots))
@@ -195,8 +185,8 @@ class FigureBuilder:
         bars = bars if barred(series) else ""
         level = (f"chance  {100 * chance:.0f}", 100 * chance)
         marks = ReferenceLines(table.trained_length, [level], ceiling=100)
-        title = f"{task.capitalize()}: accuracy by length"
-        figure = joint_figure(series, marks, title, _subtitle(table), "accuracy, %", bars)
+        text = FigureText(f"{task.capitalize()}: accuracy by length", _subtitle(table), bars)
+        figure = joint_figure(series, marks, text, "accuracy, %")
         last = "; ".join(f"{one.label} {one.y[-1]:.0f}% at {one.x[-1]:,.0f}" for one in series)
         caption = "Share of items whose correct answer is the most likely candidate, mean over seeds."
         alt = f"Line chart of accuracy against length. Last points: {last}. Chance: {100 * chance:.0f}%."
@@ -212,7 +202,7 @@ class FigureBuilder:
         if not maps:
             return []
         note = "Accuracy in percent by length (columns) and depth of the answer (rows), mean over seeds."
-        figure = heat_figure(maps, "Accuracy by depth of the answer", _subtitle(table), note)
+        figure = heat_figure(maps, FigureText("Accuracy by depth of the answer", _subtitle(table), note))
         caption = f"{note} Depth 0 is the beginning of the text, 1 its end, next to the question."
         ends = [(name, 100 * min(c.values()), 100 * max(c.values())) for name, _, c in maps]
         ranges = "; ".join(f"{name} {low:.0f}% to {high:.0f}%" for name, low, high in ends)
@@ -229,15 +219,12 @@ class FigureBuilder:
                 for name, own in rows.items()
                 if own
             ]
-            panels += [SeriesPanel(heading, series)] if series else []
+            panels += [Panel(series, heading)] if series else []
         note = "Means over layers, heads, queries and seeds."
-        figure = panels_figure(
-            panels,
-            ReferenceLines(table.trained_length),
-            "Attention by context length",
-            _subtitle(table),
-            f"{note} Dotted: the training length.",
+        text = FigureText(
+            "Attention by context length", _subtitle(table), f"{note} Dotted: the training length."
         )
+        figure = small_multiples(panels, ReferenceLines(table.trained_length), text)
         alt = f"Small line charts against context length: {listed([one.heading for one in panels])}."
         return self._add(table, "attention", figure, f"Attention against context length. {note}", alt)
 
@@ -252,15 +239,13 @@ class FigureBuilder:
             points = [(at, row.value, math.nan, math.nan) for at, row in zip(x, rows, strict=True)]
             series.append(self._series(name, points))
         ticks = [float(2**k) for k in range(0, longest.bit_length(), 2)]
-        figure = joint_figure(
-            series,
+        title = f"NLL by position in a window of {longest:,} tokens"
+        note = f"Scaling factors for {longest:,}; different targets at each position. Means over seeds."
+        marks, text = (
             ReferenceLines(table.trained_length, ticks=ticks),
-            f"NLL by position in a window of {longest:,} tokens",
-            _subtitle(table),
-            NLL,
-            f"Scaling factors for {longest:,}; different targets at each position. Means over seeds.",
-            x="tokens seen (log scale)",
+            FigureText(title, _subtitle(table), note),
         )
+        figure = joint_figure(series, marks, text, NLL, x="tokens seen (log scale)")
         caption = (
             f"NLL by position in windows of {longest:,} tokens. Each position scores different targets, and "
             f"methods that depend on the length use {longest:,}: not comparable with curves of fixed targets."
@@ -269,12 +254,13 @@ class FigureBuilder:
         alt = f"Line chart of NLL by position. Last positions: {last}."
         return self._add(table, "by_position", figure, caption, alt)
 
-    def _series(self, name: str, points: list[tuple[float, float, float, float]], **more) -> SeedSeries:
+    def _series(self, name: str, points: Sequence[Sequence[float]]) -> Curve:
         """A line through (x, y, low, high) in the style of a variant."""
         x, y, low, high = ([float(point[part]) for point in points] for part in range(4))
-        return SeedSeries(name, x, y, low, high, *self.styles[name], **more)
+        colour, marker = self.styles[name]
+        return Curve(name, x, y, colour, low, high, width=1.6, marker=marker, order=4)
 
-    def _nll(self, table: StudyComparison, name: str) -> SeedSeries:
+    def _nll(self, table: StudyComparison, name: str) -> Curve:
         """NLL with the interval of the change around each level: most of the spread of levels is common to
         all variants."""
         points = []
@@ -282,18 +268,27 @@ class FigureBuilder:
             delta = table.get(name, "delta", row.at)
             half = delta.half if delta is not None and delta.verdict else math.nan
             points.append((row.at, row.value, row.value - half, row.value + half))
-        each = [
-            [
-                row.value if row else math.nan
-                for n, *_ in points
-                for row in [table.get(name, "nll", n, seed=seed)]
-            ]
-            for seed in table.losses.reference[name]
-        ]
-        own = table.value(name, "nll_as_trained", table.trained_length)
-        return self._series(name, points, own=own, each=each, shown=self._exposure(table, name))
+        return self._series(name, points)
 
-    def _exposure(self, table: ResultsTable, name: str) -> list[tuple[list[float], list[float]]]:
+    def _seeds(self, table: StudyComparison, name: str) -> list[Curve]:
+        """NLL of each seed as a thin line; none for a single seed."""
+        rows: dict[str, list[StudyResult]] = {}
+        for row in table.select("nll", name, seed=None):
+            rows.setdefault(row.seed, []).append(row)
+        return [
+            Curve(
+                "",
+                [row.at for row in own],
+                [row.value for row in own],
+                self.styles[name][0],
+                width=0.6,
+                order=2.5,
+            )
+            for seed, own in rows.items()
+            if seed and table.seed_count(name) > 1
+        ]
+
+    def _exposure(self, table: ResultsTable, name: str) -> Exposure:
         """Exposure of a scheme in training, of positions and of distances: (tokens of context, share)."""
         (variant,) = [one for one in table.variants if one.name == name]
         for cell in self.study.of(variant, table.group):
@@ -301,6 +296,24 @@ class FigureBuilder:
                 both = (exposure["positions"], exposure["distances"])
                 return [(one["context"], one["share"]) for one in both if one["context"]]
         return []
+
+    def _legible(
+        self, table: StudyComparison, every: list[Curve], top: float | None
+    ) -> tuple[list[Curve], list[str]]:
+        """The curves without intervals that are too wide to draw, and notes about bars and thin lines."""
+        series = informative(every, top)
+        total, drawn = barred(every), barred(series)
+        notes = ["Points without intervals."]
+        if total:
+            level = f"{100 * table.confidence:g}%"
+            notes = [f"Bars: {level} simultaneous intervals of the change from the training length."]
+        if any(table.seed_count(name) > 1 for name in table.names):
+            notes[0] += " Thin: single seeds."
+        if total > drawn:
+            notes.append(
+                f"{total - drawn} of {total} bars are not drawn: wider than the range of the points."
+            )
+        return series, notes
 
     def _add(self, table: ResultsTable, stem: str, figure: Figure, caption: str, alt: str) -> ReportFigure:
         """Save a figure of an evaluation; figures of the first evaluation have no prefix."""
@@ -328,20 +341,3 @@ def _subtitle(table: ResultsTable) -> str:
     sizes = (("items", "item", " per length"), ("documents", "document", ""))
     parts = [counted(table.facts[key], noun) + per for key, noun, per in sizes if table.facts.get(key)]
     return f"{table.title}: {', '.join(parts) or 'means over seeds'}"
-
-
-def _legible(
-    table: StudyComparison, every: list[SeedSeries], top: float | None
-) -> tuple[list[SeedSeries], list[str]]:
-    """The series without intervals that are too wide to draw, and notes about bars and thin lines."""
-    series = informative(every, top)
-    total, drawn = barred(every), barred(series)
-    notes = ["Points without intervals."]
-    if total:
-        level = f"{100 * table.confidence:g}%"
-        notes = [f"Bars: {level} simultaneous intervals of the change from the training length."]
-    if any(len(one.each) > 1 for one in every):
-        notes[0] += " Thin: single seeds."
-    if total > drawn:
-        notes.append(f"{total - drawn} of {total} bars are not drawn: wider than the range of the points.")
-    return series, notes

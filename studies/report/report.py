@@ -11,7 +11,15 @@ from pathlib import Path
 
 from data.files import write_text
 from studies.report import findings, tables
-from studies.report.document import BulletList, CodeBlock, ReportDocument, ReportSection, counted, listed
+from studies.report.document import (
+    Block,
+    BulletList,
+    CodeBlock,
+    ReportDocument,
+    ReportSection,
+    counted,
+    listed,
+)
 from studies.report.figures import FigureBuilder
 from studies.results.compare import StudyComparison, derive
 from studies.results.losses import read_losses
@@ -117,7 +125,7 @@ def _losses(table: StudyComparison, draw: FigureBuilder, several: bool, first: b
     losses, names = table.losses, table.names
     tail = f" ({table.title})" if several else ""
     sentences = BulletList([(name, findings.sentence(name, table)) for name in names])
-    blocks = [] if first else [*findings.lead(table)]
+    blocks: list[Block] = [] if first else [*findings.lead(table)]
     blocks += [draw.by_length(table), tables.overview(table), sentences]
     blocks += [*draw.each_alone(table), tables.levels(table)]
     sections = [ReportSection(f"NLL by context length{tail}", blocks)]

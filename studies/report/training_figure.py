@@ -12,27 +12,26 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 
-from evaluation.reports.figures import INK, STYLE, fit_left, label_ends
-from studies.report.plots import (
+from evaluation.reports.figures import (
     DASHED,
     DOTTED,
-    HEAD,
-    LEFT,
-    PALETTE,
-    SHAPES,
+    INK,
     SOFT,
-    WIDTH,
-    SeedSeries,
-    SeriesPanel,
-    clean,
-    place,
-    sheet,
-    styles_of,
+    STYLE,
+    Curve,
+    FigureText,
+    Numbers,
+    Panel,
+    canvas,
+    fit_left,
+    grid,
+    label_ends,
 )
+from studies.report.plots import PALETTE, SHAPES, WIDTH, styles_of
 from studies.results.training_curves import TrainingCurves, differences
 
 LOSS, PANEL, RATE = 2.5, 1.35, 0.75  # inches of the axes' heights
-GAP, HEADING, FOOT = 0.18, 0.26, 0.86  # between axes, above a small one, below all
+LEFT, GAP, HEADING, TICKS = 0.72, 0.18, 0.26, 0.48  # left of and between axes, above a small one, below all
 EARLY = 0.1  # of the tokens: losses before may be clipped,
 FAR = 3.0  # if they would make the axis so many times as tall
 LONGEST_NAME = 26  # letters
@@ -48,27 +47,29 @@ def training_figure(runs: Sequence[TrainingCurves], share: float) -> Figure:
         panels = _panels(runs, styles)
         columns, tall = (3, PANEL) if len(panels) > 1 else (1, 1.3 * PANEL)
         rows = math.ceil(len(panels) / columns)
-        height = HEAD + LOSS + rows * (GAP + HEADING + tall) + GAP + HEADING + RATE + FOOT
         name = f"{len(runs)} runs" if len(runs) > 1 else runs[0].name
-        figure = sheet(height, f"Training of {name}", _subtitle(runs), _note(runs, share))
-        labels = [run.name for run in runs] + [line.label for panel in panels for line in panel.series]
+        text = FigureText(f"Training of {name}", _subtitle(runs), _note(runs, share))
+        below = rows * (GAP + HEADING + tall) + GAP + HEADING + RATE + TICKS
+        figure, (_, top) = canvas(text, LOSS + below, WIDTH)
+        inch = 1 / figure.get_figheight()
+
+        def place(left: float, down: float, wide: float, tall: float) -> Axes:
+            """Axes of a size, so many inches from the left and below the title."""
+            area = (left / WIDTH, top - (down + tall) * inch, wide / WIDTH, tall * inch)
+            return figure.add_axes(area, label=f"{left} {down}")
+
+        labels = [run.name for run in runs] + [line.label for panel in panels for line in panel.curves]
         wide = WIDTH - LEFT - 0.35 - 0.072 * max(len(_end(label, 0.0)) for label in labels)
         most = max(run.tokens[-1] for run in runs)
-        bottom = height - HEAD - LOSS
-
-        axes = figure.add_axes((0, 0, 1, 1))
-        place(axes, height, (LEFT, bottom, wide, LOSS))
-        _loss(figure, axes, runs, styles, share, most)
-        limits = _limits_of([line for panel in panels for line in panel.series])
+        _loss(figure, place(LEFT, 0, wide, LOSS), runs, styles, share, most)
+        limits = _limits_of([line for panel in panels for line in panel.curves])
         step = wide if columns == 1 else (WIDTH - LEFT - 0.12) / columns
         for n, panel in enumerate(panels):
             row, column = divmod(n, columns)
-            axes = figure.add_axes((0, 0, 1, 1))
-            below = bottom - (row + 1) * (tall + HEADING + GAP)
-            place(axes, height, (LEFT + column * step, below, step - (0.14 if columns > 1 else 0), tall))
+            down = LOSS + row * (tall + HEADING + GAP) + HEADING + GAP
+            axes = place(LEFT + column * step, down, step - (0.14 if columns > 1 else 0), tall)
             _held_out(figure, axes, panel, limits, most, column if columns > 1 else None)
-        axes = figure.add_axes((0, 0, 1, 1))
-        place(axes, height, (LEFT, FOOT, wide, RATE))
+        axes = place(LEFT, LOSS + below - RATE - TICKS, wide, RATE)
         for run in runs:
             axes.plot(*thinned(run.tokens, run.rate), color=styles[run.name][0], lw=1.3, zorder=3)
         _frame(axes, most, 6)
@@ -166,9 +167,9 @@ def _loss(
     _label(figure, axes, ends)
 
 
-def _panels(runs: Sequence[TrainingCurves], styles: dict[str, tuple[str, str]]) -> list[SeriesPanel]:
+def _panels(runs: Sequence[TrainingCurves], styles: dict[str, tuple[str, str]]) -> list[Panel]:
     """Held-out NLL over tokens: one panel for a single run, one panel per multiple of L0 for several runs."""
-    found: dict[float, list[tuple[int, SeedSeries]]] = {}
+    found: dict[float, list[tuple[int, Curve]]] = {}
     looks = cycle(zip(PALETTE, SHAPES, strict=True))
     for run in runs:
         for length, points in run.held_out.items():
@@ -176,21 +177,21 @@ def _panels(runs: Sequence[TrainingCurves], styles: dict[str, tuple[str, str]]) 
             multiple = length / run.train_length
             label = run.name if len(runs) > 1 else f"{length:,} ({multiple:g} × L0)"
             colour, marker = styles[run.name] if len(runs) > 1 else next(looks)
-            line = SeedSeries(label, x, y, colour=colour, marker=marker)
+            line = Curve(label, x, y, colour, width=1.3, marker=marker, size=3.6)
             found.setdefault(multiple, []).append((length, line))
     if len(runs) == 1:
         lines = [line for _, entries in sorted(found.items()) for _, line in entries]
         heading = "held-out NLL of the same targets by context length"
-        return [SeriesPanel(heading, lines)] if lines else []
+        return [Panel(lines, heading)] if lines else []
     panels = []
     for multiple, entries in sorted(found.items()):
         lengths = {length for length, _ in entries}
         tokens = f" = {lengths.pop():,}" if len(lengths) == 1 else ""
-        panels.append(SeriesPanel(f"held out, {multiple:g} × L0{tokens}", [line for _, line in entries]))
+        panels.append(Panel([line for _, line in entries], f"held out, {multiple:g} × L0{tokens}"))
     return panels
 
 
-def _limits_of(lines: Sequence[SeedSeries]) -> tuple[float, float]:
+def _limits_of(lines: Sequence[Curve]) -> tuple[float, float]:
     """One scale for all lines; early outliers may be clipped."""
     late, early = [], []
     for line in lines:
@@ -203,24 +204,23 @@ def _limits_of(lines: Sequence[SeedSeries]) -> tuple[float, float]:
 def _held_out(
     figure: Figure,
     axes: Axes,
-    panel: SeriesPanel,
+    panel: Panel,
     limits: tuple[float, float],
     most: float,
     column: int | None,
 ) -> None:
     """One held-out panel; one that is alone in its row (`column` None) has labels on the right."""
-    for one in panel.series:
-        strokes = {"lw": 1.3, "ms": 3.6, "mec": "white", "mew": 0.5}
-        axes.plot(one.x, one.y, color=one.colour, marker=one.marker, zorder=3, **strokes)
+    for one in panel.curves:
+        one.draw(axes)
     _frame(axes, most, 6 if column is None else 3)
     if not column:
         axes.set_ylabel("NLL, nats", fontsize=8.5, color=INK)
     axes.set_ylim(*limits)
-    _annotate_clipped(axes, [(one.x, one.y) for one in panel.series])
+    _annotate_clipped(axes, [(one.x, one.y) for one in panel.curves])
     axes.set_title(panel.heading, loc="left", fontsize=9, color=INK, pad=3)
     axes.tick_params(labelbottom=column is not None, labelleft=not column)
     if column is None:
-        ends = [(one.label, one.x[-1], one.y[-1], one.colour) for one in panel.series]
+        ends = [(one.label, one.x[-1], one.y[-1], one.colour) for one in panel.curves]
         _label(figure, axes, [end for end in ends if math.isfinite(end[2])])
     else:
         axes.tick_params(labelsize=7.5, length=2.5)
@@ -234,7 +234,7 @@ def _label(figure: Figure, axes: Axes, ends: Sequence[tuple[str, float, float, s
     label_ends(figure, axes, labels)
 
 
-def _annotate_clipped(axes: Axes, lines: Sequence[tuple[Sequence[float], Sequence[float]]]) -> None:
+def _annotate_clipped(axes: Axes, lines: Sequence[tuple[Numbers, Numbers]]) -> None:
     """The first values of lines that begin above the axis, where they enter it."""
     top = axes.get_ylim()[1]
     above, entries = [], []
@@ -268,4 +268,4 @@ def _frame(axes: Axes, most: float, ticks: int) -> None:
         FuncFormatter(lambda value, _: f"{value / unit:g}{letter if value else ''}")
     )
     axes.yaxis.set_major_locator(MaxNLocator(5, min_n_ticks=2))
-    clean(axes, "y", ("top", "right"))
+    grid(axes)

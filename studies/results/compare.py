@@ -103,8 +103,8 @@ def derive(study: StoredStudy, losses: StudyLosses) -> StudyComparison:
         _add_levels(table, variant.name, pooled)
         _add_steps_and_reach(table, variant.name)
         _add_parts(table, variant.name)
-    for variant, length in product(measured if baseline else [], primary):
-        if variant != baseline:
+    for variant, length in product(measured, primary):
+        if baseline is not None and variant != baseline:
             _add_difference(table, variant, baseline, length, pooled.get(("nll", length)))
     return table
 
@@ -153,10 +153,10 @@ def _add_levels(table: StudyComparison, name: str, pooled: dict) -> None:
         for seed, units in zip(seeds, nll, strict=True):
             table.add(name, "nll", units.mean(), length, seed=seed)
         means, bits = zip(*(losses.pooled[name, length][seed] for seed in seeds), strict=True)
-        table.add(name, "nll_pooled", np.mean(means), length)
+        table.add(name, "nll_pooled", float(np.mean(means)), length)
         table.add(name, "perplexity", math.exp(np.mean(means)), length)
         if None not in bits:
-            table.add(name, "bits_per_byte", np.mean(bits), length)
+            table.add(name, "bits_per_byte", float(np.mean(bits)), length)
         table.add(name, "delta", delta, length, verdict=verdict)
         table.add(name, "delta_upper", bound, length)
         table.add(name, "gain", change(-shift, alpha=alpha, pooled_variance=of_shift), length)

@@ -96,7 +96,9 @@ def read_losses(study: StoredStudy, name: str, group: Group) -> StudyLosses | No
                 found.excluded[cell.id] = differing
             else:
                 _add(found, variant, cell, result)
-    for where in found.missing if found is not None else ():
+    if found is None:
+        return None
+    for where in found.missing:
         if measured := found.nll.pop(where, None):
             found.failed.add(where)
             found.missing[where] += f" (measured for seed {', '.join(measured)})"

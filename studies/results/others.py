@@ -42,7 +42,7 @@ def read_other(study: StoredStudy, name: str, group: Group) -> ResultsTable | No
     family = max(1, len(study.variants) * len(lengths))
     for (variant, metric, length, where), values in numbers.items():
         if metric != "accuracy":
-            table.add(variant, metric, np.mean(values), length, where)
+            table.add(variant, metric, float(np.mean(values)), length, where)
             continue
         share = change(np.array(values, dtype=np.float64), alpha=1 - CONFIDENCE, family=family)
         verdict = ABOVE_CHANCE if share.low > facts["chance"] else NOT_ABOVE if share.claimed else POINT

@@ -133,7 +133,9 @@ class StudyRunner:
             if checkpoint is None:
                 errors.append(error or "training: the checkpoint of the last step is missing")
         missing = checkpoint is None
-        for evaluation in plan.evaluations if checkpoint is not None else ():
+        for evaluation in plan.evaluations:
+            if checkpoint is None:
+                break
             extra = self.texts.arguments(plan, evaluation)
             if record.evaluated(evaluation, extra, checkpoint) and not self.options.evaluate_again:
                 continue

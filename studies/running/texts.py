@@ -22,7 +22,7 @@ class StudyTexts:
 
     def __init__(self, console: Any, make: bool = True):
         self.console, self.make = console, make
-        self._open: dict[bytes, PreparedData | None] = {}
+        self._open: dict[str, PreparedData | None] = {}
 
     def of_run(self, plan: PlannedCell) -> PreparedData | None:
         """The training corpus of a cell; None if it is not prepared and `make` is false."""

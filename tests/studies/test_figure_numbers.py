@@ -8,10 +8,11 @@ import pytest
 from matplotlib import colormaps
 from matplotlib.colors import to_hex
 
+from evaluation.reports.figures import Curve, FigureText
 from scripts import plot_sweep
 from studies.report import figures as drawings
 from studies.report.figures import FigureBuilder
-from studies.report.plots import ReferenceLines, SeedSeries, informative, joint_figure
+from studies.report.plots import ReferenceLines, informative, joint_figure
 from studies.report.report import section
 from studies.report.training_figure import training_figure
 from studies.results.compare import derive
@@ -156,8 +157,8 @@ def base_gain(record, name) -> float:
 def test_a_tick_stands_on_either_side_of_all_data(span):
     """At least three ticks lie where the lines are, none crowded by another."""
     low, high = span
-    line = SeedSeries("a", [256.0, 512.0, 1024.0], [0.0, low, high])
-    (axes,) = joint_figure([line], ReferenceLines(256, band=0.02), "t", "s", "y", "").axes
+    line = Curve("a", [256.0, 512.0, 1024.0], [0.0, low, high])
+    (axes,) = joint_figure([line], ReferenceLines(256, band=0.02), FigureText("t", "s"), "y").axes
     inside = [tick for tick in axes.get_yticks() if min(low, 0) - 0.02 <= tick <= max(high, 0) + 0.02]
     assert len(inside) >= 3 and 0 in inside
     at = sorted(axes.transData.transform([(256, tick) for tick in axes.get_yticks()])[:, 1])
@@ -221,8 +222,8 @@ def test_intervals_wider_than_the_points_lie_apart_are_left_out_and_counted(monk
 
 def test_informative_keeps_what_fits_between_the_points():
     series = [
-        SeedSeries("a", [1, 2], [1.0, 2.0], [0.9, 0.4], [1.1, 3.6]),
-        SeedSeries("b", [1], [9.0], [math.nan], [math.nan]),
+        Curve("a", [1, 2], [1.0, 2.0], low=[0.9, 0.4], high=[1.1, 3.6]),
+        Curve("b", [1], [9.0], low=[math.nan], high=[math.nan]),
     ]
     assert [one.low[1] for one in informative(series)[:1]] == [0.4]  # 3.2 of 8
     capped = informative(series, top=3.0)  # 3.2 of 2
