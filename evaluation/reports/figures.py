@@ -117,7 +117,7 @@ class Curve:
                 "alpha": 0.75,
                 "zorder": self.order - 0.5,
             }
-            axes.errorbar(x, y, yerr=(below, above), fmt="none", ecolor=self.colour, **how)
+            axes.errorbar(x, y, yerr=(below, above), fmt="none", color=self.colour, **how)
         return line
 
 

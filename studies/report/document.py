@@ -13,34 +13,16 @@ from html import escape
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
+import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from studies.results.compare import StudyComparison
 from studies.results.table import StudyResult
 
 TEMPLATES = Path(__file__).with_name("templates")
-# Colours of the figures, and their counterparts on a dark background.
-DARK = {
-    "#222222": "#ececec",
-    "#6e6e6e": "#a9adb3",
-    "#767676": "#a9adb3",
-    "#999999": "#6b7078",
-    "#e6e6e6": "#33373d",
-    "#c9c9c9": "#4d525a",
-    "#ffffff": "#1b1e22",
-    "#0072b2": "#5ab4ea",
-    "#d55e00": "#f08a3c",
-    "#009e73": "#3fcf9f",
-    "#cc79a7": "#e29ac4",
-    "#e69f00": "#f2b93b",
-    "#56b4e9": "#8fd0f5",
-    "#7a5c00": "#c9a53c",
-    "#332288": "#a79bf0",
-    "#882255": "#e07fb0",
-    "#117733": "#6cc784",
-    "#8a8a2a": "#c8c860",
-    "#5b5b5b": "#b5b5b5",
-}
+TEXTS: dict[str, dict[str, str]] = yaml.safe_load((TEMPLATES / "texts.yaml").read_text(encoding="utf-8"))
+DARK = TEXTS["dark"]  # colours of the figures, and their counterparts on a dark background
 
 
 class TableCell(NamedTuple):
@@ -125,6 +107,15 @@ class ReportDocument:
     def markdown(self) -> str:
         text = _template("report.md.j2", False).render(d=self)
         return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+
+
+def note(name: str, table: StudyComparison | None = None, **values: object) -> str:
+    """A text of texts.yaml, filled with facts about a loss evaluation and with `values`."""
+    if table is not None:
+        values |= {"l0": table.trained_length, "kind": table.losses.kind, "baseline": table.baseline}
+        values |= {"family": table.family, "differences": table.difference_family}
+        values |= {"tolerance": table.tolerance, "level": 100 * table.confidence}
+    return TEXTS["notes"][name].format(**values)
 
 
 def signed(value: float, digits: int = 3) -> str:

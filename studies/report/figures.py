@@ -10,7 +10,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from evaluation.reports.figures import SOFT, Curve, FigureText, Panel, save
-from studies.report.document import ReportFigure, counted, listed, signed, slug
+from studies.report.document import ReportFigure, counted, listed, note, signed, slug
 from studies.report.plots import (
     OTHERS,
     DotEstimate,
@@ -78,7 +78,7 @@ class FigureBuilder:
             return []
         top = table.losses.unigram
         series, notes = self._legible(table, [self._nll(table, name) for name in table.names], top)
-        dashed = "Dashed: the variant with its context truncated to the training length (dotted)."
+        dashed = note("one_variant")
         panels = []
         for one in series:
             others = [
@@ -88,15 +88,12 @@ class FigureBuilder:
             curves = [*others, *self._seeds(table, one.label), replace(one, label="")]
             panels.append(Panel(curves, one.label, [("", own, SOFT)]))
         strips = [self._exposure(table, one.label) for one in series]
-        note = f"{dashed} Grey: the others.\n{notes[0]}"
-        text = FigureText(f"{BY_LENGTH}, one panel per variant", _loss_subtitle(table), note)
+        below = f"{dashed} Grey: the others.\n{notes[0]}"
+        text = FigureText(f"{BY_LENGTH}, one panel per variant", _loss_subtitle(table), below)
         figure = small_multiples(panels, ReferenceLines(table.trained_length, top=top), text, NLL, strips)
         caption = [f"Each variant in colour on top of the others in grey. {dashed}", *notes]
         if any(strips):
-            caption.append(
-                "Strips: exposure in training of positions (upper row) and of distances to a visible key "
-                "(lower row); darker is more (log scale), empty is none."
-            )
+            caption.append(note("strips"))
         alt = _alt("NLL against context length, one panel each", (one.label for one in series))
         return [self._add(table, "nll_by_length_each", figure, " ".join(caption), alt)]
 
@@ -114,14 +111,11 @@ class FigureBuilder:
             for name, rows in gains.items()
         ]
         bars = f"\nBars: {100 * table.confidence:g}% intervals." if barred(series) else ""
-        note = f"Grey band: ±{tolerance:g} nats; the axis is linear inside and logarithmic outside.{bars}"
+        axis = note("net_gain_axis", table) + bars
         marks = ReferenceLines(l0, [("truncated to the training length", 0.0)], band=tolerance)
-        text = FigureText("Net gain over truncation", _loss_subtitle(table), note)
+        text = FigureText("Net gain over truncation", _loss_subtitle(table), axis)
         figure = joint_figure(series, marks, text, "net gain, nats per token")
-        caption = (
-            f"NLL with the context truncated to {l0:,} minus NLL with the full context, of the same variant. "
-            "Positive: distant context helps."
-        )
+        caption = note("net_gain", table)
         alt = _alt("net gain against context length", (f"{one.label} {signed(one.y[-1])}" for one in series))
         return self._add(table, "net_gain", figure, caption, alt)
 
@@ -139,9 +133,9 @@ class FigureBuilder:
             heading = f"at {length:,} tokens" + (", the training length" if length == l0 else "")
             panels += [(heading, dots)] if dots else []
         title = f"Difference from {table.baseline}"
-        note = f"Hollow: point estimate. Grey band: ±{table.tolerance:g} nats, where the axis is linear."
+        text = FigureText(title, _loss_subtitle(table), note("difference_axis", table))
         x = f"NLL minus that of {table.baseline}, nats (negative is better)"
-        figure = dots_figure(panels, FigureText(title, _loss_subtitle(table), note), x, table.tolerance)
+        figure = dots_figure(panels, text, x, table.tolerance)
         caption = f"NLL minus that of {table.baseline} on the same targets, in ascending order"
         if any(dot.low == dot.low for _, dots in panels for dot in dots):
             caption += (
@@ -162,8 +156,8 @@ class FigureBuilder:
             dots.append(DotEstimate(scheme, next(mean), math.nan, math.nan, *self.styles[name], each))
         dots.sort(key=lambda dot: dot.value)
         level = "" if unigram is None else f"Unigram model on the same tokens: {unigram:.3f}."
-        note = f"Vertical strokes: single seeds. {level}".strip()
-        text = FigureText("NLL at the training length", _loss_subtitle(table), note)
+        strokes = f"Vertical strokes: single seeds. {level}".strip()
+        text = FigureText("NLL at the training length", _loss_subtitle(table), strokes)
         figure = dots_figure([(f"as trained, at {l0:,} tokens", dots)], text, NLL)
         caption = f"NLL at the training length: mean, and single seeds as strokes. {level}".strip()
         caption += " A scheme near the unigram model is undertrained." if level else ""
@@ -188,7 +182,7 @@ class FigureBuilder:
         text = FigureText(f"{task.capitalize()}: accuracy by length", _subtitle(table), bars)
         figure = joint_figure(series, marks, text, "accuracy, %")
         last = "; ".join(f"{one.label} {one.y[-1]:.0f}% at {one.x[-1]:,.0f}" for one in series)
-        caption = "Share of items whose correct answer is the most likely candidate, mean over seeds."
+        caption = note("accuracy")
         alt = f"Line chart of accuracy against length. Last points: {last}. Chance: {100 * chance:.0f}%."
         return self._add(table, "accuracy", figure, f"{caption} {bars}".strip(), alt)
 
@@ -201,9 +195,9 @@ class FigureBuilder:
             maps += [(name, self.styles[name][0], cells)] if cells else []
         if not maps:
             return []
-        note = "Accuracy in percent by length (columns) and depth of the answer (rows), mean over seeds."
-        figure = heat_figure(maps, FigureText("Accuracy by depth of the answer", _subtitle(table), note))
-        caption = f"{note} Depth 0 is the beginning of the text, 1 its end, next to the question."
+        text = note("depth")
+        figure = heat_figure(maps, FigureText("Accuracy by depth of the answer", _subtitle(table), text))
+        caption = f"{text} {note('depth_ends')}"
         ends = [(name, 100 * min(c.values()), 100 * max(c.values())) for name, _, c in maps]
         ranges = "; ".join(f"{name} {low:.0f}% to {high:.0f}%" for name, low, high in ends)
         alt = f"Heat maps of accuracy by length and depth. Ranges: {ranges}."
@@ -220,13 +214,13 @@ class FigureBuilder:
                 if own
             ]
             panels += [Panel(series, heading)] if series else []
-        note = "Means over layers, heads, queries and seeds."
+        means = note("attention")
         text = FigureText(
-            "Attention by context length", _subtitle(table), f"{note} Dotted: the training length."
+            "Attention by context length", _subtitle(table), f"{means} Dotted: the training length."
         )
         figure = small_multiples(panels, ReferenceLines(table.trained_length), text)
         alt = f"Small line charts against context length: {listed([one.heading for one in panels])}."
-        return self._add(table, "attention", figure, f"Attention against context length. {note}", alt)
+        return self._add(table, "attention", figure, f"Attention against context length. {means}", alt)
 
     def by_position(self, table: ResultsTable) -> ReportFigure:
         """NLL by position within long windows."""
@@ -240,16 +234,12 @@ class FigureBuilder:
             series.append(self._series(name, points))
         ticks = [float(2**k) for k in range(0, longest.bit_length(), 2)]
         title = f"NLL by position in a window of {longest:,} tokens"
-        note = f"Scaling factors for {longest:,}; different targets at each position. Means over seeds."
         marks, text = (
             ReferenceLines(table.trained_length, ticks=ticks),
-            FigureText(title, _subtitle(table), note),
+            FigureText(title, _subtitle(table), note("position_axis", longest=longest)),
         )
         figure = joint_figure(series, marks, text, NLL, x="tokens seen (log scale)")
-        caption = (
-            f"NLL by position in windows of {longest:,} tokens. Each position scores different targets, and "
-            f"methods that depend on the length use {longest:,}: not comparable with curves of fixed targets."
-        )
+        caption = note("position", longest=longest)
         last = "; ".join(f"{one.label} {one.y[-1]:.2f}" for one in series)
         alt = f"Line chart of NLL by position. Last positions: {last}."
         return self._add(table, "by_position", figure, caption, alt)

@@ -7,14 +7,9 @@ from collections.abc import Sequence
 
 from evaluation.statistics.intervals import FEW_BELOW, POINTS_ONLY_BELOW
 from evaluation.statistics.seeds import CLAIM_SEEDS
-from studies.report.document import counted, listed, plain, signed, with_ends
+from studies.report.document import counted, listed, note, plain, signed, with_ends
 from studies.results.compare import INCONCLUSIVE, POINTS_ONLY, StudyComparison
 from studies.results.table import StudyResult
-
-_POWER = (
-    "Inconclusive where the interval is wider than the tolerance of {:g} nats. Required sample, changing one "
-    "of the two:"
-)
 
 
 def lead(table: StudyComparison) -> list[str]:
@@ -53,10 +48,7 @@ def _undertrained(table: StudyComparison) -> str:
     names = [row.variant for row in rows if unigram is not None and row.value >= unigram]
     if unigram is None or not names:
         return ""
-    return (
-        f"Warning: undertrained: {listed(names)}. At the training length they are no better than a unigram "
-        f"model ({plain(unigram)} nats), so their verdicts are meaningless."
-    )
+    return note("undertrained", names=listed(names), unigram=plain(unigram))
 
 
 def _by_sign(rows: Sequence[StudyResult], positive: str, negative: str) -> str:
@@ -100,19 +92,13 @@ def _against_baseline(table: StudyComparison) -> list[str]:
 def _rounding(table: StudyComparison) -> str:
     names = [name for name in table.names if not table.precise(name)]
     errors = listed([f"{name} ({table.losses.rounding[name]:.4f} nats)" for name in names])
-    return errors and (
-        f"No verdicts because of bfloat16 rounding error: {errors}; the limit is "
-        f"{table.tolerance / 10:.4f}. Evaluate with dtype=float32."
-    )
+    return errors and note("rounding", errors=errors, limit=table.tolerance / 10)
 
 
 def _few_seeds(table: StudyComparison) -> str:
     few = [name for name in table.names if table.seed_count(name) < CLAIM_SEEDS]
     names = listed([f"{name} ({counted(table.seed_count(name), 'seed')})" for name in few])
-    return names and (
-        f"Point estimates only, with fewer than {CLAIM_SEEDS} training seeds: {names}. They describe these "
-        "checkpoints, not the schemes."
-    )
+    return names and note("few_seeds", least=CLAIM_SEEDS, names=names)
 
 
 def _sample(table: StudyComparison) -> str:
@@ -121,19 +107,14 @@ def _sample(table: StudyComparison) -> str:
     several = (f"{seeds[0]} to " if len(seeds) > 1 else "") + counted(seeds[-1], "training seed")
     documents, units = losses.facts.get("documents"), len(losses.units)
     of = f" ({counted(documents, 'document')})" if losses.kind != "document" and documents else ""
-    text = (
-        f"Sample: {several} per scheme, {counted(units, losses.kind)}{of} and "
-        f"{int(losses.targets.sum()):,} target tokens, the same at every length and for every scheme."
-    )
+    number = f"{counted(units, losses.kind)}{of}"
+    text = note("sample", seeds=several, units=number, targets=int(losses.targets.sum()))
     if units < POINTS_ONLY_BELOW:
         return f"{text} Fewer than {POINTS_ONLY_BELOW} {losses.kind}s: point estimates only."
     if units < FEW_BELOW:
         text += f" Few {losses.kind}s: interpret intervals with care."
     if any(table.claims(name) for name in table.names):
-        text += (
-            f" Intervals treat seeds and {losses.kind}s as random samples; they do not extend to other model "
-            "sizes or training budgets."
-        )
+        text += f" {note('scope', table)}"
     return text
 
 
@@ -178,4 +159,4 @@ def power(table: StudyComparison) -> str:
             numbers = [(table.value(name, metric, worst.at), noun) for metric, noun in nouns.items()]
             options = [f"{n:,.0f} {noun}" for n, noun in numbers if n is not None and not math.isnan(n)]
             required.append(f"{name} at {worst.at:,}: {listed(options, 'or') or 'neither alone suffices'}")
-    return f"{_POWER.format(table.tolerance)} {'; '.join(required)}." if required else ""
+    return f"{note('power', table)}: {'; '.join(required)}." if required else ""

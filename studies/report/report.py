@@ -12,6 +12,7 @@ from pathlib import Path
 from data.files import write_text
 from studies.report import findings, tables
 from studies.report.document import (
+    TEXTS,
     Block,
     BulletList,
     CodeBlock,
@@ -19,6 +20,7 @@ from studies.report.document import (
     ReportSection,
     counted,
     listed,
+    note,
 )
 from studies.report.figures import FigureBuilder
 from studies.results.compare import StudyComparison, derive
@@ -27,30 +29,6 @@ from studies.results.others import ABOVE_CHANCE, ATTENTION, BY_POSITION, GENERAT
 from studies.results.stored import StoredStudy, read_study, unfair_comparisons
 from studies.results.table import ResultsTable, csv_text
 
-METHODS = (
-    ("NLL", "negative log-likelihood of a token in nats; perplexity is exp of its mean."),
-    (
-        "Length",
-        "number of input tokens. Every length scores the same target tokens with as much preceding text as "
-        "the length allows, so only the context changes along a line.",
-    ),
-    (
-        "Reference",
-        "the same checkpoints as trained, at the training length. A scheme that does not improve on its own "
-        "context truncated to the training length has not used longer context, however flat its curve.",
-    ),
-    (
-        "Intervals",
-        "seeds and units are random samples: V = s²(seed means)/S + s²(unit means)/D, with "
-        "Welch-Satterthwaite degrees of freedom. Families of m intervals are simultaneous by the t quantile "
-        "at α/2m.",
-    ),
-    (
-        "Use of context",
-        "a low loss at a long length does not show that distant context is used: windows and decaying biases "
-        "ignore it and hold. The net gain over truncation and retrieval tasks do show it.",
-    ),
-)
 DOWNLOADS = (
     ("report.md", "this report as Markdown"),
     ("results.csv", "all numbers"),
@@ -77,7 +55,7 @@ def write_report(results: dict, folder: Path) -> list[Path]:
         _training(study, comparisons, draw),
         ReportSection("Missing results", [tables.failures(study), tables.excluded(comparisons)]),
         _provenance(study, comparisons),
-        ReportSection("Methods", [BulletList(METHODS)]),
+        ReportSection("Methods", [BulletList(list(TEXTS["methods"].items()))]),
     ]
     document = ReportDocument(
         study.name,
@@ -177,15 +155,15 @@ def _task(table: ResultsTable, draw: FigureBuilder) -> list:
 
 
 def _attention(table: ResultsTable, draw: FigureBuilder) -> list:
-    return [tables.NO_INTERVALS, draw.attention(table), tables.attention(table)]
+    return [note("no_intervals"), draw.attention(table), tables.attention(table)]
 
 
 def _generation(table: ResultsTable, draw: FigureBuilder) -> list:
-    return [tables.NO_INTERVALS, tables.generation(table)]
+    return [note("no_intervals"), tables.generation(table)]
 
 
 def _by_position(table: ResultsTable, draw: FigureBuilder) -> list:
-    return [tables.NO_INTERVALS, draw.by_position(table)]
+    return [note("no_intervals"), draw.by_position(table)]
 
 
 def _training(
@@ -203,8 +181,7 @@ def _provenance(study: StoredStudy, comparisons: Sequence[StudyComparison]) -> R
     checks, commands = study.record.get("checks") or {}, _commands(study)
     blocks: list = [tables.basis(table) for table in comparisons]
     if checks.get("data_order") and not unfair_comparisons(checks):
-        text = "All cells of a seed were trained on the same batches in the same order"
-        blocks.append(f"{text}, and all schemes on the same number of tokens (checked by hashes).")
+        blocks.append(note("same_batches"))
     blocks += ["Commands:", CodeBlock("\n".join(commands))] if commands else []
     return ReportSection("Provenance", [*blocks, tables.checkpoints(study)])
 

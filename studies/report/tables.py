@@ -6,7 +6,17 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from studies.report.document import NONE, Cell, ReportTable, TableCell, counted, plain, signed, with_ends
+from studies.report.document import (
+    NONE,
+    Cell,
+    ReportTable,
+    TableCell,
+    counted,
+    note,
+    plain,
+    signed,
+    with_ends,
+)
 from studies.report.figures import MEASURES
 from studies.results.compare import SEEN, UNSEEN, StudyComparison
 from studies.results.others import ABOVE_CHANCE
@@ -14,7 +24,6 @@ from studies.results.stored import Group, StoredStudy
 from studies.results.table import ResultsTable, StudyResult
 
 MARK = {"held": "✓ held", "broken": "✗ broken", "inconclusive": "? inconclusive", "points only": "· point"}
-NO_INTERVALS = "Means over seeds, without intervals."
 
 
 def scaled(value: float) -> str:
@@ -69,7 +78,7 @@ def _gain(row: StudyResult | None) -> Cell:
 
 def overview(table: StudyComparison) -> ReportTable:
     """One row per variant: its starting point and what it reached."""
-    l0, unigram, kind = table.trained_length, table.losses.unigram, table.losses.kind
+    l0, unigram = table.trained_length, table.losses.unigram
     columns = ["scheme", "seeds", f"NLL at {l0:,}", "below unigram", "bits per byte", "held to", "broken at"]
     columns += ["longest length", "change at longest", "gain over truncation", "context reach"]
     rows: list[list[Cell]] = []
@@ -94,34 +103,22 @@ def overview(table: StudyComparison) -> ReportTable:
                 NONE if not table.claims(name) else f"{reach:,.0f}" if reach else none_reached,
             ]
         )
-    note = (
-        f"NLL: nats per token as trained at {l0:,}, mean over {kind}s and seeds. Below unigram: NLL of a "
-        "unigram model minus that of the scheme; near zero, the scheme is undertrained. Change: NLL at the "
-        f"longest length minus NLL as trained at {l0:,}, same targets, simultaneous over {table.family} "
-        "comparisons. Context reach: the smallest length that no longer one improves on by "
-        f"{table.tolerance:g} nats."
-    )
-    return ReportTable("Overview", columns, rows, note)
+    return ReportTable("Overview", columns, rows, note("overview", table))
 
 
 def levels(table: StudyComparison) -> ReportTable:
     """NLL of every variant at every length."""
-    losses, kind = table.losses, table.losses.kind
-    note = (
-        f"Nats per token, mean over {kind}s. ±: {100 * table.confidence:g}% individual intervals over "
-        f"seeds and {kind}s. Most of the spread is between {kind}s and common to all rows, so differences "
-        "are more precise than levels."
-    )
+    losses = table.losses
 
     def cell(row: StudyResult) -> str:
         return f"{row.value:.3f}" + ("" if math.isnan(row.low) else f" ± {row.half:.3f}")
 
-    found = _matrix("NLL at each length", table, "nll", losses.lengths, cell, note)
+    found = _matrix("NLL at each length", table, "nll", losses.lengths, cell, note("levels", table))
     if losses.unigram is None:
         return found
     level = [TableCell(f"{losses.unigram:.3f}", "faint")] * len(losses.lengths)
     rows = [*found.rows, [TableCell("unigram model", "faint"), *level]]
-    return ReportTable(found.title, found.columns, rows, note)
+    return ReportTable(found.title, found.columns, rows, found.note)
 
 
 def verdicts(table: StudyComparison) -> ReportTable:
@@ -132,19 +129,15 @@ def verdicts(table: StudyComparison) -> ReportTable:
         "delta",
         table.losses.longer,
         lambda row: TableCell(f"{MARK[row.verdict]} {with_ends(row)}", row.verdict.split()[0]),
-        f"Broken: the lower end, simultaneous over {table.family} comparisons, is above "
-        f"{table.tolerance:g} nats. Held: the one-sided 97.5% upper bound is below {table.tolerance:g} nats "
-        "here and at every shorter length. Otherwise inconclusive; not broken does not imply held.",
+        note("verdicts", table),
     )
 
 
 def gains(table: StudyComparison) -> ReportTable:
     """Net gain over truncation at every length beyond the training length."""
-    note = (
-        f"NLL with the context truncated to {table.trained_length:,} minus NLL with the full context; "
-        f"positive if distant context helps. {100 * table.confidence:g}% individual intervals."
+    return _matrix(
+        "Net gain over truncation", table, "gain", table.losses.longer, _gain, note("gains", table)
     )
-    return _matrix("Net gain over truncation", table, "gain", table.losses.longer, _gain, note)
 
 
 def steps(table: StudyComparison) -> ReportTable:
@@ -155,23 +148,18 @@ def steps(table: StudyComparison) -> ReportTable:
         [name, *(with_ends(found.get((name, a, b))) or NONE for a, b in columns)]
         for name in dict.fromkeys(name for name, _, _ in found)
     ]
-    note = "NLL at the shorter minus NLL at the longer length; positive if more context helps."
-    note += " Individual intervals."
     headings = ["scheme", *(f"{a:,} → {b:,}" for a, b in columns)]
-    return ReportTable("Gain of each step to a longer context", headings, rows, note)
+    return ReportTable("Gain of each step to a longer context", headings, rows, note("steps"))
 
 
 def differences(table: StudyComparison) -> ReportTable:
     """Every variant against the baseline at the primary lengths."""
-    note = (
-        f"NLL minus that of {table.baseline}; negative is better. Intervals over seeds and "
-        f"{table.losses.kind}s, simultaneous over {table.difference_family} comparisons."
-    )
+    text = note("differences", table)
     if paired := sorted({row.variant for row in table.select("difference") if row.note}):
-        note += f" Paired by seed, same checkpoints as {table.baseline}: {', '.join(paired)}."
+        text += f" Paired by seed, same checkpoints as {table.baseline}: {', '.join(paired)}."
     title = f"Difference from {table.baseline}"
     return _matrix(
-        title, table, "difference", table.primary, lambda row: _toned(row, "worse", "better"), note
+        title, table, "difference", table.primary, lambda row: _toned(row, "worse", "better"), text
     )
 
 
@@ -192,7 +180,7 @@ def seen_units(table: StudyComparison) -> ReportTable:
         f"{losses.kind.capitalize()}s inside and outside the training data",
         [*columns, "longest length", "NLL at longest", "gain over truncation"],
         rows,
-        "Intervals only for parts with at least 6 units and schemes with at least 3 seeds.",
+        note("seen"),
         numbers=2,
     )
 
@@ -207,7 +195,7 @@ def accuracy(table: ResultsTable) -> ReportTable:
     """Accuracy of a task at every length."""
     lengths = sorted({row.at for row in table.select("accuracy")})
     exact = [row for row in table.select("exact") if row.length == lengths[0]]
-    note = (
+    text = (
         f"Chance: {100 * table.facts['chance']:.0f}%; shaded: significantly above. Generated exactly at "
         f"{lengths[0]:,}: {', '.join(f'{row.variant} {100 * row.value:.0f}%' for row in exact)}."
     )
@@ -215,7 +203,7 @@ def accuracy(table: ResultsTable) -> ReportTable:
     def cell(row: StudyResult) -> Cell:
         return TableCell(percent(row), "held" if row.verdict == ABOVE_CHANCE else "")
 
-    return _matrix("Accuracy by length", table, "accuracy", lengths, cell, note)
+    return _matrix("Accuracy by length", table, "accuracy", lengths, cell, text)
 
 
 def _change(rows: Sequence[StudyResult | None], write: Callable[[float], str]) -> str:
@@ -231,7 +219,7 @@ def attention(table: ResultsTable) -> ReportTable:
         for name in table.names
     ]
     title = f"Attention at {ends[0]:,} → {ends[1]:,} tokens"
-    return ReportTable(title, ["scheme", *MEASURES.values()], rows, NO_INTERVALS)
+    return ReportTable(title, ["scheme", *MEASURES.values()], rows, note("no_intervals"))
 
 
 def generation(table: ResultsTable) -> ReportTable:
@@ -247,8 +235,8 @@ def generation(table: ResultsTable) -> ReportTable:
             shares = _change(repeated, lambda value: f"{100 * value:.0f}%")
             rows.append([name, source, shares, _change(nll, "{:.2f}".format), positions])
     columns = ["scheme", "text", "repeated 4-grams", "NLL under the model", "positions"]
-    note = f"First → last range of positions. Text `real`: the documents' own continuation. {NO_INTERVALS}"
-    return ReportTable("Repetition and NLL of generated text by position", columns, rows, note, numbers=2)
+    text = f"{note('generation')} {note('no_intervals')}"
+    return ReportTable("Repetition and NLL of generated text by position", columns, rows, text, numbers=2)
 
 
 def costs(study: StoredStudy, group: Group, table: StudyComparison | None) -> ReportTable:
@@ -266,9 +254,9 @@ def costs(study: StoredStudy, group: Group, table: StudyComparison | None) -> Re
         rows += [row] if cells else []
     found = [(cell.record.get("timing") or {}).get("machine") for cell in study.cells]
     machines = "; ".join(dict.fromkeys(_machine(one) for one in found if one))
-    note = "Means over seeds." + (f" Speed and memory on: {machines}." if machines else "")
+    text = "Means over seeds." + (f" Speed and memory on: {machines}." if machines else "")
     heading = f"NLL at {table.trained_length:,}" if table else "NLL"
-    return ReportTable("Training cost", ["scheme", heading, *(c[0] for c in COSTS)], rows, note)
+    return ReportTable("Training cost", ["scheme", heading, *(c[0] for c in COSTS)], rows, text)
 
 
 def _machine(about: dict[str, Any]) -> str:
@@ -316,8 +304,9 @@ def checkpoints(study: StoredStudy) -> ReportTable:
     for name, run in runs:
         hashes = [str(run.get(key) or "")[:16] for key in ("checkpoint_hash", "data_hash")]
         rows.append([name, str(run.get("steps", "")), *hashes, run.get("run") or ""])
-    note = "First 16 digits of each SHA-256; see results.json for all digits."
-    return ReportTable("Checkpoints", ["cell", "steps", "checkpoint", "data", "run"], rows, note, numbers=5)
+    return ReportTable(
+        "Checkpoints", ["cell", "steps", "checkpoint", "data", "run"], rows, note("hashes"), numbers=5
+    )
 
 
 def failures(study: StoredStudy) -> ReportTable:
