@@ -154,16 +154,14 @@ def _labels(axis: str, value: Any) -> Any:
 
 def _axis_problems(grid: Grid) -> list[str]:
     problems = [] if grid else ["grid is empty: define at least one axis, such as seed: [0]"]
-    for axis, labels in grid.items():
-        names = {f"grid.{axis}": axis} | {f"grid.{axis}.{label}": label for label in labels}
-        if not labels:
-            problems.append(f"grid.{axis} is empty: define at least one label")
-        problems += [
-            f"{where} is part of a directory name: it must not contain / , = nor begin with a dot or a space"
-            for where, name in names.items()
-            if not _LABEL.match(name)
-        ]
-    return problems
+    problems += [f"grid.{axis} is empty: define at least one label" for axis in grid if not grid[axis]]
+    names = {f"grid.{axis}": axis for axis in grid}
+    names |= {f"grid.{axis}.{label}": label for axis, labels in grid.items() for label in labels}
+    return problems + [
+        f"{where} is part of a directory name: it must not contain / , = nor begin with a dot or a space"
+        for where, name in names.items()
+        if not _LABEL.match(name)
+    ]
 
 
 def _skip_problems(where: str, skip: list[dict[str, list[str]]], grid: Grid) -> list[str]:

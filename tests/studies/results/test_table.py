@@ -10,8 +10,8 @@ import pytest
 from studies.report import tables
 from studies.results.stored import read_study
 from studies.results.table import csv_text
+from tests.studies.results.test_compare import GROUP, derived, raw, two_way
 from tests.studies.synthetic import L0, LENGTHS, results
-from tests.studies.test_report_numbers import GROUP, derived, raw, two_way
 
 
 def test_every_derived_column_of_the_rows_by_hand():

@@ -1,7 +1,7 @@
 import pytest
 
 from studies.report.report import write_report
-from tests.studies.browser import Browser, find_browser
+from tests.studies.report.browser import Browser, find_browser
 from tests.studies.synthetic import results
 
 # Elements that reach past the window though nothing around them scrolls or cuts.

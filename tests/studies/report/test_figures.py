@@ -21,11 +21,11 @@ from studies.results.others import read_other
 from studies.results.stored import read_study
 from studies.results.training_curves import read_curves
 from tests.artists import close, ends, levels, lines, named, points, shown
+from tests.studies.results.test_compare import GROUP, raw, two_way
+from tests.studies.results.test_training_curves import make_run
 from tests.studies.synthetic import L0, LENGTHS, results
 from tests.studies.synthetic_others import CHANCE, add
 from tests.studies.test_plot_sweep import BEST, VALUES, make_study
-from tests.studies.test_report_numbers import GROUP, raw, two_way
-from tests.studies.test_training_curves import make_run
 
 MINUS = str.maketrans("-", "−")
 
