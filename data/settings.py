@@ -47,7 +47,7 @@ class TaskSource(DataModel):
     @model_validator(mode="after")
     def _consistent(self):
         if self.least > self.most:
-            raise ValueError(f"length=[minimum, maximum] must be ascending, not {list(self.length)}")
+            raise ValueError(f"length=[minimum, maximum] must be ascending, not {[self.least, self.most]}")
         if self.text is not None and self.items is not None:
             raise ValueError("items and text exclude each other; with text, set share instead of items")
         return self

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -48,9 +48,8 @@ class Batch:
     n_targets: int  # targets included in the loss of the whole step, over all ranks
     epoch: int  # of the first window of the step; for text in groups, the index of the token stream
     hash: str  # 16 hex digits, of the tokens and targets of the whole step; "" on ranks other than 0
-    passes: dict[str, float] = field(
-        default_factory=dict
-    )  # `BatchSampler.passes` after this step; only for mixtures
+    # `BatchSampler.passes` after this step, by label; empty without a mixture
+    passes: dict[str, float] = field(default_factory=dict)
 
 
 class TrainingText(NamedTuple):
@@ -64,6 +63,9 @@ class TrainingText(NamedTuple):
     def of_epoch(self, epoch: int) -> TokenStore:
         """The token store of an epoch; for text in groups, the store of one group after another."""
         return self.store if self.groups is None else self.groups.store(epoch)
+
+    def n_tokens(self, epoch: int) -> int:
+        return self.of_epoch(epoch).n_tokens
 
 
 class WindowBatch(NamedTuple):
@@ -85,21 +87,16 @@ class _TokenStream:
         self.ends = np.cumsum(store.lengths[self.order])
         self.starts = self.ends - store.lengths[self.order]
 
-    def read(self, start: int, n: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return tokens start ... start+n-1 of the stream, int64, and a mask of those that begin
-        a document.
-        """
-        tokens = np.empty(n, dtype=np.int64)
-        begins = np.zeros(n, dtype=bool)
-        slot, filled = int(np.searchsorted(self.ends, start, side="right")), 0
-        while filled < n:
-            offset = start + filled - int(self.starts[slot])
-            part = self.store.document(int(self.order[slot]))[offset : offset + n - filled]
-            tokens[filled : filled + len(part)] = part
-            begins[filled] = offset == 0
-            filled += len(part)
+    def read(self, start: int, n: int) -> np.ndarray:
+        """Return tokens start ... start+n-1 of the stream, int64."""
+        parts: list[np.ndarray] = []
+        slot = int(np.searchsorted(self.ends, start, side="right"))
+        while n:
+            offset = max(0, start - int(self.starts[slot]))
+            parts.append(self.store.document(int(self.order[slot]))[offset : offset + n])
+            n -= len(parts[-1])
             slot += 1
-        return tokens, begins
+        return np.concatenate(parts, dtype=np.int64)
 
     def begins(self, start: int, n: int) -> np.ndarray:
         """Return a mask (n,) bool of tokens start ... start+n−1 that begin a document, without
@@ -138,8 +135,7 @@ class BatchSampler:
         self._samplers = []
         for i, text in enumerate(self.texts):
             totals = [int(self._pattern.before(i, np.array(n))) for n in self.plan.samples]
-            tokens = partial(_n_tokens, text)
-            self._samplers.append(window_samplers(tokens, self.plan.lengths, totals, seed, i))
+            self._samplers.append(window_samplers(text.n_tokens, self.plan.lengths, totals, seed, i))
         # A step may span two epochs of each text.
         self._stream = lru_cache(maxsize=2 * len(self.texts))(
             lambda source, epoch: _TokenStream(self.texts[source].of_epoch(epoch), source, seed, epoch)
@@ -259,51 +255,31 @@ class BatchSampler:
         if batch_size % world:
             raise DataError(f"the batch size {batch_size} is not a multiple of the {world} processes")
         (windows,) = self.windows(step, step + 1)
-        places, share = self._places(windows), batch_size // world
+        share, length, places = batch_size // world, windows.length, self._places(windows)
         mine = slice(rank * share, (rank + 1) * share)
+        # Computed for the whole step from document lengths alone, so ranks need no communication.
+        begins = np.stack([stream.begins(start, length + 1) for stream, start in places])
+        ignored = begins[:, 1:] & (self.packing == "intra_document")
         # The hash covers the whole step, so rank 0 reads all of it; this costs far less than a training step.
-        tokens, begins = _read(places if rank == 0 else places[mine], windows.length)
-        inputs, targets = tokens[:, :-1], tokens[:, 1:].copy()
-        if self.packing == "intra_document":
-            targets[begins[:, 1:]] = IGNORED
-        digest = ""
+        rows = slice(None) if rank == 0 else mine
+        tokens = np.stack([stream.read(start, length + 1) for stream, start in places[rows]])
+        inputs, targets, digest = tokens[:, :-1], np.where(ignored[rows], IGNORED, tokens[:, 1:]), ""
         if rank == 0:
-            both = hashlib.sha256(np.ascontiguousarray(inputs).tobytes())
-            both.update(targets.tobytes())
-            digest = both.hexdigest()[:16]
-            inputs, targets, begins = inputs[mine], targets[mine], begins[mine]
-        rows = np.arange(mine.start, mine.stop)
-        placed = place(self.packing, self.positions, begins[:, :-1], seed=self.seed, step=step, rows=rows)
+            digest = hashlib.sha256(inputs.tobytes() + targets.tobytes()).hexdigest()[:16]
+            inputs, targets = inputs[mine], targets[mine]
+        row = np.arange(batch_size)[mine]
+        placed = place(self.packing, self.positions, begins[mine, :-1], seed=self.seed, step=step, rows=row)
         return Batch(
             tokens=torch.from_numpy(inputs.copy()),
-            targets=torch.from_numpy(np.ascontiguousarray(targets)),
+            targets=torch.from_numpy(targets.copy()),
             order=torch.from_numpy(placed.order.copy()),
             position=torch.from_numpy(placed.position.copy()),
             document=torch.from_numpy(placed.document.copy()),
             layout=placed.layout,
             reach=1 + max(0, math.ceil(placed.position.max())),
             unit_steps=placed.unit_steps,
-            n_targets=self._count_targets(places, windows.length),
+            n_targets=int((~ignored).sum()),
             epoch=int(windows.epoch[0]),
             passes=self.passes_by_label(step + 1) if len(self.texts) > 1 else {},
             hash=digest,
         )
-
-    def _count_targets(self, places: list[tuple[_TokenStream, int]], length: int) -> int:
-        """Number of targets in the loss of the whole step. It uses document lengths alone, so ranks need no
-        communication.
-        """
-        count = len(places) * length
-        if self.packing == "intra_document":
-            count -= sum(int(stream.begins(start + 1, length).sum()) for stream, start in places)
-        return count
-
-
-def _n_tokens(text: TrainingText, epoch: int) -> int:
-    return text.of_epoch(epoch).n_tokens
-
-
-def _read(places: list[tuple[_TokenStream, int]], length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return tokens (b, T+1) and document-start masks of windows."""
-    rows = [stream.read(start, length + 1) for stream, start in places]
-    return np.stack([tokens for tokens, _ in rows]), np.stack([begins for _, begins in rows])

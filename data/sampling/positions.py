@@ -34,7 +34,7 @@ class PositionedTokens(NamedTuple):
         """Return (b or 1, T): for each token, the number of tokens of its text in this window."""
         last = np.ones(self.document.shape, dtype=bool)
         last[:, :-1] = self.document[:, 1:] != self.document[:, :-1]
-        ends = np.where(last, np.arange(last.shape[1]), last.shape[1])
+        ends = np.where(last, np.arange(self.document.shape[1]), self.document.shape[1])
         ends = np.minimum.accumulate(ends[:, ::-1], axis=1)[:, ::-1]  # end of each token's text
         return np.take_along_axis(self.order, ends, axis=1) + 1
 

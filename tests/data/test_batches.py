@@ -42,7 +42,7 @@ def _root(tmp_path_factory):
 
 def line_of(batches: BatchSampler, epoch: int) -> np.ndarray:
     """The documents of an epoch end to end, read in one go."""
-    return batches._stream(0, epoch).read(0, batches.texts[0].store.n_tokens)[0]
+    return batches._stream(0, epoch).read(0, batches.texts[0].store.n_tokens)
 
 
 stores = st.lists(st.integers(1, 40), min_size=2, max_size=9).filter(lambda lengths: sum(lengths) > 30)
