@@ -29,8 +29,8 @@ def scheme_of_layer(model: Transformer, layer: int) -> PositionalScheme:
 class RotaryPair:
     """One rotary pair of one kind of layer under one method.
 
-    `wavelength` in tokens at the evaluated length, None for a pair that stands still; `turns_trained` within
-    the trained length as trained, `turns` within the evaluated length under the method.
+    `wavelength`: tokens at the evaluated length, None for a pair that does not rotate. `turns_trained`: within
+    the trained length as trained. `turns`: within the evaluated length under the method.
     """
 
     kind: str
@@ -73,37 +73,36 @@ def unturned_features(model: Transformer) -> list[Tensor | None]:
 
 
 def table_drift(model: Transformer, length: int) -> dict[str, float] | None:
-    """Largest difference of looked-up table entries from float64 over a window of `length` tokens.
+    """Largest difference of table entries from float64 over a window of `length` tokens; None for a model
+    without tables.
 
-    ``as used``: the tables this model looks up in float32, which are made in float64 and rounded. The others
-    are what cos and sin of a rotary table would be off by were they ``stored in bfloat16``, or were the angle
-    position·θ ``computed in float32`` or ``in bfloat16``; None for a model that looks nothing up.
+    ``as used``: the float32 tables of this model, computed in float64 and rounded. For rotary tables also
+    the error of cos and sin ``stored in bfloat16``, or of angles position·θ ``computed in float32`` or ``in
+    bfloat16``.
     """
     drift: dict[str, float] = {}
-    places = TokenPositions.plain(length)
+
+    def add(name: str, exact: Tensor, rounded: Tensor) -> None:
+        drift[name] = max(drift.get(name, 0.0), float((exact - rounded.double()).abs().max()))
+
+    positions = TokenPositions.plain(length)
     for layer in range(model.settings.layers):
         scheme = scheme_of_layer(model, layer)
-        exact = scheme.tables(places, torch.float64)
-        for wide, used in zip(exact, scheme.tables(places, torch.float32), strict=True):
-            if wide.is_floating_point() and wide.dtype == torch.float64:
-                _worst(drift, "as used", wide, used)
+        tables = scheme.tables(positions, torch.float64), scheme.tables(positions, torch.float32)
+        for wide, used in zip(*tables, strict=True):
+            if wide.dtype == torch.float64:
+                add("as used", wide, used)
         if not isinstance(scheme, Rope):
             continue
         frequencies, amplitude = scheme.frequencies(scheme.stretch(length))
         position = torch.arange(length, dtype=torch.float64)[:, None]
-        angles = position * frequencies
         for turn in (torch.cos, torch.sin):
-            right = turn(angles) * amplitude
-            _worst(drift, "stored in bfloat16", right, right.bfloat16())
+            exact = turn(position * frequencies) * amplitude
+            add("stored in bfloat16", exact, exact.bfloat16())
             for name, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16)):
-                rounded = position.to(dtype) * frequencies.to(dtype)
-                _worst(drift, f"computed in {name}", right, turn(rounded) * amplitude)
+                angles = position.to(dtype) * frequencies.to(dtype)
+                add(f"computed in {name}", exact, turn(angles) * amplitude)
     return drift or None
-
-
-def _worst(drift: dict[str, float], name: str, exact: Tensor, rounded: Tensor) -> None:
-    off = float((exact - rounded.double()).abs().max())
-    drift[name] = max(drift.get(name, 0.0), off)
 
 
 def scored(logits: Tensor, targets: Tensor) -> Tensor:

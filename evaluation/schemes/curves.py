@@ -6,6 +6,7 @@ Every number is computed through the interface of the registered schemes, so tha
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin
@@ -89,71 +90,62 @@ def distinct(found: list[tuple[str, str, Tensor]]) -> dict[str, int]:
 
     The label includes the form if a name has several; names with equal values share a label, `ntk = dynamic`.
     """
-    kept: list[int] = []
-    names: dict[int, list[str]] = {}
+    names: dict[int, dict[str, None]] = {}  # index of the first of equal values -> their names
     for n, (name, _, values) in enumerate(found):
-        twin = next((k for k in kept if _same(found[k][2], values)), None)
-        if twin is None:
-            kept.append(n)
-            names[n] = [name]
-        elif name not in names[twin]:
-            names[twin].append(name)
-    several = {name for name in (found[n][0] for n in kept) if sum(found[n][0] == name for n in kept) > 1}
+        equal = (k for k in names if found[k][2].shape == values.shape)
+        twin = next((k for k in equal if torch.allclose(found[k][2], values, rtol=1e-12, atol=1e-12)), n)
+        names.setdefault(twin, {})[name] = None
+    firsts = Counter(found[n][0] for n in names)
     labels = {}
-    for n in kept:
-        first, *others = names[n]
-        told = f"{first} {found[n][1]}" if first in several else first
-        labels[" = ".join([told, *others])] = n
+    for n, (first, *others) in names.items():
+        label = f"{first} {found[n][1]}" if firsts[first] > 1 else first
+        labels[" = ".join([label, *others])] = n
     return labels
-
-
-def _same(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and torch.allclose(a, b, rtol=1e-12, atol=1e-12)
 
 
 @torch.no_grad()
 def plan_of(
-    scheme: PositionalScheme, tokens: int, asked: int | None = None
+    scheme: PositionalScheme, tokens: int, queries: int | None = None
 ) -> tuple[AttentionContext, AttentionPlan] | None:
-    """One pass over `tokens` tokens at 0, 1, 2, ..., with queries at the last `asked`; None for a scheme
+    """One pass over `tokens` tokens at 0, 1, 2, ..., with queries at the last `queries`; None for a scheme
     that depends on the layer's input."""
-    places, heads = TokenPositions.plain(tokens), scheme.geometry.heads
-    scheme.check_reach(places.reach)
-    span = AttentionContext(
-        new=places,
-        queries=places.last(asked or tokens),
-        keys=places,
+    positions, heads = TokenPositions.plain(tokens), scheme.geometry.heads
+    scheme.check_reach(positions.reach)
+    context = AttentionContext(
+        new=positions,
+        queries=positions.last(queries or tokens),
+        keys=positions,
         batch=1,
         heads=heads,
         device=torch.device("cpu"),
-        tables=scheme.tables(places, torch.float64),
+        tables=scheme.tables(positions, torch.float64),
         window=scheme.settings.window,
         sinks=scheme.settings.sinks,
     )
-    plan = scheme.plan(span)
-    return (span, plan) if isinstance(plan, AttentionPlan) else None
+    plan = scheme.plan(context)
+    return (context, plan) if isinstance(plan, AttentionPlan) else None
 
 
 @torch.no_grad()
 def encodings(choice: dict[str, Any], tokens: int) -> Tensor:
     """(tokens, 2) or more features: a token of ones encoded at 0, 1, 2, ..., through the scheme's embedding
     and its keys, with as few features as the scheme supports."""
-    error: ModelError | None = None
-    for dim in range(2, 2 + tokens.bit_length()):
+    error: Exception = EvaluationError(
+        f"scheme '{choice.get('name')}' depends on content and has no encoding"
+    )
+    for dim in range(2, 2 + tokens.bit_length()):  # binary requires a feature per bit
         try:
             scheme = build(choice, SchemeShape(dim=dim, heads=1, train_length=tokens))
             found = plan_of(scheme, tokens)
-        except ModelError as refused:  # binary requires a feature per bit
+        except ModelError as refused:
             error = refused
             continue
         if found is None:
             break
-        span, plan = found
+        context, plan = found
         x = torch.ones(1, tokens, dim, dtype=torch.float64)
-        return plan.write(scheme.embed(x, span.tables, span.new)[:, None])[0, 0]
-    raise error or EvaluationError(
-        f"scheme '{choice['name']}' depends on content and has no positional encoding"
-    )
+        return plan.write(scheme.embed(x, context.tables, context.new)[:, None])[0, 0]
+    raise error
 
 
 @torch.no_grad()
@@ -161,9 +153,9 @@ def inner_products(theta: float, dim: int, distances: Tensor) -> Tensor:
     """p_n·p_(n+d) of sinusoidal embeddings of `dim` features, for whole distances d of either sign."""
     reach = int(distances.abs().max())
     scheme = build({"name": "sinusoidal", "theta": theta}, SchemeShape(dim=dim, heads=1))
-    places = TokenPositions.plain(2 * reach + 1)
+    positions = TokenPositions.plain(2 * reach + 1)
     zero = torch.zeros(1, 2 * reach + 1, dim, dtype=torch.float64)
-    table = scheme.embed(zero, scheme.tables(places, torch.float64), places)[0]
+    table = scheme.embed(zero, scheme.tables(positions, torch.float64), positions)[0]
     return table[reach + distances] @ table[reach]
 
 
@@ -203,7 +195,7 @@ def bias(scheme: PositionalScheme, longest: int) -> Tensor | None:
     """(H, longest + 1) bias of the logit between a query at position `longest` and the key at each distance
     0, 1, 2, ...; −∞ for masked keys. None if the scheme has no bias, or one that depends on content.
     """
-    found = plan_of(scheme, longest + 1, asked=1)
+    found = plan_of(scheme, longest + 1, queries=1)
     if found is None:
         return None
     geometry, (_, plan) = scheme.geometry, found

@@ -6,7 +6,7 @@ from matplotlib.colors import to_hex
 from evaluation.schemes.curves import SchemeShape
 from evaluation.schemes.figures import FIGURES, FigureRequest
 from tests.artists import close, ends, keys, labelled, levels, lines, points
-from tests.test_plot_positions import column
+from tests.evaluation.schemes.test_figures import column
 
 
 def test_every_line_has_the_numbers_of_its_table():
