@@ -29,8 +29,8 @@ def scheme_of_layer(model: Transformer, layer: int) -> PositionalScheme:
 class RotaryPair:
     """One rotary pair of one kind of layer under one method.
 
-    `wavelength`: tokens at the evaluated length, None for a pair that does not rotate. `turns_trained`: within
-    the trained length as trained. `turns`: within the evaluated length under the method.
+    `wavelength`: tokens at the evaluated length; None for a pair that does not rotate. `turns_trained`: in
+    the trained length as trained. `turns`: in the evaluated length under the method.
     """
 
     kind: str
