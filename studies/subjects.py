@@ -1,7 +1,7 @@
 """Open trained runs for evaluation: the checkpoint, and the text it is evaluated on."""
 
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import torch
@@ -58,8 +58,12 @@ def subject_of(trained: LoadedRun, device: str, console: Console) -> EvaluatedMo
     """The checkpoint of a run for evaluation on `device` (auto: a GPU if available)."""
     root, place = trained.settings, this_process().device(device)
 
+    @cache
+    def settings_of(method_overrides: tuple[str, ...]) -> RunSettings:
+        return override(root, method_overrides)
+
     def resolve(method_overrides) -> dict:
-        return override(root, method_overrides).model.position.model_dump(mode="json")
+        return settings_of(tuple(method_overrides)).model.position.model_dump(mode="json")
 
     def load_method(method_overrides, dtype: str) -> Transformer:
         arithmetic, step, weights = getattr(torch, dtype), trained.step, trained.weights
@@ -73,7 +77,7 @@ def subject_of(trained: LoadedRun, device: str, console: Console) -> EvaluatedMo
         original_length=root.original_length or root.train_length,
         resolve=resolve,
         load=load_method,
-        longest=lambda method_overrides: longest_input(override(root, method_overrides)),
+        longest=lambda method_overrides: longest_input(settings_of(tuple(method_overrides))),
         legal=legal_overrides(root.model),
         bos_first=bos_first(root, read_manifest(trained.folder)),
     )
