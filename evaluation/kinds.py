@@ -29,8 +29,8 @@ from evaluation.statistics.analysis import analyse
 from evaluation.stores import haystacks
 from evaluation.tasks.analysis import analyse_tasks
 from evaluation.tasks.items import draw_items
-from evaluation.tasks.measure import TaskSession
 from evaluation.tasks.report import TaskReport
+from evaluation.tasks.session import TaskSession
 from evaluation.tasks.settings import TaskEvaluationSettings
 
 

@@ -142,7 +142,7 @@ class EvaluationSession(CellSession):
             trained = next(method for method in self.result.methods if method.label == TRAINED)
             length = self.subject.trained_length
             step = truncation_step(self.settings, length)
-            out.append(self._cell(trained, length, plan.truncated, "baseline", truncated=True, step=step))
+            out.append(self._cell(trained, length, plan.truncated, "truncated", truncated=True, step=step))
         return out
 
     def _cell(
@@ -152,18 +152,8 @@ class EvaluationSession(CellSession):
         key |= {"targets": self.plan.hash, "protocol": self.plan.protocol, **more}
         if self.plan.protocol == "sliding":
             key["stride"] = self.settings.step(length)
-        label = "truncated" if role == "baseline" else method.label
-        return EvaluationCell(
-            method,
-            length,
-            key,
-            windows.inputs,
-            int(windows.keep.max()),
-            self.settings.chunk,
-            f"{label} (float32 sample)" if role == "sample" else label,
-            role=role,
-            windows=windows,
-        )
+        keep, chunk = int(windows.keep.max()), self.settings.chunk
+        return EvaluationCell(method, length, key, windows.inputs, keep, chunk, role=role, windows=windows)
 
     def score(
         self, cell: EvaluationCell, model: Transformer, batch: int, advance: Callable[[float], None]
@@ -201,7 +191,7 @@ class EvaluationSession(CellSession):
         return gather(list(parts))
 
     def keep(self, cell: EvaluationCell, values: np.ndarray) -> None:
-        if cell.role == "baseline":
+        if cell.role == "truncated":
             self.result.truncated = values
         else:
             (self.samples if cell.role == "sample" else self.result.nll)[cell.where] = values

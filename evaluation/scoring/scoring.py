@@ -72,7 +72,11 @@ class ModelScorer:
 
 def batches(windows: TargetWindows, size: int) -> list[np.ndarray]:
     """Window indices in batches of one shape each, shapes in ascending order, windows in target order."""
-    shapes = np.stack([windows.inputs, windows.keep], axis=1)
+    return by_shape(np.stack([windows.inputs, windows.keep], axis=1), size)
+
+
+def by_shape(shapes: np.ndarray, size: int) -> list[np.ndarray]:
+    """Indices of equal rows of `shapes` (n, k), at most `size` at a time, rows in ascending order."""
     out = []
     for shape in np.unique(shapes, axis=0):
         members = np.flatnonzero((shapes == shape).all(axis=1))

@@ -43,32 +43,25 @@ class MeasuredCells:
 
 @dataclass(frozen=True, eq=False)
 class EvaluationCell:
-    """A method at a declared length.
-
-    Attributes:
-        key: everything that determines the numbers; the batch size does not.
-        inputs: (n,) tokens that the model reads in each window or item.
-        keep: outputs of one window that are scored.
-        chunk: tokens of one pass.
-        answers: tokens of the candidates, read after each item.
-        label: of the row in a forecast.
-        role: "" for a cell of the result, else its purpose ("sample", "baseline").
-    """
+    """A method at a declared length."""
 
     method: Method
     length: int
-    key: dict
-    inputs: np.ndarray
-    keep: int
-    chunk: int
-    label: str
-    answers: int = 0
-    role: str = ""
+    key: dict  # everything that determines the numbers; the batch size does not
+    inputs: np.ndarray  # (n,) tokens that the model reads in each window or item
+    keep: int  # outputs of a window that are scored
+    chunk: int  # tokens of one pass
+    answers: int = 0  # tokens of the candidates, read after each item
+    role: str = ""  # "sample": for the precision of bfloat16; "truncated": by-position's baseline
     windows: TargetWindows | None = None
 
     @property
     def where(self) -> tuple[str, int]:
         return self.method.label, self.length
+
+    @property
+    def label(self) -> str:
+        return self.role if self.role == "truncated" else self.method.label
 
     @property
     def tokens(self) -> int:
@@ -141,7 +134,13 @@ class CellSession(ABC):
         if self.console is None:
             return
         rows = [
-            ForecastRow(cell.label, cell.length, len(cell.inputs), cell.tokens, peaks.get(id(cell)))
+            ForecastRow(
+                f"{cell.label}{' (float32 sample)' * (cell.role == 'sample')}",
+                cell.length,
+                len(cell.inputs),
+                cell.tokens,
+                peaks.get(id(cell)),
+            )
             for cell in cells
         ]
         self.console.table(self.title(), *forecast_table(rows, self.result.absent, self.counted))
@@ -197,8 +196,7 @@ class CellSession(ABC):
         name = self.store.name(cell.key)
         self._values[name] = values
         if cell.role != "sample":
-            label = "truncated" if cell.role == "baseline" else cell.method.label
-            self.result.files[f"{label}@{cell.length}"] = name
+            self.result.files[f"{cell.label}@{cell.length}"] = name
         self.keep(cell, values)
 
     def _measure(self, cell: EvaluationCell, advance: Callable[[float], None]) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from evaluation.scoring.methods import TRAINED, TRUNCATE
 from evaluation.statistics.binomial import effective, wilson
 from evaluation.statistics.intervals import Interval, interval, unit_means
-from evaluation.tasks.measure import TaskResult
+from evaluation.tasks.session import TaskResult
 
 UNDECIDED = "not distinguishable from chance"
 

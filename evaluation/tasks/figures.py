@@ -26,7 +26,7 @@ from evaluation.reports.figures import (
 from evaluation.reports.sentences import name_of
 from evaluation.scoring.methods import TRAINED
 from evaluation.tasks.analysis import DepthCell, TaskAnalysis
-from evaluation.tasks.measure import TaskResult
+from evaluation.tasks.session import TaskResult
 
 SHADES = "cividis"  # even in lightness, and the same to every kind of colour vision
 

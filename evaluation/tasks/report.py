@@ -9,7 +9,7 @@ from evaluation.reports.sentences import name_of
 from evaluation.statistics.intervals import FEW_BELOW, POINTS_ONLY_BELOW, Interval
 from evaluation.tasks.analysis import Accuracy, TaskAnalysis, TaskRow, reference
 from evaluation.tasks.figures import draw_task_figures
-from evaluation.tasks.measure import TaskResult
+from evaluation.tasks.session import TaskResult
 
 CLAIM_ITEMS = 200  # items at each length that a claim about retrieval requires
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from data.tasks import TaskItem
-from evaluation.scoring.scoring import CellFailed
+from evaluation.scoring.scoring import CellFailed, by_shape
 from model import Cache, TokenPositions, Transformer
 
 
@@ -100,9 +100,11 @@ def read_items(
     """
     nll = np.empty((len(items), 1 + len(items[0].others)))
     exact = np.zeros(len(items), dtype=bool)
-    for members in _batches(items, batch):
-        prompts = np.array([_prompt(items[i], bos, cut) for i in members], dtype=np.int64)
-        candidates = np.array([[items[i].answer, *items[i].others] for i in members], dtype=np.int64)
+    shapes = np.array([(len(item.prompt), len(item.answer)) for item in items])
+    for members in by_shape(shapes, batch):
+        some_items = [items[i] for i in members]
+        prompts = np.array([_prompt(item, bos, cut) for item in some_items], dtype=np.int64)
+        candidates = np.array([[item.answer, *item.others] for item in some_items], dtype=np.int64)
         some, written = reader(prompts, candidates, min(length, cut or length))
         if not np.isfinite(some).all():
             raise CellFailed(f"the loss is not finite at length {length}")
@@ -116,15 +118,3 @@ def _prompt(item: TaskItem, bos: int | None, cut: int | None) -> list[int]:
     prompt = [*([] if bos is None else [bos]), *item.prompt]
     room = len(prompt) if cut is None else max(1, cut - len(item.answer) + 1)
     return prompt[-room:]
-
-
-def _batches(items: list[TaskItem], size: int) -> list[list[int]]:
-    """Indices of items in batches of one shape each."""
-    shapes: dict[tuple[int, int], list[int]] = {}
-    for i, item in enumerate(items):
-        shapes.setdefault((len(item.prompt), len(item.answer)), []).append(i)
-    return [
-        members[start : start + size]
-        for _, members in sorted(shapes.items())
-        for start in range(0, len(members), size)
-    ]

@@ -22,7 +22,7 @@ from evaluation.scoring.methods import Method
 from evaluation.tasks.analysis import analyse_tasks
 from evaluation.tasks.figures import draw_task_figures
 from tests.artists import close, dashed, ends, labelled, levels, lines, named, points, shown
-from tests.evaluation.test_tasks import answered, retriever
+from tests.evaluation.tasks.test_session import answered, retriever
 
 
 def drawn(result, tmp_path):

@@ -77,16 +77,9 @@ class TaskSession(CellSession):
         item = self.drawn.items[length][0]
         key = self.key(method, length)
         key |= {"kind": "tasks", "items": self.drawn.hash_at(length), "cut": inputs < length}
-        return EvaluationCell(
-            method,
-            length,
-            key,
-            np.full(self.drawn.count, inputs),
-            min(inputs, 64),
-            max(1, inputs // 2),
-            method.label,
-            answers=sum(map(len, (item.answer, *item.others))),
-        )
+        answers, chunk = sum(map(len, (item.answer, *item.others))), max(1, inputs // 2)
+        read = np.full(self.drawn.count, inputs)
+        return EvaluationCell(method, length, key, read, min(inputs, 64), chunk, answers)
 
     def score(
         self, cell: EvaluationCell, model: Transformer, batch: int, advance: Callable[[float], None]

@@ -18,7 +18,7 @@ from evaluation.scoring.protocols import TargetWindows
 from model import ModelSettings, TokenPositions, Transformer
 from tests.model.zoo import CASES, TRAIN, V, settings_of
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 LENGTH, KEEP = 41, 9  # several times the zoo's trained length
 
 

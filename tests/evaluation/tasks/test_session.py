@@ -18,9 +18,9 @@ from evaluation.scoring.scoring import CellFailed
 from evaluation.tasks.analysis import UNDECIDED, analyse_tasks, distance_edges, share_of
 from evaluation.tasks.figures import draw_task_figures
 from evaluation.tasks.items import draw_items
-from evaluation.tasks.measure import TaskSession
 from evaluation.tasks.report import TaskReport
 from evaluation.tasks.scoring import TaskAnswers, TaskScorer, read_items
+from evaluation.tasks.session import TaskSession
 from evaluation.tasks.settings import TaskEvaluationSettings
 from model import ModelSettings, TokenPositions, Transformer
 from model.sampling import Generation, SamplingParams

@@ -15,7 +15,7 @@ from training.config.load import ConfigError, apply_overrides
 from training.config.settings import RunSettings
 from training.position_overrides import override
 
-BUILTIN = read_methods(Path(__file__).parents[2] / "configs" / "evaluation" / "methods.yaml")
+BUILTIN = read_methods(Path(__file__).parents[3] / "configs" / "evaluation" / "methods.yaml")
 L0, V = 32, 23
 SHAPE = ["model.dim=24", "model.heads=2", "model.layers=2", f"train_length={L0}"]
 SHAPE += ["training.validation.targets=8"]

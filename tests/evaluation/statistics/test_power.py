@@ -13,7 +13,7 @@ from evaluation import EvaluationError
 from evaluation.statistics.power import half_to_see, needs, read_measured
 from scripts import power as script
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 UNITS = 12
 
 
