@@ -17,8 +17,6 @@ import math
 import os
 import random
 import shutil
-import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -31,6 +29,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+import psutil
 import torch
 from safetensors.torch import load_file
 
@@ -38,7 +37,7 @@ from training.checkpoint.storage import MANIFEST, find_checkpoint
 from training.errors import TrainingError
 from training.files import read_json
 from training.logging.console import Console, Parser, run_main
-from training.logging.metrics_file import read_metrics
+from training.logging.metrics_file import last_lines, read_metrics
 from training.run.directory import SETTINGS, not_a_run
 from training.run.parent import read_run_settings
 
@@ -76,7 +75,7 @@ def main() -> int:
     for name, least in (("steps", options.steps), ("ranks", min(options.ranks or (1,)))):
         if least is not None and least < 1:
             raise TrainingError(f"--{name} must be at least 1, not {least}")
-    words, steps = words_of(options)
+    words, steps, interval = words_of(options)
     ranks = options.ranks or (1, 1)
     out = Path(options.out or tempfile.mkdtemp(prefix="verify-resume-"))
     for name in ("reference", "killed"):
@@ -87,7 +86,7 @@ def main() -> int:
     run_through(words, out / "reference", ranks[0])
     reference = read_metrics(out / "reference" / "metrics.jsonl")
     edges = edges_of(reference)
-    moments = kill_steps(steps, options.kills, edges, every_of(words), random.Random(options.seed))
+    moments = kill_steps(steps, options.kills, edges, interval, random.Random(options.seed))
     attempts = run_killed(words, out / "killed", ranks, moments, console)
     wrong = differences(out / "reference", out / "killed", 0.0 if ranks[0] == ranks[1] else TOLERANCE)
     status = report(attempts, edges, steps, wrong, ranks, console)
@@ -98,8 +97,8 @@ def main() -> int:
     return status
 
 
-def words_of(options: Namespace) -> tuple[list[str], int]:
-    """The arguments of both runs, and their number of steps."""
+def words_of(options: Namespace) -> tuple[list[str], int, int]:
+    """The arguments of both runs, their number of steps and the interval of checkpoints."""
     words = [settings_of(word) for word in options.words]
     if options.ranks and options.ranks[0] != options.ranks[1]:
         words.append("training.precision=float64")
@@ -114,10 +113,11 @@ def words_of(options: Namespace) -> tuple[list[str], int]:
             f"{steps} steps are too few for {options.kills} kills, which take 3 each; set "
             f"--steps {3 * options.kills}{fewer}"
         )
-    every = settings.training.checkpoint.interval
-    if every is None or every > steps // 4:
-        words.append(f"training.checkpoint.interval={max(1, steps // 8)}")
-    return [*words, "training.log_interval=1000000", "training.wandb.mode=disabled"], steps
+    interval = settings.training.checkpoint.interval
+    if interval is None or interval > steps // 4:
+        interval = max(1, steps // 8)
+        words.append(f"training.checkpoint.interval={interval}")
+    return [*words, "training.log_interval=1000000", "training.wandb.mode=disabled"], steps, interval
 
 
 def settings_of(word: str) -> str:
@@ -130,11 +130,6 @@ def settings_of(word: str) -> str:
     return word
 
 
-def every_of(words: list[str]) -> int:
-    settings, _ = read_run_settings(words)
-    return settings.training.checkpoint.interval or settings.steps
-
-
 def processes(ranks: int) -> str:
     return "one process" if ranks == 1 else f"{ranks} processes"
 
@@ -144,8 +139,7 @@ def started(words: list[str], folder: Path, ranks: int) -> subprocess.Popen:
     environment = dict(os.environ)
     prefix = [sys.executable]
     if ranks > 1:
-        prefix += ["-m", "torch.distributed.run", "--nproc_per_node", str(ranks)]
-        prefix += ["--master_port", str(free_port())]
+        prefix += ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)]
         if not torch.cuda.is_available():
             environment |= {"ACCELERATE_USE_CPU": "true"}
             environment.setdefault("OMP_NUM_THREADS", "1")
@@ -159,58 +153,19 @@ def started(words: list[str], folder: Path, ranks: int) -> subprocess.Popen:
         )
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def run_through(words: list[str], folder: Path, ranks: int) -> None:
-    """Train to the end; raises TrainingError with the last output if it fails."""
-    process = started(words, folder, ranks)
-    try:
-        if status := process.wait():
-            raise TrainingError(f"the run ended with status {status}: {last_words(folder)}")
-    finally:
-        kill(process)
-
-
 def last_words(folder: Path) -> str:
     lines = Path(f"{folder}.log").read_text(encoding="utf-8", errors="replace").splitlines()
     errors = [line for line in lines if "rror:" in line]
-    return f"{(errors or lines or ['it said nothing'])[-1]} (all of it in {folder}.log)"
+    return f"{(errors or lines or ['no output'])[-1]} (all of it in {folder}.log)"
 
 
 def kill(process: subprocess.Popen) -> None:
     """Send SIGKILL to all processes of a run, including those that a launcher started in other sessions."""
     if process.poll() is None:
-        family = descendants(process.pid)
-        os.killpg(process.pid, signal.SIGKILL)
-        for pid in family:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        for one in [*psutil.Process(process.pid).children(recursive=True), process]:
+            with suppress(psutil.NoSuchProcess):
+                one.kill()
         process.wait()
-
-
-def descendants(pid: int) -> list[int]:
-    """All living descendants of a process."""
-    if Path("/proc/self/stat").exists():
-        stats = [words for file in Path("/proc").glob("[0-9]*/stat") if (words := _stat(file))]
-        pairs = [(int(file), int(words[1])) for file, words in stats]
-    else:
-        table = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True)
-        pairs = [(int(one), int(parent)) for one, parent in map(str.split, table.stdout.splitlines())]
-    found = [child for child, parent in pairs if parent == pid]
-    for one in found:  # grows during the run
-        found += [child for child, parent in pairs if parent == one]
-    return found
-
-
-def _stat(file: Path) -> tuple[str, list[str]] | None:
-    """(pid, fields after the name: state, parent, ...) of a process; None if it has ended."""
-    with suppress(OSError):
-        return file.parent.name, file.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-    return None
 
 
 def edges_of(lines: list[dict]) -> list[int]:
@@ -234,17 +189,38 @@ def kill_steps(steps: int, kills: int, edges: list[int], every: int, rng: random
     return sorted(found)
 
 
-def told(folder: Path) -> int:
-    """The newest step in a run's metrics."""
-    file = folder / "metrics.jsonl"
-    lines = read_metrics(file, "train") if file.exists() else []
-    return lines[-1]["step"] if lines else 0
+def progress(folder: Path) -> tuple[int, int]:
+    """The newest attempt and step in a run's metrics."""
+    lines = last_lines(folder / "metrics.jsonl")
+    attempt = max((line["attempt"] for line in lines.values()), default=0)
+    return attempt, lines["train"]["step"] if "train" in lines else 0
 
 
-def behind(folder: Path) -> int:
+def checkpoint_step(folder: Path) -> int:
     """The step of the newest checkpoint, from which the next attempt starts."""
     found = find_checkpoint(folder) if folder.exists() else None
     return found.step if found else 0
+
+
+def run_through(
+    words: list[str], folder: Path, ranks: int, stop_after: tuple[int, int] | None = None
+) -> bool:
+    """Train to the end, or kill the run once its metrics reach an (attempt, step); returns whether it was
+    killed. Raises TrainingError with the last output if it fails."""
+    process = started(words, folder, ranks)
+    try:
+        while process.poll() is None:
+            if stop_after is not None:
+                attempt, step = progress(folder)
+                if attempt >= stop_after[0] and step >= stop_after[1]:
+                    break
+            time.sleep(0.005)
+        is_killed = process.poll() is None
+    finally:
+        kill(process)
+    if not is_killed and process.returncode:
+        raise TrainingError(f"the run ended with status {process.returncode}: {last_words(folder)}")
+    return is_killed
 
 
 def run_killed(
@@ -252,42 +228,16 @@ def run_killed(
 ) -> list[Attempt]:
     """Train, kill after each of `moments`, resume, and train to the end."""
     attempts = []
-    for i, moment in enumerate([*moments, None]):
-        number, begun = ranks[(i + 1) % 2], behind(folder)
+    for i, moment in enumerate([*moments, None], 1):
+        number, begun = ranks[i % 2], checkpoint_step(folder)
         goal = "to the end" if moment is None else f"to be killed after step {moment}"
-        console.info(f"attempt {i + 1}: from step {begun} on {processes(number)}, {goal}")
-        if moment is None:
-            run_through(words, folder, number)
-            attempts.append(Attempt(number, begun, told(folder), False))
-            continue
-        process = started(words, folder, number)
-        try:
-            size, file = -1, folder / "metrics.jsonl"
-            while process.poll() is None:
-                now = file.stat().st_size if file.exists() else 0
-                if now != size and started_anew(folder, i + 1) and told(folder) >= moment:
-                    break
-                size = now
-                time.sleep(0.005)
-        finally:
-            struck = process.poll() is None
-            kill(process)
-        if not struck and process.returncode:
-            raise TrainingError(
-                f"attempt {i + 1} ended with status {process.returncode}: {last_words(folder)}"
-            )
-        attempts.append(Attempt(number, begun, told(folder), struck))
-        if not struck:
-            console.info(f"attempt {i + 1} finished before it could be killed")
+        console.info(f"attempt {i}: from step {begun} on {processes(number)}, {goal}")
+        is_killed = run_through(words, folder, number, None if moment is None else (i, moment))
+        attempts.append(Attempt(number, begun, progress(folder)[1], is_killed))
+        if moment is not None and not is_killed:
+            console.info(f"attempt {i} finished before it could be killed")
             break
     return attempts
-
-
-def started_anew(folder: Path, attempt: int) -> bool:
-    """Whether this attempt has written metrics; earlier attempts may have reached later steps."""
-    file = folder / "metrics.jsonl"
-    starts = read_metrics(file, "start") if file.exists() else []
-    return max((line["attempt"] for line in starts), default=0) >= attempt
 
 
 def differences(reference: Path, other: Path, tolerance: float) -> list[str]:
