@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_serializer, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Paths = str | list[str]
 
@@ -51,6 +51,7 @@ class FilesSource(DataModel):
         ge=1,
         description="skip documents, and lines of record files, with more bytes; null: 268,435,456",
         json_schema_extra={"counts_if_given": True},
+        exclude_if=lambda value: value is None,  # so that folders prepared earlier keep their names
     )
 
     @model_validator(mode="after")
@@ -58,14 +59,6 @@ class FilesSource(DataModel):
         if self.manifest is not None and self.cluster_key is None:
             raise ValueError("manifest requires cluster_key, the key of the manifest that groups documents")
         return self
-
-    @model_serializer(mode="wrap")
-    def _dump_limit_if_given(self, handler):
-        """Folders prepared before this setting existed keep their names, which hash the dump."""
-        values = handler(self)
-        if self.max_document_bytes is None:
-            values.pop("max_document_bytes", None)
-        return values
 
 
 class HubSource(DataModel):

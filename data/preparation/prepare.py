@@ -173,15 +173,7 @@ class _Preparation:
             sources["held"] = (open_source(s.valid_source, VALID), None, 0)
         for name, (source, most, skip) in sources.items():
             self.console.info(f"reading {source.label}")
-            fill(
-                self.work / name,
-                source,
-                shard_bytes=s.shard_bytes,
-                seed=s.valid_seed,
-                max_bytes=most,
-                console=self.console,
-                skip=skip,
-            )
+            fill(self.work / name, source, s, most, skip, self.console)
         return {name: Spool(self.work / name) for name in sources}
 
     def _split(self) -> dict[str, np.ndarray]:

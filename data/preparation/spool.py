@@ -19,6 +19,7 @@ import pyarrow.parquet
 
 from data.errors import DataError
 from data.files import atomic, read_json, write_json
+from data.settings import DataSettings
 from data.sources import GENERATED, Source
 
 SCHEMA = pyarrow.schema(
@@ -51,14 +52,7 @@ def read_chunk(folder: Path, number: int, columns: list[str] | None = None) -> p
 
 
 def fill(
-    folder: Path,
-    source: Source,
-    *,
-    shard_bytes: int,
-    seed: int,
-    max_bytes: int | None,
-    console: Any,
-    skip: int = 0,
+    folder: Path, source: Source, settings: DataSettings, max_bytes: int | None, skip: int, console: Any
 ) -> None:
     """Read the source from document `skip` on into the spool, or resume an earlier call. Raises DataError if
     there is no usable document.
@@ -72,7 +66,7 @@ def fill(
         state = json.loads(metadata[b"state"])
         console.info(f"reading {source.label}: resuming after document {state['read']:,}")
     with console.bar(f"reading {source.label}", None, unit="documents") as bar:
-        for rows in _chunks(source, state, count, shard_bytes, seed, max_bytes, bar):
+        for rows in _chunks(source, state, settings, count, max_bytes, bar):
             table = pyarrow.Table.from_pylist(rows, SCHEMA.with_metadata({"state": json.dumps(state)}))
             with atomic(chunk_path(folder, count)) as file:
                 pyarrow.parquet.write_table(table, file, compression="zstd")
@@ -85,9 +79,8 @@ def fill(
 def _chunks(
     source: Source,
     state: dict[str, Any],
+    settings: DataSettings,
     number: int,
-    shard_bytes: int,
-    seed: int,
     max_bytes: int | None,
     bar: Any,
 ) -> Iterator[list[dict[str, Any]]]:
@@ -99,13 +92,8 @@ def _chunks(
         bar.advance()
         if document.fault is None:
             n_bytes = len(document.text.encode())
-            row = {
-                "name": document.name,
-                "cluster": document.cluster,
-                "text": document.text,
-                "bytes": n_bytes,
-            }
-            rows.append(row | {"number": state["read"], "key": split_key(seed, document.name)})
+            key = split_key(settings.valid_seed, document.name)
+            rows.append(document._asdict() | {"bytes": n_bytes, "number": state["read"], "key": key})
             state["bytes"] += n_bytes
             size += n_bytes
         else:
@@ -114,7 +102,7 @@ def _chunks(
             if not state["bytes"] and sum(faults.values()) >= PATIENCE:
                 break
         state["read"] += 1
-        if size >= shard_bytes * min(CEILING, 1 << (number // GROWTH)):
+        if size >= settings.shard_bytes * min(CEILING, 1 << (number // GROWTH)):
             yield rows
             rows, size, number = [], 0, number + 1
     else:
