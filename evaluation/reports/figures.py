@@ -18,6 +18,7 @@ from matplotlib.font_manager import FontProperties
 from matplotlib.lines import Line2D
 from matplotlib.textpath import TextPath
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from scipy.optimize import isotonic_regression
 
 from data.files import atomic
 
@@ -319,29 +320,18 @@ def label_ends(figure: Figure, axes: Axes, labels: list[tuple[str, float, float,
         )
 
 
-def spread(wanted: list[float], gap: float) -> list[float]:
-    """Heights as near as possible to `wanted` (ascending) with at least `gap` between neighbours.
-
-    Neighbours that collide form a block around their mean, which may collide with the next (pool adjacent
-    violators).
-    """
-    blocks: list[tuple[float, int]] = []  # (mean of wanted - rank·gap, members)
-    for rank, value in enumerate(wanted):
-        blocks.append((value - rank * gap, 1))
-        while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
-            (a, m), (b, n) = blocks[-2], blocks.pop()
-            blocks[-1] = ((a * m + b * n) / (m + n), m + n)
-    levels = [level for level, members in blocks for _ in range(members)]
-    return [level + rank * gap for rank, level in enumerate(levels)]
+def spread(wanted: Sequence[float], gap: float) -> np.ndarray:
+    """Heights as near as possible to `wanted` (ascending) with at least `gap` between neighbours."""
+    least = gap * np.arange(len(wanted))
+    return isotonic_regression(np.asarray(wanted) - least).x + least
 
 
-def within(placed: list[float], gap: float) -> list[float]:
+def within(placed: np.ndarray, gap: float) -> np.ndarray:
     """The same heights, moved into 0 to 1 if there is room, with the same gaps."""
-    last = len(placed) - 1
-    if last * gap > 1:
+    least = gap * np.arange(len(placed))
+    if least[-1] > 1:
         return placed
-    lifted = [max(at, rank * gap) for rank, at in enumerate(placed)]
-    return [min(at, 1 - (last - rank) * gap) for rank, at in enumerate(lifted)]
+    return np.minimum(np.maximum(placed, least), 1 - least[::-1])
 
 
 def save(figure: Figure, folder: Path, name: str, dpi: int = 200) -> Path:
