@@ -46,10 +46,10 @@ from training.stages import last_trained
 
 SETTINGS, MANIFEST, LOCK = "settings.yaml", "manifest.json", ".lock"
 _SAME = {  # manifest keys whose values must not change on resume
-    "tokenizer_hash": "the tokenizer is not the one this run was started with",
-    "vocab_size": "the vocabulary is not the one this run was started with",
-    "data_hash": "the prepared data are not those this run was started with",
-    "valid_hash": "the held-out text is not the one this run was started with",
+    "tokenizer_hash": "tokenizer",
+    "vocab_size": "vocabulary",
+    "data_hash": "prepared text",
+    "valid_hash": "held-out text",
 }
 
 
@@ -99,16 +99,9 @@ def is_run(folder: Path) -> bool:
 
 
 # Optional keys of a run's manifest that other modules read, and their types.
-_ABOUT = {
-    "vocab_size": int,
-    "tokenizer_hash": str,
-    "data": str,
-    "groups": str,
-    "mixture": list,
-    "lineage": list,
-    "inherited": dict,
-    "attempts": list,
-}
+_ABOUT: dict[str, type] = dict.fromkeys(("tokenizer_hash", "data", "groups"), str)
+_ABOUT |= dict.fromkeys(("mixture", "lineage", "attempts"), list)
+_ABOUT |= {"vocab_size": int, "inherited": dict}
 
 
 def read_manifest(folder: Path, *needed: str) -> dict:
@@ -183,10 +176,12 @@ def resume_run(
             f"another run (--fork {folder} instead of --run-dir), or start again (--restart):\n       "
             + "\n       ".join(barred)
         )
-    for key, sentence in _SAME.items():  # the settings are equal, so these changed for another reason
+    for key, name in _SAME.items():  # the settings are equal, so these changed for another reason
         if key in about and key in now and about[key] != now[key]:
             was, is_now = (str(value)[:12] for value in (about[key], now[key]))
-            raise TrainingError(f"{folder}: {sentence} ({was}, now {is_now}); restore it, or use --restart")
+            raise TrainingError(
+                f"{folder}: its {name} has changed ({was}, now {is_now}); restore it, or use --restart"
+            )
     about["attempts"] = [*about.get("attempts", []), attempt(command, changes, processes)]
     write_json(folder / MANIFEST, about)
     if changes:

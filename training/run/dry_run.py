@@ -22,15 +22,6 @@ from training.run.parent import ParentRun
 from training.stages import stages_of
 
 
-def lineage_words(lineage: list[dict]) -> list[str]:
-    """One line for each ancestor of an extension run, nearest first."""
-    return [
-        f"{one['run']}, step {one['step']:,} (checkpoint {one['checkpoint_hash'][:10]}), trained at "
-        f"{one['train_length']} tokens"
-        for one in lineage
-    ]
-
-
 def show_forecast(
     settings: RunSettings, parallel: Parallel, console: Console, parent: ParentRun | None = None
 ) -> int:
@@ -68,7 +59,11 @@ def show_forecast(
         for name, rate in t.optimizer.rates.items()
     ]
     if parent is not None:
-        first, *earlier = lineage_words(parent.lineage(settings))
+        first, *earlier = (
+            f"{one['run']}, step {one['step']:,} (checkpoint {one['checkpoint_hash'][:10]}), trained at "
+            f"{one['train_length']} tokens"
+            for one in parent.lineage(settings)
+        )
         rows += [
             ("fork of" if settings.is_fork else "extension of", first),
             *(("before it", one) for one in earlier),

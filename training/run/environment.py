@@ -16,7 +16,9 @@ import torch
 from training.distributed.parallel import Parallel
 
 _LIBRARIES = ("torch", "accelerate", "datasets", "numpy", "pydantic", "safetensors", "sentencepiece")
-_DRIVER = Path("/proc/driver/nvidia/version")
+
+
+_DRIVER = "/proc/driver/nvidia/version"
 
 
 def attempt(command: Sequence[str], changes: list[str], processes: dict | None) -> dict:
@@ -48,15 +50,19 @@ def _versions() -> dict[str, str | None]:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             found[name] = "absent"
-    return found | {"cuda": torch.version.cuda, "driver": _driver()}
+    return found | {
+        "cuda": torch.version.cuda,
+        "driver": _search(r"(\d+\.\d+(?:\.\d+)?)", _DRIVER),
+    }
 
 
 def _machine() -> dict:
     """The hardware of the main process; memory in bytes."""
+    processor = _search(r"^model name\s*:\s*(.*)$", "/proc/cpuinfo")
     cards = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
     return {
         "system": platform.platform(),
-        "processor": _processor(),
+        "processor": processor or platform.processor() or platform.machine(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "memory": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
@@ -66,22 +72,13 @@ def _machine() -> dict:
     }
 
 
-def _driver() -> str | None:
-    """The version of the NVIDIA driver; None without one."""
+def _search(pattern: str, file: str) -> str | None:
+    """The first group of a pattern in a system file; None where there is none."""
     try:
-        found = re.search(r"\d+\.\d+(\.\d+)?", _DRIVER.read_text(encoding="utf-8"))
+        found = re.search(pattern, Path(file).read_text(encoding="utf-8"), re.MULTILINE)
     except OSError:
         return None
-    return found[0] if found else None
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
+    return found[1] if found else None
 
 
 def _commit() -> tuple[str | None, bool | None]:

@@ -139,10 +139,18 @@ def open_run(options: Namespace, interrupts: Interrupts, draw_targets: DrawTarge
         check_memory(settings, parallel, parent)
     folder = Path(options.run_dir) if options.run_dir else run_folder(settings, options.overrides)
     check_folder(folder)
+
+    def prepared() -> PreparedData:
+        is_parent_gone = settings.parent is not None and parent is None
+        data = text_of(folder) if is_parent_gone else prepare(settings.data, console)
+        for store in (data.valid, *(text.train for text in data.texts)) if parallel.main else ():
+            store.verify()
+        return data
+
     attempt = parallel.gather(uuid4().hex)[0]
     timeout = settings.training.rank_timeout
     with Watchdog(folder, attempt, parallel.rank, parallel.world, timeout) as watchdog:
-        data = parallel.main_first(lambda: _prepare(settings, parent, folder, parallel.main, console))
+        data = parallel.main_first(prepared)
         if parent is not None:
             check_text(settings, data, parent.about["tokenizer_hash"])
         model = make_model(settings, data.tokenizer.vocab_size).initialise(settings.seed)
@@ -184,17 +192,6 @@ def _launch(options: Namespace) -> tuple[RunSettings, ParentRun | None, Parallel
     )
     check_model(settings)
     return settings, parent, parallel, console
-
-
-def _prepare(
-    settings: RunSettings, parent: ParentRun | None, folder: Path, verify: bool, console: Console
-) -> PreparedData:
-    is_parent_gone = settings.parent is not None and parent is None
-    data = text_of(folder) if is_parent_gone else prepare(settings.data, console)
-    if verify:
-        for store in (data.valid, *(text.train for text in data.texts)):
-            store.verify()
-    return data
 
 
 def held_out_targets(

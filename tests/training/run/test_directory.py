@@ -104,7 +104,7 @@ def test_a_new_run_says_what_it_is(run, settings):
     assert attempt["versions"]["cuda"] == torch.version.cuda and attempt["parallel"] is None
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
     assert attempt["commit"] == (commit or None)
-    with pytest.raises(TrainingError, match="already is a run"):
+    with pytest.raises(TrainingError, match="is already a run"):
         create_run(run, settings, ByteTokenizer(), COMMAND)
 
 
@@ -147,9 +147,9 @@ class OtherTokenizer(ByteTokenizer):
 
 
 def test_resuming_with_other_data_or_tokenizer_is_refused(run, settings):
-    with pytest.raises(TrainingError, match="tokenizer is not the one"):
+    with pytest.raises(TrainingError, match="tokenizer has changed"):
         resume_run(run, settings, OtherTokenizer(), COMMAND, EXTRA)
-    with pytest.raises(TrainingError, match=r"prepared data are not those .*dddddddd, now eeee"):
+    with pytest.raises(TrainingError, match=r"prepared text has changed .*dddddddd, now eeee"):
         resume_run(run, settings, ByteTokenizer(), COMMAND, {"data_hash": "eeee"})
     other = apply_overrides(
         settings, ["data.valid_fraction=0.5"]
@@ -269,7 +269,7 @@ def test_other_held_out_text_is_refused_on_resume(run, settings):
     about = json.loads((run / "manifest.json").read_text())
     (run / "manifest.json").write_text(json.dumps(about | {"valid_hash": "v" * 64}))
     resume_run(run, settings, ByteTokenizer(), COMMAND, {**EXTRA, "valid_hash": "v" * 64})
-    with pytest.raises(TrainingError, match="the held-out text is not the one this run was started with"):
+    with pytest.raises(TrainingError, match="held-out text has changed"):
         resume_run(run, settings, ByteTokenizer(), COMMAND, {**EXTRA, "valid_hash": "w" * 64})
 
 
