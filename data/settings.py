@@ -37,17 +37,14 @@ class TaskSource(DataModel):
     share: float = Field(0.1, gt=0, lt=1, description="with `text`: fraction of all bytes that are items")
 
     @property
-    def least(self) -> int:
-        return self.length if isinstance(self.length, int) else self.length[0]
-
-    @property
-    def most(self) -> int:
-        return self.length if isinstance(self.length, int) else self.length[1]
+    def bounds(self) -> tuple[int, int]:
+        """Minimum and maximum length."""
+        return (self.length, self.length) if isinstance(self.length, int) else self.length
 
     @model_validator(mode="after")
     def _consistent(self):
-        if self.least > self.most:
-            raise ValueError(f"length=[minimum, maximum] must be ascending, not {[self.least, self.most]}")
+        if self.bounds[0] > self.bounds[1]:
+            raise ValueError(f"length=[minimum, maximum] must be ascending, not {list(self.bounds)}")
         if self.text is not None and self.items is not None:
             raise ValueError("items and text exclude each other; with text, set share instead of items")
         return self

@@ -79,9 +79,8 @@ class SentencePieceTokenizer(Tokenizer):
             self.vocab_size = 0
         if self.vocab_size == 0:
             raise DataError(f"{origin} is not a sentencepiece model or is damaged; use another file")
-        self.bos_id = _or_none(self.processor.bos_id())
-        self.eos_id = _or_none(self.processor.eos_id())
-        self.pad_id = _or_none(self.processor.pad_id())
+        control = (self.processor.bos_id(), self.processor.eos_id(), self.processor.pad_id())
+        self.bos_id, self.eos_id, self.pad_id = (i if i >= 0 else None for i in control)
         self.hash = hashlib.sha256(b"sentencepiece\0" + model).hexdigest()
         self.pieces = [self._piece(i) for i in range(self.vocab_size)]
         # Determine the behavior from the model itself: an external file does not record how it was trained.
@@ -165,7 +164,3 @@ def load_tokenizer(folder: Path | str) -> Tokenizer:
     if tokenizer.hash != expected:
         raise DataError(f"{model} has another hash than when it was saved; prepare the data again")
     return tokenizer
-
-
-def _or_none(i: int) -> int | None:
-    return None if i < 0 else i

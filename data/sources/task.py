@@ -59,11 +59,12 @@ class TaskDocuments(Source):
 
     def _items(self, start: int) -> Iterator[Document]:
         s, tokenizer = self.settings, ByteTokenizer()
+        least, most = s.bounds
         context = TaskContext(s.task, tokenizer, "training", s.seed)
         haystacks = self._haystacks(tokenizer)
         for index in itertools.count(start):
             drawn = bits(key_of("item", s.seed, index), np.arange(3))
-            length = s.least + int(below(drawn[:1], s.most - s.least + 1)[0])
+            length = least + int(below(drawn[:1], most - least + 1)[0])
             depth = int(below(drawn[1:2], 1001)[0]) / 1000
             text = NO_TEXT
             if haystacks is not None:
@@ -71,7 +72,7 @@ class TaskDocuments(Source):
             item = context.item(index, length, depth, text)
             # Drop an incomplete character at the start of the haystack.
             raw = bytes([*item.prompt, *item.answer]).decode(errors="ignore")
-            missing = s.most - len(raw.encode()) if s.pad else 0
+            missing = most - len(raw.encode()) if s.pad else 0
             yield Document(f"{GENERATED}{s.task.name} {s.seed}-{index}", raw + "\n" * missing)
 
     def _haystacks(self, tokenizer: ByteTokenizer) -> Haystacks | None:
@@ -80,4 +81,4 @@ class TaskDocuments(Source):
             return None
         usable = (d for d in source.documents() if d.fault is None and is_for(d.name, "training"))
         documents = ((d.name, d.text) for d in usable)
-        return Haystacks(documents, tokenizer, self.settings.most, HAYSTACKS, source.label)
+        return Haystacks(documents, tokenizer, self.settings.bounds[1], HAYSTACKS, source.label)

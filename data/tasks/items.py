@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar
 
 import numpy as np
@@ -59,7 +60,7 @@ class TaskContext:
         # Text can be split where a token begins with white space: the rest is then encoded as it would be
         # alone.
         self.may_cut = np.array([piece[:1].isspace() for piece in tokenizer.pieces])
-        self._encoded: dict[str, list[int]] = {}
+        self.encode = lru_cache(maxsize=CACHED)(tokenizer.encode)
 
     def item(self, index: int, length: int, depth: float = 0.0, haystack: np.ndarray = NO_TEXT) -> TaskItem:
         """Generate item `index` with at most `length` tokens (exactly `length` if it has a haystack).
@@ -77,13 +78,6 @@ class TaskContext:
             DataError: no item fits the length, or the tokenizer cannot encode comparable wrong answers.
         """
         return self.task.make(TaskRequest(self, index, length, depth, haystack))
-
-    def encode(self, text: str) -> list[int]:
-        if text not in self._encoded:
-            if len(self._encoded) >= CACHED:
-                self._encoded.clear()
-            self._encoded[text] = self.tokenizer.encode(text)
-        return self._encoded[text]
 
 
 @dataclass(frozen=True)
