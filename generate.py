@@ -30,7 +30,6 @@ import torch
 
 from generation import JsonLinesWriter, TextWriter, generate_samples, make_samples, read_prompts
 from model import find_device
-from model.position.describe import describe_positions
 from model.sampling import SamplingParams
 from training.logging.console import Console, run_main
 from training.run.directory import load
@@ -68,7 +67,7 @@ def main() -> int | None:
     )
     length, trained = max(len(sample.ids) for sample in samples) + args.tokens, loaded.settings.train_length
     original = loaded.settings.original_length or trained
-    positions = describe_positions(loaded.settings.model.kinds, length, original)
+    positions = loaded.settings.model.describe_positions(length, original)
     report_positions(console, positions, length, trained, args.overrides)
 
     if isinstance(sys.stdout, io.TextIOWrapper):

@@ -81,7 +81,7 @@ class Block(nn.Module):
 
         Args:
             plan: attention plan of the scheme, without the logit temperature.
-            factors: (B or 1, T or 1) temperature factors on the queries.
+            factors: (B or 1, T or 1) temperature factors of the tokens.
         """
         run = self._compiled if self._compiled and self.training else self._forward
         args = x, context, plan, factors, layer_cache, hook
@@ -98,8 +98,8 @@ class Block(nn.Module):
         layer_cache: LayerCache | LinearLayerCache | None,
         hook: AttentionHook | None,
     ) -> Tensor:
-        plan = self.attention.position(plan, context, factors)
-        x = context.of_queries(x) + self.attention(self.attention_norm(x), context, plan, layer_cache, hook)
+        mixed = self.attention(self.attention_norm(x), context, plan, factors, layer_cache, hook)
+        x = context.of_queries(x) + mixed
         if x.shape[1] == 0:
             return x
         return x + self.mlp(self.mlp_norm(x))

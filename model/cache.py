@@ -70,7 +70,7 @@ class CacheIndex:
         count = new.order.shape[1]
         if new.layout == "packed" and self.sinks and self.window:
             self.slots = self.capacity  # the sinks of all documents stay; only the device knows them
-        old = self.positions or new.first(0)
+        old = self.positions or new.part(0, 0)
         kept = None
         if self._filled + count > self.slots and self._filled > self._hold:
             kept, old = self._compacted(old)
@@ -79,11 +79,8 @@ class CacheIndex:
         after, stored = None, keys
         if start + count > self.slots:
             after, stored = self._compacted(keys)
-        self.step, self.positions, self._filled = (
-            CacheStep(kept, start, after),
-            stored,
-            stored.order.shape[1],
-        )
+        self.step = CacheStep(kept, start, after)
+        self.positions, self._filled = stored, stored.order.shape[1]
         return keys
 
     @property
@@ -97,19 +94,11 @@ class CacheIndex:
         if start == 0:
             return new
         follows = new.reach - new.order.shape[1] == old.reach  # positions continue without a gap
-        order, position, document = (
-            torch.cat([a, b], dim=1)
-            for a, b in (
-                (old.order, new.order),
-                (old.position, new.position),
-                (old.document, new.document),
-            )
-        )
         return replace(
             new,
-            order=order,
-            position=position,
-            document=document,
+            order=torch.cat([old.order, new.order], dim=1),
+            position=torch.cat([old.position, new.position], dim=1),
+            document=torch.cat([old.document, new.document], dim=1),
             reach=max(old.reach, new.reach),
             unit_steps=old.unit_steps and new.unit_steps and follows,
         )
@@ -131,19 +120,11 @@ class CacheIndex:
             at = is_sink.int().argmax(-1)
             hidden = ~is_sink.any(-1) | (at >= first)
             index = torch.cat([at, index.expand(len(at), -1)], dim=1)
-        order, position, document = (
-            _pick(x, index, 1) for x in (positions.order, positions.position, positions.document)
-        )
+        unit_steps = positions.unit_steps and not self.sinks
+        kept = positions.map(lambda x: _pick(x, index, 1), unit_steps=unit_steps)
         if hidden is not None:
             hidden = torch.cat([hidden, hidden.new_zeros(len(hidden), self.window - 1)], dim=1)
-            document = document.masked_fill(hidden, -1)
-        kept = replace(
-            positions,
-            order=order,
-            position=position,
-            document=document,
-            unit_steps=positions.unit_steps and not self.sinks,
-        )
+            kept = replace(kept, document=kept.document.masked_fill(hidden, -1))
         return index, kept
 
 
@@ -240,15 +221,15 @@ class Cache:
         s = model.settings
         self.layers: list[LayerCache] | list[LinearLayerCache]
         if isinstance(s.mixer, LinearMixer):
-            self._indices: dict[str, CacheIndex | None] = dict.fromkeys(s.kinds)
+            self._indices: dict[str, CacheIndex] = {}
             self.layers = [LinearLayerCache() for _ in s.layer_kinds]
         else:
-            indices = {
+            self._indices = {
                 kind: CacheIndex(capacity, choice.window, choice.sinks) for kind, choice in s.kinds.items()
             }
-            self._indices = {**indices}
             dtype = dtype or model.embed.weight.dtype
-            self.layers = [LayerCache(indices[kind], dtype) for kind in s.layer_kinds]
+            self.layers = [LayerCache(self._indices[kind], dtype) for kind in s.layer_kinds]
+        self._kinds = list(s.kinds)
         self._depends_on_length = model.depends_on_length
         self._last: TokenPositions | None = None
 
@@ -263,20 +244,17 @@ class Cache:
         count = self.filled + new.order.shape[1]
         if count > self.capacity:
             raise ModelError(f"the cache has a capacity of {self.capacity} tokens, got {count}")
-        if self._last is not None:
-            self._check(self._last, new)
-        self._last, self.filled = new, count
-        return {kind: index.advance(new) if index else new for kind, index in self._indices.items()}
-
-    def _check(self, old: TokenPositions, new: TokenPositions) -> None:
+        old = self._last or new
         if old.layout != new.layout:
             raise ModelError(f"a cache filled in {old.layout} layout cannot continue in {new.layout} layout")
-        if old.order.shape[0] != new.order.shape[0]:
-            raise ModelError(
-                f"a cache created with {old.order.shape[0]} rows cannot continue with {new.order.shape[0]}"
-            )
+        rows, new_rows = len(old.order), len(new.order)
+        if rows != new_rows:
+            raise ModelError(f"a cache created with {rows} rows cannot continue with {new_rows}")
         if self._depends_on_length and old.lengths != new.lengths:
             raise ModelError(
                 f"the declared length changed from {old.lengths} to {new.lengths}, and cached keys depend on "
                 "it; declare the final length in the first pass"
             )
+        self._last, self.filled = new, count
+        keys = {kind: index.advance(new) for kind, index in self._indices.items()}
+        return keys or dict.fromkeys(self._kinds, new)

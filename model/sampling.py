@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -44,15 +44,15 @@ class SamplingParams:
 
     def __post_init__(self):
         # The comparisons are False for NaN, so NaN is rejected as well.
-        for name, fine, range_words in (
+        for name, is_valid, allowed in (
             ("repetition_penalty", 0 < self.repetition_penalty < float("inf"), "above 0"),
             ("temperature", 0 <= self.temperature < float("inf"), "0 (greedy) or above"),
             ("top_k", self.top_k is None or self.top_k >= 1, "at least 1"),
             ("top_p", self.top_p is None or 0 < self.top_p <= 1, "above 0 and at most 1"),
             ("min_p", self.min_p is None or 0 <= self.min_p <= 1, "between 0 and 1"),
         ):
-            if not fine:
-                raise ModelError(f"{name} must be {range_words}, got {getattr(self, name)}")
+            if not is_valid:
+                raise ModelError(f"{name} must be {allowed}, got {getattr(self, name)}")
 
     @property
     def greedy(self) -> bool:
@@ -212,14 +212,7 @@ class Generation:
         return self._pass(slot if self.cache else 0, slot + 1, keep=1)
 
     def _pass(self, start: int, stop: int, keep: int) -> Tensor:
-        p = self.positions
-        positions = replace(
-            p,
-            order=p.order[:, start:stop],
-            position=p.position[:, start:stop],
-            document=p.document[:, start:stop],
-            reach=stop,
-        )
+        positions = self.positions.part(start, stop, reach=stop)
         logits = self.model(self.rows[:, start:stop], positions, cache=self.cache, keep=keep)  # (B, keep, V)
         return logits[:, -1] if keep else logits
 

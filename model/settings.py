@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
-    ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
     model_serializer,
     model_validator,
 )
 
-from model.errors import ModelError
+from model.errors import ModelError, StrictSettings
 from model.position import SCHEMES, PositionSettings
 from model.position.schemes.rope import RopeSettings
 
@@ -32,10 +31,8 @@ else:
     Scheme = _union(*_SCHEMES)
 
 
-class PatternSettings(BaseModel):
+class PatternSettings(StrictSettings):
     """Layers of several kinds: a list of kind names, repeated over the depth, and a scheme per kind."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: Literal["pattern"] = "pattern"
     layers: list[str] = Field(min_length=1, description="kind of each layer from the first, repeated")
@@ -58,18 +55,14 @@ else:
     AnyPosition = _union(*_SCHEMES, PatternSettings)
 
 
-class AttentionMixer(BaseModel):
+class AttentionMixer(StrictSettings):
     """Softmax attention."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: Literal["attention"] = "attention"
 
 
-class LinearMixer(BaseModel):
+class LinearMixer(StrictSettings):
     """Linear attention: constant cost and memory per token, with sums instead of cached keys (Su 2021)."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: Literal["linear"] = "linear"
     form: Literal["numerator", "cosine"] = Field(
@@ -79,11 +72,9 @@ class LinearMixer(BaseModel):
     chunk: int = Field(64, ge=1, description="tokens per chunk; does not change the result")
 
 
-class MupSettings(BaseModel):
+class MupSettings(StrictSettings):
     """Maximal update parametrisation (Yang et al. 2022, arXiv:2203.03466, table 8): a learning rate tuned at
     one width transfers to other widths. At the base width it equals the standard parametrisation."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     base_dim: int = Field(ge=1, description="width C at which learning rates were tuned")
     base_head_dim: int | None = Field(
@@ -97,10 +88,8 @@ class MupSettings(BaseModel):
 _DERIVED = ("kv_heads", "head_dim", "ffn_dim")
 
 
-class ModelSettings(BaseModel):
+class ModelSettings(StrictSettings):
     """A LLaMA-style decoder."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     dim: int = Field(256, ge=1, description="width C of the residual stream")
     layers: int = Field(6, ge=1, description="number of blocks")
@@ -196,6 +185,11 @@ class ModelSettings(BaseModel):
     def kinds(self) -> dict[str, Any]:
         """The scheme of each layer kind; one kind named ``all`` without a pattern."""
         return self.position.kinds if isinstance(self.position, PatternSettings) else {"all": self.position}
+
+    def describe_positions(self, length: int, original_length: int) -> str:
+        """The schemes of all layer kinds, e.g. `near = rope | far = none`."""
+        found = {kind: choice.describe(length, original_length) for kind, choice in self.kinds.items()}
+        return " | ".join(f"{kind} = {s}" for kind, s in found.items()) if self.is_pattern else found["all"]
 
     @property
     def layer_kinds(self) -> list[str]:

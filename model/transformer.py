@@ -14,30 +14,24 @@ from typing import cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from model.attention.kernels import AttentionHook
 from model.attention.linear import check_scheme
+from model.attention.softmax import Modifiers
 from model.block import Block
 from model.cache import Cache
 from model.errors import ModelError
-from model.loss import token_nll
+from model.loss import chunked_nll
 from model.position import (
     SCHEMES,
     AttentionContext,
     AttentionPlan,
     ContentPlan,
     HeadGeometry,
-    Modifiers,
     PositionalScheme,
     TokenPositions,
-    temperature_factors,
 )
 from model.settings import ModelSettings, check_override
-from model.transfer import transfer_parameters
-
-# Rows × V per chunk of the output head: small enough for a CPU's cache, large enough for a GPU.
-LOGITS_AT_ONCE = {"cpu": 1 << 22, "cuda": 1 << 27}
 
 
 @contextmanager
@@ -48,6 +42,24 @@ def _trainable() -> Iterator[None]:
         return
     with torch.inference_mode(False), torch.no_grad():
         yield
+
+
+def transfer_parameters(old: nn.Module, new: nn.Module) -> None:
+    """Assign the Parameter objects of `old`, and its training mode, to `new`.
+
+    Raises:
+        ModelError: names or shapes of the parameters differ.
+    """
+    given = dict(old.named_parameters(remove_duplicate=False))
+    shapes = {name: weight.shape for name, weight in given.items()}
+    if shapes != {name: weight.shape for name, weight in new.named_parameters(remove_duplicate=False)}:
+        raise ModelError(
+            "these model.position settings change the parameters and cannot be overridden after training"
+        )
+    for name, weight in given.items():
+        owner, _, leaf = name.rpartition(".")
+        setattr(new.get_submodule(owner), leaf, weight)
+    new.train(old.training)
 
 
 class Transformer(nn.Module):
@@ -115,7 +127,7 @@ class Transformer(nn.Module):
 
         embedding_std = min(0.1 * base_dim**-0.5, 2 / base_dim) if s.tie_embeddings else 1.0
         draw(self.embed.weight, embedding_std)
-        for block in self._blocks():
+        for block in self.blocks:
             for name, weight in block.named_parameters():
                 if name.startswith("attention.position."):
                     continue
@@ -128,7 +140,7 @@ class Transformer(nn.Module):
         nn.init.ones_(self.norm.weight)
         if self.head is not None:
             draw(self.head.weight, 0.1 * base_dim**-0.5)
-        for scheme in self._schemes():
+        for scheme in self.schemes.values():
             scheme.initialise(generator, embedding_std)
         return self
 
@@ -148,7 +160,7 @@ class Transformer(nn.Module):
             schemes = self._make_schemes(settings)
             modifiers = [Modifiers(settings.kinds[kind], settings.heads) for kind in settings.layer_kinds]
         transfer_parameters(self.position, schemes)
-        for block, modifier in zip(self._blocks(), modifiers, strict=True):
+        for block, modifier in zip(self.blocks, modifiers, strict=True):
             transfer_parameters(block.attention.position, modifier)
             block.attention.position = modifier
         self.position, self.settings = schemes, settings
@@ -159,14 +171,14 @@ class Transformer(nn.Module):
 
         Table look-ups are outside the compiled region and never cause a recompile.
         """
-        for block in self._blocks() if by_block else []:
+        for block in self.blocks if by_block else []:
             block.compile(**options)
         if not by_block:
             self._compiled = torch.compile(self._forward, **options)
 
     def recompute_blocks(self) -> None:
         """Keep only the inputs of blocks in training passes: activation checkpointing (arXiv:1604.06174)."""
-        for block in self._blocks():
+        for block in self.blocks:
             block.recompute = True
 
     def forward(
@@ -195,13 +207,15 @@ class Transformer(nn.Module):
         """
         if cache is not None and torch.is_grad_enabled():
             raise ModelError("the cache is updated in place: call the model under torch.no_grad()")
-        for scheme in self._schemes():
-            scheme.check_reach(positions.reach)
+        for scheme in self.schemes.values():
+            scheme.check(positions)
         dtype = torch.float64 if self.embed.weight.dtype == torch.float64 else torch.float32
         with _trainable():
-            tables = {name: self._scheme(name).tables(positions, dtype) for name in self.position}
+            tables = {name: scheme.tables(positions, dtype) for name, scheme in self.schemes.items()}
         factors = {
-            kind: temperature_factors(choice, self._original_length, positions, dtype)
+            kind: choice.temperature.query_factors(
+                positions, choice.max_visible, self._original_length, dtype
+            )
             for kind, choice in self.settings.kinds.items()
         }
         keep = tokens.shape[1] if keep is None else keep
@@ -222,17 +236,21 @@ class Transformer(nn.Module):
     ) -> Tensor:
         keys = dict.fromkeys(self.settings.kinds, positions) if cache is None else cache.advance(positions)
         x = self.embed(tokens)  # (B, T, C)
-        for name in self.position:
-            x = self._scheme(name).embed(x, tables[name], positions)
+        for name, scheme in self.schemes.items():
+            x = scheme.embed(x, tables[name], positions)
         full, last = self._contexts(x, positions, keys, tables, positions), None
         if keep < tokens.shape[1]:
             last = self._contexts(x, positions, keys, tables, positions.last(keep))
-        for i, (block, name) in enumerate(zip(self._blocks(), self._scheme_of_layer, strict=True)):
+        for i, (block, name) in enumerate(zip(self.blocks, self._scheme_of_layer, strict=True)):
             context, plan = (last if last and i == len(self.layers) - 1 else full)[name]
             layer_cache, factor = None if cache is None else cache.layers[i], factors[self._kind_of[name]]
             x = block(x, context, plan, factor, layer_cache, None if hooks is None else hooks[i])
         x = self.norm(x)  # (B, K, C)
-        return self.logits(x) if targets is None else self._nll(x, targets, z_loss)
+        return (
+            self.logits(x)
+            if targets is None
+            else chunked_nll(self.logits, x, targets, self.vocab_size, z_loss)
+        )
 
     def _contexts(
         self,
@@ -244,8 +262,7 @@ class Transformer(nn.Module):
     ) -> dict[str, tuple[AttentionContext, AttentionPlan | ContentPlan]]:
         """Context and plan of each scheme instance, created once per pass and shared by its layers."""
         contexts = {}
-        for name in self.position:
-            scheme = self._scheme(name)
+        for name, scheme in self.schemes.items():
             context = AttentionContext(
                 new=new,
                 queries=queries,
@@ -256,7 +273,7 @@ class Transformer(nn.Module):
                 tables=tables[name],
                 window=scheme.settings.window,
                 sinks=scheme.settings.sinks,
-                precompute=self.training and any(block.is_isolated for block in self._blocks()),
+                precompute=self.training and any(block.is_isolated for block in self.blocks),
             )
             contexts[name] = context, scheme.plan(context)
         return contexts
@@ -269,46 +286,25 @@ class Transformer(nn.Module):
         cap = self.settings.logit_softcap
         return out if cap is None else cap * torch.tanh(out / cap)
 
-    def _nll(self, x: Tensor, targets: Tensor, z_loss: float | None) -> Tensor:
-        """Loss in chunks of rows, so that the N × V float32 logits are never materialized."""
-
-        def chunk(rows: Tensor, ids: Tensor) -> Tensor:
-            return token_nll(self.logits(rows), ids, z_loss)
-
-        rows, ids = x.flatten(0, 1), targets.flatten()
-        size = max(1, LOGITS_AT_ONCE.get(x.device.type, 1 << 25) // self.vocab_size)
-        if len(rows) <= size:
-            return chunk(rows, ids).view(targets.shape).clone()  # no view: FSDP2 registers a hook on it
-        parts = []
-        for start in range(0, len(rows), size):
-            part = rows[start : start + size], ids[start : start + size]
-            if torch.is_grad_enabled():
-                parts.append(checkpoint(chunk, *part, use_reentrant=False, preserve_rng_state=False))
-            else:
-                parts.append(chunk(*part))
-        return torch.cat(parts).view(targets.shape).clone()
-
-    def _blocks(self) -> list[Block]:
+    @property
+    def blocks(self) -> list[Block]:
+        """The layers, typed."""
         return cast(list[Block], list(self.layers))
 
-    def _scheme(self, name: str) -> PositionalScheme:
-        scheme = self.position[name]
-        assert isinstance(scheme, PositionalScheme)
-        return scheme
-
-    def _schemes(self) -> list[PositionalScheme]:
-        return [self._scheme(name) for name in self.position]
+    @property
+    def schemes(self) -> dict[str, PositionalScheme]:
+        """The scheme instances by layer kind, or by kind and layer."""
+        return cast(dict[str, PositionalScheme], dict(self.position.items()))
 
     @property
     def limit(self) -> int | None:
         """The longest input that all schemes support; None: unlimited."""
-        limits = [scheme.limit for scheme in self._schemes() if scheme.limit is not None]
-        return min(limits) if limits else None
+        return min((s.limit for s in self.schemes.values() if s.limit is not None), default=None)
 
     @property
     def depends_on_length(self) -> bool:
         """Whether any scheme depends on the declared sequence length."""
-        return any(scheme.depends_on_length for scheme in self._schemes()) or any(
+        return any(scheme.depends_on_length for scheme in self.schemes.values()) or any(
             choice.temperature.depends_on_length for choice in self.settings.kinds.values()
         )
 
@@ -316,8 +312,8 @@ class Transformer(nn.Module):
     def cached_per_token(self) -> int:
         """Size of the cached keys and values per token, over all layers."""
         s = self.settings
-        keys = [self._scheme(name).key_features for name in self._scheme_of_layer]
-        return s.kv_heads * sum(width + s.head_dim for width in keys)
+        keys = [self.schemes[name].key_features for name in self._scheme_of_layer]
+        return s.kv_heads * (sum(keys) + s.layers * s.head_dim)
 
     def parameter_count(self) -> int:
         return sum(p.numel() for p in self.parameters())
@@ -329,4 +325,4 @@ class Transformer(nn.Module):
         weights = sum(p.numel() for p in self.layers.parameters() if p.ndim == 2)
         weights += self.vocab_size * s.dim
         flops = 6.0 * weights
-        return flops + sum(block.attention.pair_flops(length) for block in self._blocks())
+        return flops + sum(block.attention.pair_flops(length) for block in self.blocks)

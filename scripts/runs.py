@@ -13,7 +13,6 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from data.files import locked
-from model.position.describe import describe_choice
 from training.errors import TrainingError
 from training.files import read_json
 from training.logging.console import Console, Parser, run_main
@@ -48,7 +47,7 @@ def row_of(run: Path) -> list[str]:
     length, imported = settings.train_length, about.get("data") is None
     step = max((line["step"] for line in lines.values()), default=0)
     original = settings.original_length or length
-    schemes = [describe_choice(choice, length, original) for choice in settings.model.kinds.values()]
+    schemes = [choice.describe(length, original) for choice in settings.model.kinds.values()]
     return [
         str(run),
         " | ".join(schemes),

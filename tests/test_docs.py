@@ -57,7 +57,9 @@ def walkthrough() -> str:
 
 
 # The name of each example's file, and its code.
-EXAMPLES = dict(re.findall(r"`model/position/(\w+)\.py`:\n\n```python\n(.*?)```", walkthrough(), flags=re.S))
+EXAMPLES = dict(
+    re.findall(r"`model/position/schemes/(\w+)\.py`:\n\n```python\n(.*?)```", walkthrough(), flags=re.S)
+)
 
 
 def test_the_pages_stay_short():
@@ -377,7 +379,7 @@ def readable() -> list[Path]:
 @pytest.mark.parametrize("file", readable(), ids=lambda file: str(file.relative_to(ROOT)))
 def test_every_path_that_a_document_names_exists(file):
     text = prose(file)
-    examples = {f"model/position/{name}.py" for name in EXAMPLES}
+    examples = {f"model/position/schemes/{name}.py" for name in EXAMPLES}
     outputs = set(re.findall(r"--out ([\w/]+)", text))
     missing = {path for path in PATHS.findall(text) if not any(ROOT.glob(path.rstrip("/")))}
     assert not missing - examples - outputs

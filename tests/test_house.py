@@ -27,15 +27,13 @@ MAY_IMPORT = {
 # Lower may be imported by higher; equal ranks by each other. A file of model/position not named is a scheme.
 RANKS = {
     "model.errors": 0,
-    "model.transfer": 1,
     "model.loss": 1,
     "model.attention": 0,
     "model.attention.mask": 1,
     "model.attention.kernels": 2,
     "model.position.token_positions": 1,
-    "model.position.temperature": 1,
+    "model.position.temperature": 2,
     "model.position.base": 3,
-    "model.position.modifiers": 4,
     "model.position.registry": 5,
     "model.position": 6,
     "model.settings": 7,
@@ -205,7 +203,7 @@ def test_the_readers_of_trees_see_what_they_should():
         "if TYPE_CHECKING:\n    import unseen\n"
         "def f():\n    def g():\n        from data import prepare\n"
     )
-    found = {name for _, name in imports(ast.parse(code), "model.position.schemes.rope", package=False)}
+    found = {name for _, name in imports(ast.parse(code), "model.position.table", package=False)}
     assert found == {
         "a.b",
         "model.attention.kernels",

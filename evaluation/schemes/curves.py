@@ -110,7 +110,7 @@ def plan_of(
     """One pass over `tokens` tokens at 0, 1, 2, ..., with queries at the last `queries`; None for a scheme
     that depends on the layer's input."""
     positions, heads = TokenPositions.plain(tokens), scheme.geometry.heads
-    scheme.check_reach(positions.reach)
+    scheme.check(positions)
     context = AttentionContext(
         new=positions,
         queries=positions.last(queries or tokens),

@@ -23,7 +23,6 @@ from evaluation.statistics.verdicts import (
     pooled,
 )
 from model import AnyPosition
-from model.position.describe import describe_choice
 
 _POSITION = TypeAdapter(AnyPosition)
 
@@ -249,6 +248,6 @@ def describe_scheme(result: EvaluationResult, label: str, length: int) -> str:
         length = result.subject.trained_length
     position: Any = _POSITION.validate_python(result.schemes[label])
     kinds = getattr(position, "kinds", None) or {"": position}
-    parts = [describe_choice(one, length, result.subject.original_length) for one in kinds.values()]
+    parts = [one.describe(length, result.subject.original_length) for one in kinds.values()]
     tail = f", context truncated to {length}" if label == TRUNCATE else ""
     return " | ".join(parts) + tail

@@ -54,7 +54,8 @@ def _compiled(function, dynamic: bool | None, variant: tuple):
     Past its recompile limit torch.compile runs eagerly, where FlexAttention and its block mask take O(T²)
     memory; with `fullgraph` it raises instead.
     """
-    return torch.compile(function, dynamic=dynamic, fullgraph=True, isolate_recompiles=True)
+    options: dict[str, Any] = {"isolate_recompiles": True}  # not in the type stubs of torch.compile
+    return torch.compile(function, dynamic=dynamic, fullgraph=True, **options)
 
 
 def _codes(function) -> tuple:

@@ -56,6 +56,7 @@ class LinearAttention(Projection):
         x: Tensor,
         context: AttentionContext,
         plan: AttentionPlan | ContentPlan,
+        factors: None,
         layer_cache: LinearLayerCache | None,
         hook: AttentionHook | None = None,
     ) -> Tensor:

@@ -1,12 +1,17 @@
-"""The projections shared by all token mixers, and softmax attention."""
+"""The projections and modifiers shared by all token mixers, and softmax attention."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import torch
 from torch import Tensor, nn
 
 from model.attention.kernels import AttentionHook, attend
+from model.attention.mask import AttentionView
 from model.cache import LayerCache
-from model.position import AttentionContext, AttentionPlan, ContentPlan, Modifiers, PositionSettings
+from model.errors import ModelError
+from model.position import AttentionContext, AttentionPlan, ContentPlan, PositionSettings
 from model.settings import ModelSettings
 
 
@@ -15,6 +20,42 @@ class HeadNorm(nn.RMSNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.to(self.weight.dtype)).to(x.dtype)
+
+
+class Modifiers(nn.Module):
+    """Temperature and sink of one layer, for any scheme; each learns at most one number per head."""
+
+    def __init__(self, settings: PositionSettings, heads: int):
+        super().__init__()
+        self.settings, self._heads = settings, heads
+        temperature = settings.temperature
+        self.scale = nn.Parameter(torch.empty(heads)) if temperature.learned else None
+        self.sink = nn.Parameter(torch.empty(heads)) if settings.sink_logit == "learned" else None
+        given = temperature.by_head
+        if given is not None and len(given) != heads:
+            raise ModelError(
+                f"model.position.temperature.value must have one factor per head ({heads}), got {len(given)}"
+            )
+
+    def initialise(self) -> None:
+        with torch.no_grad():
+            if self.scale is not None:
+                self.scale.fill_(self.settings.temperature.initial)
+            if self.sink is not None:
+                self.sink.zero_()
+
+    def scale_queries(self, q: Tensor, factors: Tensor | None) -> Tensor:
+        """q (B, H, K, ·) times the temperature; `factors` (B or 1, K or 1) are those of the queries."""
+        scale, given = self.scale, self.settings.temperature.by_head
+        if given is not None:
+            scale = torch.tensor(given, dtype=torch.float64, device=q.device)
+        if scale is not None:
+            q = q * scale[:, None, None].to(q.dtype)
+        return q if factors is None else (q * factors[:, None, :, None]).to(q.dtype)
+
+    def sink_logits(self, device: torch.device) -> Tensor | None:
+        """(H,) logits of an extra softmax column without a value, or None."""
+        return torch.zeros(self._heads, device=device) if self.settings.sink_logit == "zero" else self.sink
 
 
 class Projection(nn.Module):
@@ -60,10 +101,11 @@ class Attention(Projection):
         x: Tensor,
         context: AttentionContext,
         plan: AttentionPlan | ContentPlan,
+        factors: Tensor | None,
         layer_cache: LayerCache | None,
         hook: AttentionHook | None = None,
     ) -> Tensor:
-        """x (B, T, C) → (B, K, C) for the K queries of `context`."""
+        """x (B, T, C) → (B, K, C) for the K queries of `context`; `factors` (B or 1, T or 1) scale them."""
         bound = plan.bind(x, layer_cache)
         k, v = bound.write(self.keys(x)), self.values(x)  # (B, G, T, ·), (B, G, T, D)
         if layer_cache is not None:
@@ -71,11 +113,23 @@ class Attention(Projection):
         x = context.of_queries(x)
         if x.shape[1] == 0:  # the pass only fills the cache
             return x
-        views = bound.read(self.queries(x), k)
-        out = attend(views, v, self.scale, sink=bound.sink)
+        views = self._views(bound, self.queries(x), k, context, factors)
+        sink = self.position.sink_logits(x.device)
+        out = attend(views, v, self.scale, sink=sink)
         if hook is not None:
-            hook(views, v, self.scale, bound.sink, out)
+            hook(views, v, self.scale, sink, out)
         return self.joined(out)
+
+    def _views(
+        self, plan: AttentionPlan, q: Tensor, k: Tensor, context: AttentionContext, factors: Tensor | None
+    ) -> list[AttentionView]:
+        """The plan's views, with the temperature."""
+        if factors is not None and factors.shape[1] > 1:
+            factors = context.of_queries(factors)
+        if plan.linear:
+            return plan.read(self.position.scale_queries(q, factors), k)
+        views = plan.read(q, k)
+        return [replace(view, q=self.position.scale_queries(view.q, factors)) for view in views]
 
     def pair_flops(self, length: int) -> float:
         """Training FLOPs per token without the projections: 12·H·D per visible key, averaged over a causal

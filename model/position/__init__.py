@@ -8,7 +8,6 @@ from model.position.base import (
     PositionalScheme,
     PositionSettings,
 )
-from model.position.modifiers import Modifiers, temperature_factors
 from model.position.registry import SCHEMES
 from model.position.token_positions import TokenPositions
 
@@ -18,9 +17,7 @@ __all__ = [
     "AttentionPlan",
     "ContentPlan",
     "HeadGeometry",
-    "Modifiers",
     "PositionSettings",
     "PositionalScheme",
     "TokenPositions",
-    "temperature_factors",
 ]

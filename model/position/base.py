@@ -8,11 +8,11 @@ passed to `AttentionContext.pairs`).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal, Protocol
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from model.attention.kernels import precompute_masks
@@ -23,8 +23,9 @@ from model.attention.mask import (
     CausalBand,
     DistanceFunction,
     MaskFunction,
+    QueryBlock,
 )
-from model.errors import ModelError
+from model.errors import ModelError, StrictSettings
 from model.position.temperature import AnyTemperature, NoTemperature
 from model.position.token_positions import TokenPositions
 
@@ -132,12 +133,9 @@ class AttentionContext:
             return q_position[b, i] - k_position[b, j]
 
         if distance is not None:
-
-            def of_distance(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-                return distance(h, separation(b, i, j))
-
-            bias = of_distance
+            bias = lambda b, h, i, j: distance(h, separation(b, i, j))  # noqa: E731
         single = self.queries.position.shape[0] == self.keys.position.shape[0] == 1
+        same = plain and not by_row and (single or (bias is None and mask_mod is None))
         pairs = AttentionMask(
             batch=self.batch,
             heads=self.heads,
@@ -150,9 +148,7 @@ class AttentionContext:
             band=CausalBand(keys - queries, self.window, self.sinks) if plain else None,
             is_band=plain and mask_mod is None,
             distance=distance if plain and self.keys.unit_steps else None,
-            rows=1
-            if plain and not by_row and (single or (bias is None and mask_mod is None))
-            else self.batch,
+            rows=1 if same else self.batch,
         )
         if self.precompute:
             precompute_masks(pairs)
@@ -170,9 +166,6 @@ class ExtrasCache(Protocol):
     def append_extras(self, new: Tensor) -> Tensor: ...
 
 
-QueryScale = Callable[[Tensor], Tensor]  # queries (B, H, T, D) → the same, scaled
-
-
 @dataclass(frozen=True)
 class AttentionPlan:
     """How a scheme transforms queries and keys in one pass of one layer kind.
@@ -180,22 +173,26 @@ class AttentionPlan:
     Attributes:
         read: maps queries (B, H, T, D) and cached keys (B, G, S, ·) to attention views.
         write: maps new keys (B, G, T, D) to the form (B, G, T, ·) in which they are cached.
-        sink: logits (H,) of an extra softmax column without a value.
+        linear: logits are linear in the queries. Otherwise a temperature scales the queries of the views.
     """
 
     read: Callable[[Tensor, Tensor], list[AttentionView]]
     write: Callable[[Tensor], Tensor] = field(default=lambda k: k)
-    sink: Tensor | None = None
+    linear: bool = True
+
+    @classmethod
+    def of_pairs(
+        cls,
+        pairs: AttentionMask,
+        weigh: Callable[[QueryBlock], Tensor] | None = None,
+        extra: Callable[[QueryBlock, Tensor], Tensor] | None = None,
+    ) -> AttentionPlan:
+        """Queries and keys stay as they are; the scheme acts on pairs. See `AttentionView`."""
+        return cls(read=lambda q, k: [AttentionView(q, k, pairs, weigh, extra)])
 
     def bind(self, x: Tensor, layer_cache: ExtrasCache | None) -> AttentionPlan:
         """The plan for the layer input x (B, T, C)."""
         return self
-
-    def modified(self, scale_queries: QueryScale | None, sink: Tensor | None) -> AttentionPlan:
-        """This plan with scaled queries and a sink."""
-        read = self.read
-        scaled = read if scale_queries is None else lambda q, k: read(scale_queries(q), k)
-        return replace(self, read=scaled, sink=sink)
 
 
 @dataclass(frozen=True)
@@ -205,26 +202,19 @@ class ContentPlan:
     Attributes:
         compute_extras: maps the input x (B, T, C) and the extras of the cached keys (B, S − T, E), or None,
             to the extras of the new tokens (B, T, E).
-        read, write, sink: see `AttentionPlan`; `read` also receives the extras of all keys, `write` those of
-            the new keys.
+        read, write: see `AttentionPlan`; `read` also receives the extras of all keys, `write` those of the
+            new keys.
     """
 
     compute_extras: Callable[[Tensor, Tensor | None], Tensor]
     read: Callable[[Tensor, Tensor, Tensor], list[AttentionView]]
     write: Callable[[Tensor, Tensor], Tensor] = field(default=lambda k, extras: k)
-    sink: Tensor | None = None
 
     def bind(self, x: Tensor, layer_cache: ExtrasCache | None) -> AttentionPlan:
         past = None if layer_cache is None else layer_cache.extras()
         new = self.compute_extras(x, past)
         extras = new if layer_cache is None else layer_cache.append_extras(new)
-        read, write = self.read, self.write
-        return AttentionPlan(lambda q, k: read(q, k, extras), lambda k: write(k, new), self.sink)
-
-    def modified(self, scale_queries: QueryScale | None, sink: Tensor | None) -> ContentPlan:
-        read = self.read
-        scaled = read if scale_queries is None else lambda q, k, extras: read(scale_queries(q), k, extras)
-        return replace(self, read=scaled, sink=sink)
+        return AttentionPlan(lambda q, k: self.read(q, k, extras), lambda k: self.write(k, new))
 
 
 @dataclass(frozen=True)
@@ -239,10 +229,8 @@ class HeadGeometry:
     kv_heads: int
 
 
-class PositionSettings(BaseModel):
+class PositionSettings(StrictSettings):
     """Settings shared by all schemes."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     # Fields that may be overridden on a trained checkpoint.
     test_time: ClassVar[frozenset[str]] = frozenset({"window", "sinks", "temperature"})
@@ -272,6 +260,63 @@ class PositionSettings(BaseModel):
         """Whether each layer has its own instance of the scheme, with its own parameters."""
         return False
 
+    @property
+    def max_visible(self) -> int | None:
+        """The largest number of keys that a query attends to; None: unlimited."""
+        return None if self.window is None else self.window + self.sinks
+
+    def describe(self, length: int, original_length: int) -> str:
+        """The name and the test-time settings that differ from their defaults, e.g. `rope, yarn s=4
+        (matched), window 256`. Factors that are `auto` are those of a sequence of `length` tokens."""
+        fields = type(self).model_fields
+        own = [key for key in fields if key not in PositionSettings.model_fields]
+        parts = [self.name]
+        for key in [*own, "temperature"]:
+            value = getattr(self, key)
+            if key not in self.test_time or value == fields[key].get_default(call_default_factory=True):
+                continue
+            if hasattr(value, "describe"):
+                parts.append(value.describe(length, original_length))
+            elif value == "auto":
+                parts.append(f"{key} s={max(1.0, length / original_length):g} (matched)")
+            else:
+                number = f"{value:g}" if type(value) is float else str(value)
+                parts.append(key if value is True else f"{key} {number}")
+        if self.window is not None:
+            parts.append(f"window {self.window}")
+            if self.sinks:
+                parts.append(f"{self.sinks} sink{'s' if self.sinks > 1 else ''}")
+        return ", ".join(parts)
+
+
+class SharableSettings(PositionSettings):
+    """Settings of schemes whose parameters all layers can share."""
+
+    shared: bool = Field(False, description="share the learned parameters between all layers")
+
+    @property
+    def per_layer(self) -> bool:
+        return not self.shared
+
+
+# (shape, generator) -> initial values of a parameter
+Initializer = Callable[[torch.Size, torch.Generator], Tensor]
+
+
+def normal(std: float) -> Initializer:
+    """N(0, std²)."""
+    return lambda shape, generator: torch.randn(shape, generator=generator) * std
+
+
+def uniform(low: float, high: float) -> Initializer:
+    """U(low, high)."""
+    return lambda shape, generator: low + (high - low) * torch.rand(shape, generator=generator)
+
+
+def constant(value: float | Tensor) -> Initializer:
+    """One number, or the given tensor."""
+    return lambda shape, generator: torch.as_tensor(value).expand(shape)
+
 
 class PositionalScheme(nn.Module):
     """Base class of positional schemes. It implements NoPE: order comes from the causal mask alone.
@@ -280,15 +325,27 @@ class PositionalScheme(nn.Module):
     """
 
     cached_form: ClassVar[str] = "plain keys"  # form in which keys are cached
-    supports_fractions: ClassVar[bool] = True  # accepts real-valued positions
+    supports_fractions: bool = True  # accepts real-valued positions
+    fractions_hint: ClassVar[str] = "use integer positions"
     uses_position: ClassVar[bool] = True  # False: the scheme ignores positions
     # Conformance checks that do not apply to this scheme: {check: reason}.
     exempt: ClassVar[dict[str, str]] = {}
 
+    settings: Any  # PositionSettings; subclasses declare their own
+
     def __init__(self, settings: PositionSettings, geometry: HeadGeometry):
         super().__init__()
-        self.settings = settings
-        self.geometry = geometry
+        self.settings, self.geometry = settings, geometry
+        self._initializers: list[Initializer] = []
+        self.setup()
+
+    def setup(self) -> None:
+        """Create parameters and tables, and check the settings against the geometry."""
+
+    def learned(self, shape: tuple[int, ...], initializer: Initializer) -> nn.Parameter:
+        """A parameter, to be assigned to an attribute; `initialise` draws them in this order."""
+        self._initializers.append(initializer)
+        return nn.Parameter(torch.empty(shape))
 
     @property
     def limit(self) -> int | None:
@@ -307,12 +364,16 @@ class PositionalScheme(nn.Module):
 
     def initialise(self, generator: torch.Generator, embedding_std: float) -> None:
         """Initialise the parameters; `embedding_std` is the standard deviation of token embeddings."""
+        own = self.parameters(recurse=False)
+        with torch.no_grad():
+            for parameter, initializer in zip(own, self._initializers, strict=True):
+                parameter.copy_(initializer(parameter.shape, generator))
 
     def tables(self, positions: TokenPositions, dtype: torch.dtype) -> tuple[Tensor, ...]:
         """Tables for the new tokens of a pass, each (B or 1, T, ...).
 
         Runs eagerly, outside compiled regions: grow tables, resolve factors that depend on the declared
-        length, and reject invalid positions here.
+        length here.
         """
         return ()
 
@@ -322,13 +383,17 @@ class PositionalScheme(nn.Module):
 
     def plan(self, context: AttentionContext) -> AttentionPlan | ContentPlan:
         """The attention plan of this pass."""
-        pairs = context.pairs()
-        return AttentionPlan(read=lambda q, k: [AttentionView(q, k, pairs)])
+        return AttentionPlan.of_pairs(context.pairs())
 
-    def check_reach(self, reach: int) -> None:
-        """Raise ModelError for positions at or beyond the scheme's limit."""
-        if self.limit is not None and reach > self.limit:
+    def check(self, positions: TokenPositions) -> None:
+        """Raise ModelError for positions at or beyond the scheme's limit, or unsupported real positions."""
+        if self.limit is not None and positions.reach > self.limit:
             raise ModelError(
                 f"position scheme '{self.settings.name}' supports positions up to {self.limit - 1}, got "
-                f"offset + T = {reach}: shorten the input to {self.limit} tokens"
+                f"offset + T = {positions.reach}: shorten the input to {self.limit} tokens"
+            )
+        if positions.position.is_floating_point() and not self.supports_fractions:
+            raise ModelError(
+                f"position scheme '{self.settings.name}' does not support real-valued positions; "
+                f"{self.fractions_hint}"
             )

@@ -12,7 +12,7 @@ import math
 import torch
 import torch.nn.functional as F
 from pydantic import model_validator
-from torch import Tensor, nn
+from torch import Tensor
 
 from model.position.base import PositionSettings
 from model.position.token_positions import TokenPositions
@@ -26,7 +26,7 @@ class ContentSettings(PositionSettings):
         return True
 
     @model_validator(mode="after")
-    def _the_token_before_is_remembered(self):
+    def _caches_the_previous_token(self):
         if self.window == 1 and self.sinks:
             raise ValueError(
                 f"'{self.name}' with sinks requires a window of 2 or more: it reads the previous token"
@@ -37,12 +37,6 @@ class ContentSettings(PositionSettings):
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x @ weightᵀ + bias in the dtype of x."""
     return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
-
-
-def drawn(parameter: nn.Parameter, std: float, generator: torch.Generator) -> None:
-    """Fill with N(0, std²)."""
-    with torch.no_grad():
-        parameter.copy_(torch.randn(parameter.shape, generator=generator) * std)
 
 
 def latest(past: Tensor | None) -> Tensor | None:
@@ -66,11 +60,11 @@ def running_sum(x: Tensor, before: Tensor | None, new: TokenPositions) -> Tensor
         total = x.cumsum(1)
         return total if before is None else total + before[:, None]
     # After s doublings each token has the sum of its last 2^s tokens within its document.
-    order, count, reach, total = new.order[..., None], x.shape[1], 1, x
-    while reach < count:
-        earlier = F.pad(total, (0, 0, reach, 0))[:, :count]
-        total = total + torch.where(order >= reach, earlier, 0.0)
-        reach *= 2
+    order, count, width, total = new.order[..., None], x.shape[1], 1, x
+    while width < count:
+        earlier = F.pad(total, (0, 0, width, 0))[:, :count]
+        total = total + torch.where(order >= width, earlier, 0.0)
+        width *= 2
     if before is None:
         return total
     index = torch.arange(count, device=x.device)[:, None]

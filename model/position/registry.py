@@ -8,7 +8,6 @@ from model.position.schemes import (
     alibi,
     content_rotation,
     cope,
-    counting,
     dape,
     fire,
     fope,
@@ -32,10 +31,10 @@ from model.position.schemes import (
 SCHEMES: dict[str, tuple[type[PositionSettings], type[PositionalScheme]]] = {
     # added to tokens
     "none": (absolute.NoneSettings, absolute.NoPE),
-    "integer": (counting.IntegerSettings, counting.IntegerEncoding),
-    "unit_interval": (counting.UnitIntervalSettings, counting.UnitIntervalEncoding),
-    "binary": (counting.BinarySettings, counting.BinaryEncoding),
-    "sine": (counting.SineSettings, counting.SineEncoding),
+    "integer": (absolute.IntegerSettings, absolute.IntegerEncoding),
+    "unit_interval": (absolute.UnitIntervalSettings, absolute.UnitIntervalEncoding),
+    "binary": (absolute.BinarySettings, absolute.BinaryEncoding),
+    "sine": (absolute.SineSettings, absolute.SineEncoding),
     "sinusoidal": (absolute.SinusoidalSettings, absolute.Sinusoidal),
     "learned": (absolute.LearnedSettings, absolute.Learned),
     # rotations and decays of queries and keys

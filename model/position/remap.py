@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor
 
-from model.errors import ModelError
+from model.errors import ModelError, StrictSettings
 
 # (query position, key position, key order in its document) -> does the branch cover the pair? Elementwise.
-Serves = Callable[[Tensor, Tensor, Tensor], Tensor]
+Covers = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,14 @@ class RemapBranch:
 
     query: int
     key: int
-    serves: Serves | None = None  # None: every pair
+    covers: Covers | None = None  # None: every pair
+
+
+def near_and_far(distance: int) -> tuple[RemapBranch, RemapBranch]:
+    """The first maps for distances below `distance`, the second query map and third key map from it on."""
+    return RemapBranch(0, 0, lambda n, m, order: n - m < distance), RemapBranch(
+        1, 2, lambda n, m, order: n - m >= distance
+    )
 
 
 @dataclass(frozen=True)
@@ -44,10 +51,8 @@ class RemapContext:
     sinks: int
 
 
-class Remap(BaseModel):
+class Remap(StrictSettings):
     """Base class of remaps; does not change positions."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     # Conformance checks that do not apply with this remap: {check: reason}.
     exempt: ClassVar[dict[str, str]] = {}
@@ -111,10 +116,7 @@ class ReRope(Remap):
         return n, torch.full_like(n, self._w(context)), torch.zeros_like(n)
 
     def branches(self, context):
-        w = self._w(context)
-        return RemapBranch(0, 0, lambda n, m, order: n - m < w), RemapBranch(
-            1, 2, lambda n, m, order: n - m >= w
-        )
+        return near_and_far(self._w(context))
 
 
 class LeakyReRope(ReRope):
@@ -162,7 +164,7 @@ class SelfExtend(Remap):
     multiple of G changes the grouping.
     """
 
-    exempt = {"shift": "groups start at position 0, so a shift changes the grouping"}
+    exempt: ClassVar[dict[str, str]] = {"shift": "groups start at position 0: a shift changes them"}
 
     name: Literal["self_extend"] = "self_extend"
     neighbours: int | None = Field(
@@ -196,9 +198,7 @@ class SelfExtend(Remap):
                 f"half the original length {context.original_length} is smaller than remap.group "
                 f"{self.group}: reduce remap.group, or set remap.neighbours"
             )
-        return RemapBranch(0, 0, lambda n, m, order: n - m < w), RemapBranch(
-            1, 2, lambda n, m, order: n - m >= w
-        )
+        return near_and_far(w)
 
 
 class DualChunk(Remap):
@@ -210,7 +210,7 @@ class DualChunk(Remap):
     distances are not monotonic in d.
     """
 
-    exempt = {"shift": "chunks start at position 0, so a shift moves their borders"}
+    exempt: ClassVar[dict[str, str]] = {"shift": "chunks start at position 0, so a shift moves their borders"}
 
     name: Literal["dual_chunk"] = "dual_chunk"
     chunk: int | None = Field(
@@ -310,7 +310,7 @@ class Streaming(Remap):
     keys again at each step; a second query map is equivalent. Positions must start at 0 in each document.
     """
 
-    exempt = {"shift": "cache indices are counted from position 0"}
+    exempt: ClassVar[dict[str, str]] = {"shift": "cache indices are counted from position 0"}
     needs_sinks = True
 
     name: Literal["streaming"] = "streaming"

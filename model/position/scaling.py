@@ -13,10 +13,10 @@ import math
 from typing import Annotated, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor
 
-from model.errors import ModelError
+from model.errors import ModelError, StrictSettings
 
 Factor = Annotated[float, Field(ge=1)] | Literal["auto"]
 Divisors = list[Annotated[float, Field(gt=0)]]
@@ -52,10 +52,8 @@ def resonant(frequencies: Tensor) -> Tensor:
     return 2 * math.pi / wavelengths
 
 
-class Scaling(BaseModel):
+class Scaling(StrictSettings):
     """Base class of frequency scaling methods."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
 
@@ -171,6 +169,11 @@ class DynamicScaling(Scaling):
         return change_base(plain, stretch), 1.0
 
 
+def blend(plain: Tensor, stretch: float, keep: Tensor) -> Tensor:
+    """Frequencies kept to the share `keep` (R,) and divided by the stretch to the rest."""
+    return plain * keep + plain / stretch * (1 - keep)
+
+
 def turns_within(plain: Tensor, length: int) -> Tensor:
     """(R,) number of rotations of each pair within `length` tokens: L0 / λ_k."""
     return length * plain / (2 * math.pi)
@@ -253,13 +256,9 @@ class YaRNScaling(FactorScaling):
     mscale_all_dim: float | None = Field(None, gt=0, description="see mscale")
 
     @model_validator(mode="after")
-    def _betas_in_order(self):
+    def _fields_agree(self):
         if self.beta_fast <= self.beta_slow:
             raise ValueError(f"beta_fast {self.beta_fast} must exceed beta_slow {self.beta_slow}")
-        return self
-
-    @model_validator(mode="after")
-    def _one_amplitude(self):
         if (self.mscale is None) != (self.mscale_all_dim is None):
             raise ValueError("mscale and mscale_all_dim form one ratio: set both or neither")
         if self.mscale is not None and self.attention_factor is not None:
@@ -272,7 +271,7 @@ class YaRNScaling(FactorScaling):
         else:
             turns = turns_within(plain, original_length)
             keep = ((turns - self.beta_slow) / (self.beta_fast - self.beta_slow)).clamp(0, 1)
-        return plain * keep + plain / stretch * (1 - keep), self._amplitude(math.log(stretch))
+        return blend(plain, stretch, keep), self._amplitude(math.log(stretch))
 
     def _amplitude(self, log_stretch: float) -> float:
         if self.attention_factor is not None:
@@ -354,7 +353,7 @@ class Llama3Scaling(FactorScaling):
     def frequencies(self, plain, stretch, original_length):
         turns = turns_within(plain, original_length)
         keep = ((turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)).clamp(0, 1)
-        return plain * keep + plain / stretch * (1 - keep), 1.0
+        return blend(plain, stretch, keep), 1.0
 
 
 AnyScaling = Annotated[

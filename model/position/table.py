@@ -1,4 +1,4 @@
-"""Tables indexed by position, computed once in float64 and cast on use."""
+"""Tables and constants of schemes: computed once in float64, cast on use, not part of the state dict."""
 
 from __future__ import annotations
 
@@ -22,18 +22,31 @@ def wide(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
+class Constant:
+    """A tensor on the CPU and its copies by device and dtype: copying synchronizes with a GPU."""
+
+    def __init__(self, values: Tensor):
+        self.values = values
+        self._copies: dict[tuple[torch.device, torch.dtype | None], Tensor] = {}
+
+    def to(self, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+        key = (device, dtype)
+        if key not in self._copies:
+            self._copies[key] = self.values.to(device, dtype)
+        return self._copies[key]
+
+
 class LookupTable:
     """Rows for positions 0, 1, 2, ...; the table doubles its size as needed.
 
-    Not part of the state dict, and not cast by `module.to(dtype)`: bfloat16 is too coarse for angles after a
-    few hundred positions. Computed on the CPU, because some devices lack float64; copies per device and dtype
-    are cached.
+    Not cast by `module.to(dtype)`: bfloat16 is too coarse for angles after a few hundred positions. Computed
+    on the CPU, because some devices lack float64.
     """
 
     def __init__(self, rows: Rows):
         self._rows = rows
         self._built = 0
-        self._copies: dict[tuple[torch.device, torch.dtype], tuple[Tensor, ...]] = {}
+        self._columns: tuple[Constant, ...] = ()
 
     def look_up(self, position: Tensor, reach: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
         """Rows at `position` (B, T), each (B, T, ...).
@@ -48,12 +61,9 @@ class LookupTable:
             return tuple(row.to(position.device, dtype) for row in rows)
         if reach > self._built:
             self._built = max(reach, 2 * self._built, 512)
-            self._copies.clear()
-        key = (position.device, dtype)
-        if key not in self._copies:
             rows = self._rows(torch.arange(self._built, dtype=torch.float64))
-            self._copies[key] = tuple(row.to(position.device, dtype) for row in rows)
-        return tuple(row[position] for row in self._copies[key])
+            self._columns = tuple(Constant(row) for row in rows)
+        return tuple(column.to(position.device, dtype)[position] for column in self._columns)
 
 
 class StretchedTables(Generic[Stretch]):

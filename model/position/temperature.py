@@ -8,19 +8,20 @@ min(order + 1, window + sinks).
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
+
+from model.errors import StrictSettings
+from model.position.token_positions import TokenPositions
 
 Scale = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-class Temperature(BaseModel):
+class Temperature(StrictSettings):
     """Base class of temperatures."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     learned: ClassVar[bool] = False  # has one parameter per head and layer
     depends_on_length: ClassVar[bool] = False  # depends on the declared length
@@ -39,6 +40,23 @@ class Temperature(BaseModel):
             (B or 1, T or 1) float64, or None for no change.
         """
         return None
+
+    def query_factors(
+        self, positions: TokenPositions, max_visible: int | None, original_length: int, dtype: torch.dtype
+    ) -> Tensor | None:
+        """(B or 1, T or 1) factors on the queries of a pass, or None. Runs eagerly.
+
+        Args:
+            max_visible: the largest number of keys that a query attends to; None: unlimited.
+        """
+        if type(self).factor is Temperature.factor:
+            return None
+        count = positions.order.clamp(min=0).double() + 1  # padding has negative order and attends to itself
+        if max_visible is not None:
+            count = count.clamp(max=max_visible)
+        lengths = torch.tensor(positions.lengths, dtype=torch.float64, device=count.device)[:, None]
+        factor = self.factor(count, original_length, lengths)
+        return None if factor is None else factor.to(dtype)
 
     @property
     def initial(self) -> float:
@@ -176,19 +194,16 @@ class HeadTemperature(Temperature):
     name: Literal["head"] = "head"
 
 
-if TYPE_CHECKING:
-    AnyTemperature = Temperature
-else:
-    AnyTemperature = Annotated[
-        NoTemperature
-        | FixedTemperature
-        | LogNTemperature
-        | Llama4Temperature
-        | Ministral3Temperature
-        | InklingTemperature
-        | PowerTemperature
-        | StretchTemperature
-        | SsmaxTemperature
-        | HeadTemperature,
-        Field(discriminator="name"),
-    ]
+AnyTemperature = Annotated[
+    NoTemperature
+    | FixedTemperature
+    | LogNTemperature
+    | Llama4Temperature
+    | Ministral3Temperature
+    | InklingTemperature
+    | PowerTemperature
+    | StretchTemperature
+    | SsmaxTemperature
+    | HeadTemperature,
+    Field(discriminator="name"),
+]

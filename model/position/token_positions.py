@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -57,10 +58,10 @@ class TokenPositions:
         lengths: list[int] | None = None,
         device: torch.device | str = "cpu",
     ) -> TokenPositions:
-        """Left-padded rows of `tokens` slots; row r has counts[r] tokens.
+        """Left-padded rows of `tokens` columns; row r has counts[r] tokens.
 
-        For the next tokens of the same rows, pass tokens=1 and offset=slots filled so far: slot s of row r
-        has order s − padding(r). `counts` stay those of the first pass, whose width is max(counts).
+        For the next tokens of the same rows, pass tokens=1 and offset=columns so far: column s of row r has
+        order s − padding(r). `counts` stay those of the first pass, whose width is max(counts).
         """
         width = max(counts)
         if tokens + offset < width:
@@ -72,21 +73,20 @@ class TokenPositions:
         declared = tuple(max(a, b) for a, b in zip(ends, lengths or ends, strict=True))
         return cls(order, order.clamp(min=0), document, "ragged", offset + tokens, declared)
 
-    def first(self, count: int) -> TokenPositions:
-        """The first `count` tokens."""
+    def map(self, function: Callable[[Tensor], Tensor], **changes) -> TokenPositions:
+        """Apply a function to order, position and document; `changes` are of other attributes."""
         return replace(
             self,
-            order=self.order[:, :count],
-            position=self.position[:, :count],
-            document=self.document[:, :count],
+            order=function(self.order),
+            position=function(self.position),
+            document=function(self.document),
+            **changes,
         )
+
+    def part(self, start: int, stop: int, **changes) -> TokenPositions:
+        """The tokens start, ..., stop − 1."""
+        return self.map(lambda x: x[:, start:stop], **changes)
 
     def last(self, count: int) -> TokenPositions:
         """The last `count` tokens."""
-        start = self.order.shape[1] - count
-        return replace(
-            self,
-            order=self.order[:, start:],
-            position=self.position[:, start:],
-            document=self.document[:, start:],
-        )
+        return self.part(self.order.shape[1] - count, self.order.shape[1])

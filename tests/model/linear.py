@@ -124,7 +124,7 @@ def mixed(
 
     attention.joined = keep_heads
     try:
-        attention(x, context, scheme.plan(context), None)
+        attention(x, context, scheme.plan(context), None, None)
     finally:
         del attention.joined
     return caught["heads"]

@@ -32,10 +32,11 @@ def step(net, positions: TokenPositions, tokens: torch.Tensor) -> float:
 
 @pytest.mark.parametrize("case", KINDS)
 def test_training_steps_are_one_graph_that_is_never_compiled_again(case):
-    net, plain, counter = build(case, layers=2).train(), build(case, layers=2), CompileCounter()
+    layers = 2 if case.startswith("pattern") else 1
+    net, plain, counter = build(case, layers=layers).train(), build(case, layers=layers), CompileCounter()
     length = reach_of(net)
     net.compile(fullgraph=True, backend=counter)
-    for n in range(3):
+    for n in range(2):
         tokens = ids(B, length, seed=n)
         assert step(net, TokenPositions.plain(length), tokens) == pytest.approx(
             step(plain, TokenPositions.plain(length), tokens), abs=1e-10
@@ -47,7 +48,7 @@ def test_training_steps_are_one_graph_that_is_never_compiled_again(case):
 
 @pytest.mark.parametrize("case", ["rope-yarn-auto", "alibi", "learned", "fox"])
 def test_packed_steps_with_other_documents_are_one_graph(case):
-    net, plain, counter = build(case, layers=2).train(), build(case, layers=2), CompileCounter()
+    net, plain, counter = build(case, layers=1).train(), build(case, layers=1), CompileCounter()
     net.compile(fullgraph=True, backend=counter)
     for n, cuts in enumerate(([[4, 7], [6, 5]], [[1, 10], [11]], [[5, 3, 3], [2, 9]])):
         tokens, positions = ids(B, 11, seed=n), packed(cuts, length=11)
@@ -58,7 +59,7 @@ def test_packed_steps_with_other_documents_are_one_graph(case):
 
 @pytest.mark.parametrize("case", SCHEMES)
 def test_many_lengths_share_a_bounded_number_of_graphs(case, monkeypatch):
-    net, plain, counter = build(case, layers=2).train(), build(case, layers=2), CompileCounter()
+    net, plain, counter = build(case, layers=1).train(), build(case, layers=1), CompileCounter()
     for scheme in schemes_of(net):
         if "graphs" in scheme.exempt:
             pytest.skip(scheme.exempt["graphs"])
@@ -74,7 +75,7 @@ def test_many_lengths_share_a_bounded_number_of_graphs(case, monkeypatch):
     if chosen <= {"blocks", "explicit"}:
         pytest.skip("the CPU's blocks of queries are unrolled: one graph for each length")
     net.compile(fullgraph=True, backend=counter, dynamic=True)
-    for length in (11, 10, 9, 8, 5):
+    for length in (11, 10, 5):
         tokens = ids(B, length)
         close(net(tokens, TokenPositions.plain(length)), plain(tokens, TokenPositions.plain(length)))
     assert counter.frame_count <= 2

@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import model.attention.kernels as kernels
@@ -17,7 +17,7 @@ from model.attention.kernels import attend, choose
 from model.attention.mask import QUERY_BLOCK, AttentionMask, AttentionView, CausalBand
 from model.position import AttentionContext
 from model.position.schemes.alibi import alibi_slopes
-from tests.model.zoo import CASES, build, close, ids, packed, reach_of
+from tests.model.zoo import build, close, every_case_and_layout, ids, packed, reach_of, shared
 
 B, H, G, D = 2, 6, 3, 8
 
@@ -109,8 +109,14 @@ EDGES = [
 ]
 
 
-@pytest.mark.parametrize("bias", [None, "distance", "elementwise", "rule"])
-@pytest.mark.parametrize(("t", "s", "window"), EDGES)
+@pytest.mark.parametrize(
+    ("t", "s", "window", "bias"),
+    [  # half of the pairs of an edge and a bias are quick
+        pytest.param(*edge, bias, marks=() if (n + m) % 2 == 0 else pytest.mark.slow)
+        for n, edge in enumerate(EDGES)
+        for m, bias in enumerate([None, "distance", "elementwise", "rule"])
+    ],
+)
 @torch.no_grad()
 def test_all_lowerings_agree_at_block_edges(t, s, window, bias):
     q, k, v = tensors(t, s)
@@ -121,6 +127,7 @@ def test_all_lowerings_agree_at_block_edges(t, s, window, bias):
         close(attend(views, v, D**-0.5, kernel), slow, atol=1e-12)
 
 
+@settings(max_examples=6)
 @given(
     t=st.integers(1, 40),
     before=st.integers(0, 30),
@@ -215,11 +222,10 @@ def test_the_fused_causal_kernel_is_chosen_only_where_its_top_left_mask_is_right
     )
 
 
-@pytest.mark.parametrize("layout", ["plain", "ragged", "packed"])
-@pytest.mark.parametrize("case", CASES)
+@every_case_and_layout
 @torch.no_grad()
 def test_a_model_gives_the_same_logits_through_every_kernel(case, layout, monkeypatch):
-    small = build(case)
+    small = shared(case)
     length = reach_of(small)
     positions = {
         "plain": TokenPositions.plain(length),

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model import Cache, ModelError, TokenPositions
@@ -17,6 +16,7 @@ from tests.model.zoo import TRAIN, D, G, T, V, cached, close, ids, packed, reach
 
 @every_form
 @every_scheme
+@settings(max_examples=4)
 @given(data=st.data())
 def test_a_cache_filled_in_any_pieces_gives_the_full_pass_under_any_chunk(scheme, form, data):
     chunk = data.draw(st.sampled_from([1, 2, 5, 64]), label="chunk")
@@ -47,8 +47,7 @@ def test_the_future_is_unseen_and_the_past_is_not(scheme, form):
 
 def part(positions: TokenPositions, start: int, stop: int) -> TokenPositions:
     """Some of the tokens, in the same declared lengths."""
-    tensors = {name: getattr(positions, name)[:, start:stop] for name in ("order", "position", "document")}
-    return replace(positions, **tensors)
+    return positions.part(start, stop)
 
 
 @every_form
@@ -88,6 +87,7 @@ def test_padding_tokens_are_never_seen(form):
 
 
 @every_form
+@settings(max_examples=4)
 @given(data=st.data())
 def test_packed_documents_equal_separate_ones_also_through_a_cache_and_kept(form, data):
     chunk = data.draw(st.sampled_from([1, 3, 7, 64]), label="chunk")

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 import model.attention.softmax
-import model.transformer
+import model.loss
 from model import IGNORED, SCHEMES, Cache, ModelSettings, TokenPositions, Transformer
 from model.attention.kernels import attend
 from tests.model.zoo import C, D, G, H, V, build, close, ids, packed, settings_of
@@ -32,7 +32,7 @@ def targets_with_holes() -> torch.Tensor:
 def test_nll_in_chunks_is_the_dense_cross_entropy_with_its_gradients(
     tie_embeddings, cap, rows_at_once, monkeypatch
 ):
-    monkeypatch.setattr(model.transformer, "LOGITS_AT_ONCE", {"cpu": rows_at_once * V})
+    monkeypatch.setattr(model.loss, "LOGITS_AT_ONCE", {"cpu": rows_at_once * V})
     net = build("rope", tie_embeddings=tie_embeddings, logit_softcap=cap)
     tokens, targets = ids(B, T), targets_with_holes()
     nll = net(tokens, TokenPositions.plain(T), targets=targets)
@@ -213,7 +213,7 @@ def test_the_stated_flops_are_those_torch_counts(monkeypatch):
 
 @pytest.mark.parametrize("rows_at_once", [3, 1000])
 def test_z_loss_is_in_the_gradients_and_not_in_the_value(rows_at_once, monkeypatch):
-    monkeypatch.setattr(model.transformer, "LOGITS_AT_ONCE", {"cpu": rows_at_once * V})
+    monkeypatch.setattr(model.loss, "LOGITS_AT_ONCE", {"cpu": rows_at_once * V})
     net = build("rope", logit_softcap=3.0)
     tokens, targets, positions = ids(B, T), targets_with_holes(), TokenPositions.plain(T)
     weights = list(net.parameters())

@@ -15,7 +15,7 @@ from transformers.models.ministral3.modeling_ministral3 import get_llama_4_attn_
 from model import ModelError, TokenPositions, check_override
 from model.attention.kernels import attend
 from model.attention.mask import AttentionView
-from model.position import AttentionContext, temperature_factors
+from model.position import AttentionContext
 from tests.model.zoo import D, G, H, T, build, close, ids, packed, settings_of
 
 L0 = 7  # original length
@@ -34,14 +34,17 @@ def row_of(positions: TokenPositions, row: int) -> TokenPositions:
 
 def factors(temperature: dict, positions: TokenPositions, **keys) -> torch.Tensor:
     choice = settings_of({"name": "none", "temperature": temperature, **keys}).kinds["all"]
-    found = temperature_factors(choice, L0, positions, torch.float64)
+    found = choice.temperature.query_factors(positions, choice.max_visible, L0, torch.float64)
     assert found is not None
     return found
 
 
 def test_no_temperature_costs_nothing():
     choice = settings_of({"name": "none"}).kinds["all"]
-    assert temperature_factors(choice, L0, TokenPositions.plain(4), torch.float64) is None
+    assert (
+        choice.temperature.query_factors(TokenPositions.plain(4), choice.max_visible, L0, torch.float64)
+        is None
+    )
 
 
 def test_log_n_counts_the_query_itself_and_starts_at_the_original_length():

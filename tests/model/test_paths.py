@@ -59,7 +59,7 @@ def test_path_multiplies_the_reflections_between_query_and_key(layout, window, m
     slow = torch.autograd.grad(expected.square().sum(), list(scheme.parameters()))
     for kernel, queries, keys in (("dense", 256, 128), ("auto", 256, 128), ("auto", 4, 3), ("auto", 3, 128)):
         monkeypatch.setattr("model.attention.kernels.QUERY_BLOCK", queries)
-        monkeypatch.setattr("model.position.path.CHUNK", keys)
+        monkeypatch.setattr("model.position.schemes.path.CHUNK", keys)
         found = real(positions, output_of(scheme, positions, kernel, window))
         close(found, expected, atol=1e-11)
         fast = torch.autograd.grad(found.square().sum(), list(scheme.parameters()))

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model import Cache, TokenPositions
@@ -30,13 +30,7 @@ every = pytest.mark.parametrize("case", ROLLING)
 
 def piece(positions: TokenPositions, start: int, stop: int) -> TokenPositions:
     """Tokens start ... stop − 1, as a loop over a prepared batch cuts them."""
-    return replace(
-        positions,
-        order=positions.order[:, start:stop],
-        position=positions.position[:, start:stop],
-        document=positions.document[:, start:stop],
-        reach=int(positions.position[:, :stop].max()) + 1,
-    )
+    return positions.part(start, stop, reach=int(positions.position[:, :stop].max()) + 1)
 
 
 def layouts() -> dict[str, TokenPositions]:
@@ -49,6 +43,7 @@ def layouts() -> dict[str, TokenPositions]:
 
 @every
 @pytest.mark.parametrize("layout", ["plain", "ragged", "packed"])
+@settings(max_examples=4)
 @given(data=st.data())
 def test_any_pieces_give_the_full_pass(case, layout, data):
     model, tokens, positions = build(ROLLING[case]), ids(3, LONG), layouts()[layout]

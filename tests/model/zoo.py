@@ -8,6 +8,11 @@ Sizes all differ, so that a swapped axis fails: B 2 or 4, T 19, H 6, G 3, D 10, 
 
 from __future__ import annotations
 
+import functools
+import zlib
+from collections.abc import Callable
+
+import pytest
 import torch
 from pydantic import TypeAdapter
 
@@ -115,6 +120,39 @@ def _cases() -> dict[str, dict]:
 CASES = _cases()
 
 
+def _place(case: str) -> int:
+    """The index of a case among those of its scheme."""
+    scheme = CASES[case].get("name") if "kinds" not in CASES[case] else case.removeprefix("pattern-")
+    own = [c for c, keys in CASES.items() if keys.get("name") == scheme or c == f"pattern-{scheme}"]
+    return own.index(case)
+
+
+PLACES = {case: _place(case) for case in CASES}
+LAYOUTS = ("plain", "ragged", "packed")
+
+
+def every_case(test: Callable) -> Callable:
+    """Parametrize by `case`. A third of the cases of each scheme is quick, another third for each test; the
+    others are slow."""
+    offset = zlib.crc32(test.__name__.encode())
+    params = [
+        pytest.param(case, marks=() if (place + offset) % 3 == 0 else pytest.mark.slow)
+        for case, place in PLACES.items()
+    ]
+    return pytest.mark.parametrize("case", params)(test)
+
+
+def every_case_and_layout(test: Callable) -> Callable:
+    """Parametrize by `case` and `layout`. One layout of each case is
+    quick, all of them for each scheme."""
+    params = [
+        pytest.param(case, layout, marks=() if place % 3 == n else pytest.mark.slow)
+        for case, place in PLACES.items()
+        for n, layout in enumerate(LAYOUTS)
+    ]
+    return pytest.mark.parametrize(("case", "layout"), params)(test)
+
+
 def settings_of(position: dict, **keys) -> ModelSettings:
     shape = {"dim": C, "layers": LAYERS, "heads": H, "kv_heads": G, "head_dim": D, "ffn_dim": 43}
     scheme = TypeAdapter(AnyPosition).validate_python(position)
@@ -150,6 +188,12 @@ def build(
             else:
                 p.copy_(drawn * 1.3 * p.shape[1] ** -0.5)
     return model.to(dtype).eval()
+
+
+@functools.cache
+def shared(case: str) -> Transformer:
+    """`build(case)`, the same model for all tests, which must not change it."""
+    return build(case)
 
 
 def initialised(model: Transformer, seed: int) -> Transformer:

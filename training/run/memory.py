@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from model import LinearMixer, Transformer
-from model.transformer import LOGITS_AT_ONCE
+from model.loss import LOGITS_AT_ONCE
 
 FLOAT, HALF = 4, 2  # bytes
 BATCH = 48  # bytes per token: int64 tokens and targets of this batch, the next, and one in transfer

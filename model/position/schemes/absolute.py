@@ -1,19 +1,26 @@
-"""Schemes added to the token embedding."""
+"""Schemes added to the token embedding: sinusoids, learned vectors, and simple baselines.
+
+Each baseline is a step towards sinusoids and fails beyond the training length for its own reason: numbers
+grow without bound, fractions exceed 1 (or depend on the length), higher bits were never set, slow sines are
+linear.
+"""
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from model.errors import ModelError
-from model.position.base import HeadGeometry, PositionalScheme, PositionSettings
+from model.position.base import PositionalScheme, PositionSettings, normal
 from model.position.scaling import Factor, stretch_of
-from model.position.table import Rows, StretchedTables
+from model.position.table import LookupTable, Rows, StretchedTables
 from model.position.token_positions import TokenPositions
 
+INT64_BITS = 63  # of a position that is not negative
 TABLE_STD = 0.02  # as large as token embeddings (1), rows are noise that drowns a short run's tokens
 
 
@@ -21,6 +28,51 @@ class NoneSettings(PositionSettings):
     """No positional encoding (NoPE); order comes from the causal mask."""
 
     name: Literal["none"] = "none"
+
+
+class IntegerSettings(PositionSettings):
+    """The position, added to every feature."""
+
+    name: Literal["integer"] = "integer"
+    scale: float = Field(1.0, gt=0, allow_inf_nan=False, description="the number added is scale × position")
+    direction: Literal["ones", "learned"] = Field(
+        "ones", description="add the number to all features, or along a learned vector"
+    )
+
+
+class UnitIntervalSettings(PositionSettings):
+    """The position as a fraction of a length, added to every feature."""
+
+    name: Literal["unit_interval"] = "unit_interval"
+    denominator: Literal["fixed", "current"] = Field(
+        "fixed",
+        description="fixed: the original length, so longer inputs exceed 1; current: the declared sequence "
+        "length, so fractions stay below 1 but depend on the length",
+    )
+
+
+class BinarySettings(PositionSettings):
+    """The bits of the position, most significant first, added to the last features."""
+
+    name: Literal["binary"] = "binary"
+    max_length: int | None = Field(
+        None,
+        ge=1,
+        description="number of positions that must be representable, checked at model creation; null: the "
+        "training length",
+    )
+
+
+class SineSettings(PositionSettings):
+    """A sine of different frequency for each feature, without cosines."""
+
+    name: Literal["sine"] = "sine"
+    base: float | None = Field(
+        None,
+        gt=1,
+        allow_inf_nan=False,
+        description="null: wavelengths double from feature to feature; b: they increase from 2π to 2π·b",
+    )
 
 
 class SinusoidalSettings(PositionSettings):
@@ -68,6 +120,123 @@ class NoPE(PositionalScheme):
     uses_position = False
 
 
+class AdditiveEncoding(PositionalScheme):
+    """x_n + p_n, with p_n (B or 1, T, C or 1) the scheme's one table.
+
+    The sum is computed in the table's dtype and rounded once; in bfloat16, p_n would be rounded first.
+    """
+
+    def embed(self, x: Tensor, tables: tuple[Tensor, ...], positions: TokenPositions) -> Tensor:
+        return (x + tables[0]).to(x.dtype)
+
+
+class IntegerEncoding(AdditiveEncoding):
+    """x_n + scale·n·1: the same number on all features. A baseline without a paper.
+
+    The number grows without bound. LayerNorm would remove it, as a constant over features; RMSNorm, which
+    this model uses, does not. Large numbers dominate the token embedding, and bfloat16 represents integers
+    only up to 256. ``direction: learned`` adds scale·n·u instead, u (C,) initialised like token embeddings.
+    """
+
+    settings: IntegerSettings
+
+    def setup(self) -> None:
+        is_learned = self.settings.direction == "learned"
+        self.direction = self.learned((self.geometry.dim,), normal(1.0)) if is_learned else None
+
+    def initialise(self, generator: torch.Generator, embedding_std: float) -> None:
+        super().initialise(generator, embedding_std)
+        if self.direction is not None:
+            with torch.no_grad():
+                self.direction *= embedding_std
+
+    def tables(self, positions: TokenPositions, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        return ((positions.position.to(dtype) * self.settings.scale)[..., None],)
+
+    def embed(self, x: Tensor, tables: tuple[Tensor, ...], positions: TokenPositions) -> Tensor:
+        added = tables[0] if self.direction is None else tables[0] * self.direction
+        return super().embed(x, (added,), positions)
+
+
+class UnitIntervalEncoding(AdditiveEncoding):
+    """x_n + (n/N)·1: the same fraction on all features, 0 ≤ n/N < 1 within N. A baseline without a paper.
+
+    ``denominator: fixed`` uses N = original_length for all evaluated lengths. ``current`` uses the declared
+    length of each row, constant within a sequence: caches stay valid, but the encoding of a token depends on
+    the total length. LayerNorm would remove either.
+    """
+
+    settings: UnitIntervalSettings
+
+    @property
+    def depends_on_length(self) -> bool:
+        return self.settings.denominator == "current"
+
+    def tables(self, positions: TokenPositions, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        lengths = positions.lengths if self.depends_on_length else (self.geometry.original_length,)
+        position = positions.position.to(dtype)
+        if len(set(lengths)) == 1:
+            return ((position / lengths[0])[..., None],)
+        share = position / torch.tensor(lengths, dtype=dtype, device=position.device)[:, None]  # (B, T)
+        return (share[..., None],)
+
+
+class BinaryEncoding(AdditiveEncoding):
+    """x_n + bits of n: feature C − 1 − k holds (n >> k) & 1. A baseline without a paper.
+
+    Training on N positions uses the last ⌈log2 N⌉ features only; the others are zero except in longer inputs.
+    Positions are limited to 2^C by the width.
+    """
+
+    settings: BinarySettings
+    supports_fractions = False
+
+    def setup(self) -> None:
+        length, dim = self.settings.max_length or self.geometry.train_length, self.geometry.dim
+        needed = (length - 1).bit_length()  # ⌈log2 length⌉ without a logarithm's rounding
+        if needed > dim:
+            raise ModelError(
+                f"position scheme 'binary' needs {needed} features for {length} positions, but model.dim is"
+                f" {dim}: raise model.dim or reduce model.position.max_length (null: train_length)"
+            )
+
+    @property
+    def limit(self) -> int | None:
+        # Wider models can represent any 64-bit position.
+        return 2**self.geometry.dim if self.geometry.dim < INT64_BITS else None
+
+    def tables(self, positions: TokenPositions, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        position, dim = positions.position, self.geometry.dim
+        count = min(dim, INT64_BITS)
+        shifts = torch.arange(count - 1, -1, -1, device=position.device)
+        bits = (position[..., None] >> shifts) & 1  # (B or 1, T, count)
+        return (F.pad(bits, (dim - count, 0)).to(dtype),)
+
+
+class SineEncoding(AdditiveEncoding):
+    """p_n[i] = sin(n/2^i), i = 0..C−1; with ``base`` b: sin(n·b^(−i/(C−1))). A baseline without a paper.
+
+    Feature i repeats after 2π·2^i tokens. Without cosines, no linear map transforms p_n to p_(n+k), so
+    distances are hard to compute; features far above log2 of the training length are nearly linear, n/2^i.
+    """
+
+    settings: SineSettings
+
+    def setup(self) -> None:
+        self._table = LookupTable(self._rows)
+
+    def _rows(self, positions: Tensor) -> tuple[Tensor, ...]:
+        features, base = torch.arange(self.geometry.dim, dtype=torch.float64), self.settings.base
+        if base is None:
+            speeds = torch.exp2(-features)
+        else:
+            speeds = base ** -(features / max(self.geometry.dim - 1, 1))
+        return (torch.sin(positions[..., None] * speeds),)
+
+    def tables(self, positions: TokenPositions, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        return self._table.look_up(positions.position, positions.reach, dtype)
+
+
 class Sinusoidal(PositionalScheme):
     """p_n[2k] = sin(m·b^(−2k/C)), p_n[2k+1] = cos(same), m = n/s + offset. Vaswani et al. 2017
     (arXiv:1706.03762), section 3.5; odd widths end with a sine.
@@ -79,17 +248,12 @@ class Sinusoidal(PositionalScheme):
 
     settings: SinusoidalSettings
 
-    def __init__(self, settings: SinusoidalSettings, geometry: HeadGeometry):
-        super().__init__(settings, geometry)
+    def setup(self) -> None:
         self._tables = StretchedTables(self._rows)
 
     @property
     def depends_on_length(self) -> bool:
         return self.settings.stretch == "auto"
-
-    def stretch(self, length: int) -> float:
-        """s for a sequence of this declared length."""
-        return stretch_of(self.settings.stretch, length, self.geometry.original_length)
 
     def _rows(self, stretch: float) -> Rows:
         dim, offset = self.geometry.dim, self.settings.offset
@@ -106,7 +270,9 @@ class Sinusoidal(PositionalScheme):
         return rows
 
     def tables(self, positions: TokenPositions, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        return self._tables.look_up(positions, [self.stretch(length) for length in positions.lengths], dtype)
+        given, original = self.settings.stretch, self.geometry.original_length
+        stretches = [stretch_of(given, length, original) for length in positions.lengths]
+        return self._tables.look_up(positions, stretches, dtype)
 
     def embed(self, x: Tensor, tables: tuple[Tensor, ...], positions: TokenPositions) -> Tensor:
         scaled = x * self.geometry.dim**0.5 if self.settings.scale_tokens else x
@@ -123,15 +289,17 @@ class Learned(PositionalScheme):
     interpolation between rows ("align corners"). Up to R tokens nothing is stretched. Positions
     above L − 1 use the last row, those below 0 the first.
 
-    Real-valued positions are supported with ``interpolate`` only; `supports_fractions` is for the default.
+    Real-valued positions are supported with ``interpolate`` only.
     """
 
+    supports_fractions = False  # by default
+    fractions_hint = "use integer positions, or set model.position.extend to interpolate"
     settings: LearnedSettings
-    supports_fractions: ClassVar[bool] = False
 
-    def __init__(self, settings: LearnedSettings, geometry: HeadGeometry):
-        super().__init__(settings, geometry)
-        self.weight = nn.Parameter(torch.empty(settings.max_length or geometry.train_length, geometry.dim))
+    def setup(self) -> None:
+        rows = self.settings.max_length or self.geometry.train_length
+        self.weight = self.learned((rows, self.geometry.dim), normal(TABLE_STD))
+        self.supports_fractions = self.settings.extend == "interpolate"
 
     @property
     def limit(self) -> int | None:
@@ -141,21 +309,11 @@ class Learned(PositionalScheme):
     def depends_on_length(self) -> bool:
         return self.settings.extend == "interpolate"
 
-    def initialise(self, generator: torch.Generator, embedding_std: float) -> None:
-        drawn = torch.randn(self.weight.shape, generator=generator) * TABLE_STD
-        with torch.no_grad():
-            self.weight.copy_(drawn)
-
     def tables(self, positions: TokenPositions, dtype: torch.dtype) -> tuple[Tensor, ...]:
         """Row (B or 1, T) of each token; with ``interpolate`` two rows and the weight of the second."""
         position, extend, last = positions.position, self.settings.extend, self.weight.shape[0] - 1
         if extend == "interpolate":
             return self._between(positions, dtype)
-        if position.is_floating_point():
-            raise ModelError(
-                "position scheme 'learned' does not support real-valued positions: use integer positions, or "
-                "set model.position.extend to interpolate"
-            )
         if extend == "repeat":
             position = position % (last + 1)
         elif extend == "clip":

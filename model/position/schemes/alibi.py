@@ -6,12 +6,13 @@ from typing import Annotated, Literal
 
 import torch
 from pydantic import Field, model_validator
-from torch import Tensor, nn
+from torch import Tensor
 
 from model.attention.mask import precise
 from model.errors import ModelError
-from model.position.base import AttentionContext, HeadGeometry
-from model.position.bias import DistanceBias, DistanceSettings, RowBias
+from model.position.base import AttentionContext, constant
+from model.position.pairwise import DistanceBias, DistanceSettings, RowBias
+from model.position.table import Constant
 from model.position.token_positions import TokenPositions
 
 
@@ -61,21 +62,16 @@ class Alibi(DistanceBias):
 
     settings: AlibiSettings
 
-    def __init__(self, settings: AlibiSettings, geometry: HeadGeometry):
-        super().__init__(settings, geometry)
-        given, heads = settings.slopes, geometry.heads
+    def setup(self) -> None:
+        super().setup()
+        given, heads = self.settings.slopes, self.geometry.heads
         if given is not None and len(given) != heads:
             raise ModelError(
                 f"model.position.slopes must have one slope per head ({heads}), got {len(given)}"
             )
-        self._fixed = alibi_slopes(heads) if given is None else torch.tensor(given, dtype=torch.float64)
-        self.slopes = nn.Parameter(torch.empty(heads)) if settings.learned else None
-        self._copies: dict[tuple[torch.device, torch.dtype], Tensor] = {}  # copying synchronizes with the GPU
-
-    def initialise(self, generator: torch.Generator, embedding_std: float) -> None:
-        if self.slopes is not None:
-            with torch.no_grad():
-                self.slopes.copy_(self._fixed)
+        fixed = alibi_slopes(heads) if given is None else torch.tensor(given, dtype=torch.float64)
+        self.slopes = self.learned((heads,), constant(fixed)) if self.settings.learned else None
+        self._fixed = Constant(fixed[None])
 
     def tables(self, positions: TokenPositions, dtype: torch.dtype) -> tuple[Tensor, ...]:
         """The stretches (B or 1,), and the slopes (1, H) if fixed."""
@@ -83,10 +79,7 @@ class Alibi(DistanceBias):
         if self.slopes is not None:
             return stretches
         # float32 slopes for all model dtypes: bfloat16 rounds distances above 256.
-        key = (positions.position.device, dtype)
-        if key not in self._copies:
-            self._copies[key] = self._fixed.to(*key)[None]
-        return (*stretches, self._copies[key])
+        return (*stretches, self._fixed.to(positions.position.device, dtype))
 
     def bias(self, context: AttentionContext) -> RowBias:
         stretch = context.tables[0]

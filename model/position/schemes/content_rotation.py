@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from model.attention.mask import AttentionView, precise, repeated
-from model.position.base import AttentionContext, ContentPlan, HeadGeometry, PositionalScheme
+from model.position.base import AttentionContext, ContentPlan, PositionalScheme, constant, normal
 from model.position.content import (
     ContentSettings,
     causal_convolution,
-    drawn,
     latest,
     linear,
     running_sum,
     series_of,
     wrapped,
 )
+from model.position.rotation import check_even, rotate
 from model.position.scaling import plain_frequencies
-from model.position.schemes.rope import check_even, rotate
+from model.position.table import Constant
 from model.position.token_positions import TokenPositions
 
 
@@ -37,10 +38,9 @@ class ContentRotation(PositionalScheme):
     cached_form: ClassVar[str] = "rotated keys and cumulative angles"
     uses_position: ClassVar[bool] = False
 
-    def __init__(self, settings: ContentSettings, geometry: HeadGeometry):
-        super().__init__(settings, geometry)
-        check_even(settings.name, geometry)
-        self.turned = geometry.head_dim // 2  # pairs per head
+    def setup(self) -> None:
+        check_even(self.settings.name, self.geometry)
+        self.angles = self.geometry.head_dim // 2  # per head
 
     @abstractmethod
     def increments(
@@ -49,8 +49,8 @@ class ContentRotation(PositionalScheme):
         """Increments (B, T, G, D/2) in radians of the tokens x (B, T, C), and their history (B, T, ·)."""
 
     def plan(self, context: AttentionContext) -> ContentPlan:
-        groups, turned = self.geometry.kv_heads, self.turned
-        angles = groups * turned
+        sizes = (self.geometry.kv_heads, self.angles)
+        angles = math.prod(sizes)
 
         def compute_extras(x: Tensor, past: Tensor | None) -> Tensor:
             with torch.autocast(x.device.type, enabled=False):
@@ -64,7 +64,7 @@ class ContentRotation(PositionalScheme):
 
         def turn(x: Tensor, extras: Tensor) -> Tensor:
             """Rotate x (B, G or H, T, D) by the cached angles (B, T, ·)."""
-            angle = extras[..., :angles].unflatten(-1, (groups, turned)).transpose(1, 2)
+            angle = extras[..., :angles].unflatten(-1, sizes).transpose(1, 2)
             angle = repeated(angle, x.shape[1])  # (B, G or H, T, D/2)
             return rotate(x, angle.cos(), angle.sin(), "half")
 
@@ -100,27 +100,19 @@ class SelectiveRope(ContentRotation):
     }
     settings: SelectiveRopeSettings
 
-    def __init__(self, settings: SelectiveRopeSettings, geometry: HeadGeometry):
-        super().__init__(settings, geometry)
-        angles = geometry.kv_heads * self.turned
-        self.down = nn.Parameter(torch.empty(settings.rank, geometry.dim))
-        self.up = nn.Parameter(torch.empty(angles, settings.rank))
-        self.conv = nn.Parameter(torch.empty(angles, settings.width))
-        self._temperatures: dict[tuple[torch.device, torch.dtype], Tensor] = {}  # (1, D/2)
-
-    def initialise(self, generator: torch.Generator, embedding_std: float) -> None:
-        """W₁ N(0, 1/C), W₂ N(0, 0.01/rank), convolution N(0, 1/width): increments of the fastest pair are
-        about 0.1 rad."""
-        drawn(self.down, self.geometry.dim**-0.5, generator)
-        drawn(self.up, 0.1 * self.settings.rank**-0.5, generator)
-        drawn(self.conv, self.settings.width**-0.5, generator)
+    def setup(self) -> None:
+        """Increments of the fastest pair start at about 0.1 rad."""
+        super().setup()
+        dim, rank, width = self.geometry.dim, self.settings.rank, self.settings.width
+        angles = self.geometry.kv_heads * self.angles
+        self.down = self.learned((rank, dim), normal(dim**-0.5))  # W₁
+        self.up = self.learned((angles, rank), normal(0.1 * rank**-0.5))  # W₂
+        self.conv = self.learned((angles, width), normal(width**-0.5))
+        self._temperatures = Constant(plain_frequencies(self.settings.theta, self.geometry.head_dim)[None])
 
     def tables(self, positions: TokenPositions, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        key = (positions.position.device, dtype)
-        if key not in self._temperatures:
-            spectrum = plain_frequencies(self.settings.theta, self.geometry.head_dim)
-            self._temperatures[key] = spectrum.to(*key)[None]
-        return (self._temperatures[key],)
+        """(1, D/2) temperatures b^(−2k/D)."""
+        return (self._temperatures.to(positions.position.device, dtype),)
 
     def increments(
         self, x: Tensor, history: Tensor | None, context: AttentionContext
@@ -128,7 +120,7 @@ class SelectiveRope(ContentRotation):
         # The history is stored before W₂: `rank` numbers per token instead of one per angle.
         series, kept_history = series_of(linear(x, self.down), history, self.settings.width)
         added = causal_convolution(linear(series, self.up), self.conv, context.new.order)
-        return added.unflatten(-1, (self.geometry.kv_heads, self.turned)) * context.tables[0], kept_history
+        return added.unflatten(-1, (self.geometry.kv_heads, self.angles)) * context.tables[0], kept_history
 
 
 class CaropeSettings(ContentSettings):
@@ -154,26 +146,18 @@ class Carope(ContentRotation):
 
     settings: CaropeSettings
 
-    def __init__(self, settings: CaropeSettings, geometry: HeadGeometry):
-        super().__init__(settings, geometry)
-        groups = geometry.kv_heads
-        self.weight = nn.Parameter(torch.empty(groups, geometry.dim))
-        self.bias = nn.Parameter(torch.empty(groups)) if settings.start == "rope" else None
-
-    def initialise(self, generator: torch.Generator, embedding_std: float) -> None:
-        """`start: rope` is RoPE exactly: w 0, and b with softplus(b) = base^(2/D) − 1. `start: paper`: w is
-        N(0, 1/(100·C))."""
-        if self.bias is None:
-            drawn(self.weight, 0.1 * self.geometry.dim**-0.5, generator)
-            return
-        with torch.no_grad():
-            self.weight.zero_()
-            growth = torch.tensor(self.settings.theta, dtype=torch.float64) ** (2 / self.geometry.head_dim)
-            self.bias.fill_(float((growth - 1).expm1().log()))
+    def setup(self) -> None:
+        """`start: rope` is RoPE exactly: w 0, and b with softplus(b) = base^(2/D) − 1."""
+        super().setup()
+        groups, dim = self.geometry.kv_heads, self.geometry.dim
+        as_rope = self.settings.start == "rope"
+        growth = self.settings.theta ** (2 / self.geometry.head_dim) - 1
+        self.weight = self.learned((groups, dim), constant(0.0) if as_rope else normal(0.1 * dim**-0.5))
+        self.bias = self.learned((groups,), constant(math.log(math.expm1(growth)))) if as_rope else None
 
     def increments(
         self, x: Tensor, history: Tensor | None, context: AttentionContext
     ) -> tuple[Tensor, Tensor]:
         log_f = -torch.log1p(F.softplus(linear(x, self.weight, self.bias)))  # (B, T, G)
-        powers = torch.arange(self.turned, device=x.device, dtype=x.dtype)
+        powers = torch.arange(self.angles, device=x.device, dtype=x.dtype)
         return torch.exp(log_f[..., None] * powers), x[..., :0]

@@ -4,22 +4,15 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
-from model.attention.mask import AttentionView, QueryBlock
-from model.position.base import (
-    AttentionContext,
-    AttentionPlan,
-    HeadGeometry,
-    PositionalScheme,
-    PositionSettings,
-)
-from model.position.weighing import UNROLLED, sum_from
+from model.attention.mask import QueryBlock
+from model.position.base import AttentionContext, AttentionPlan, PositionalScheme, SharableSettings, constant
+from model.position.pairwise import UNROLLED, sum_from
 
 
-class CopeSettings(PositionSettings):
+class CopeSettings(SharableSettings):
     """Contextual positions: gates per query-key pair are summed to positions (Golovneva et al. 2024)."""
 
     name: Literal["cope"] = "cope"
@@ -27,11 +20,6 @@ class CopeSettings(PositionSettings):
     gate: Literal["scaled", "unscaled"] = Field(
         "scaled", description="gates are σ(q·k/√D), as released, or σ(q·k), as in the paper"
     )
-    shared: bool = Field(False, description="share one table between all layers")
-
-    @property
-    def per_layer(self) -> bool:
-        return not self.shared
 
 
 class Cope(PositionalScheme):
@@ -49,16 +37,11 @@ class Cope(PositionalScheme):
     exempt: ClassVar[dict[str, str]] = UNROLLED
     settings: CopeSettings
 
-    def __init__(self, settings: CopeSettings, geometry: HeadGeometry):
-        super().__init__(settings, geometry)
-        self.weight = nn.Parameter(torch.empty(settings.positions, geometry.head_dim))
-
-    def initialise(self, generator: torch.Generator, embedding_std: float) -> None:
-        nn.init.zeros_(self.weight)
+    def setup(self) -> None:
+        self.weight = self.learned((self.settings.positions, self.geometry.head_dim), constant(0.0))
 
     def plan(self, context: AttentionContext) -> AttentionPlan:
-        pairs = context.pairs()
-        return AttentionPlan(read=lambda q, k: [AttentionView(q, k, pairs, weigh=self._weigh)])
+        return AttentionPlan.of_pairs(context.pairs(), self._weigh)
 
     def _weigh(self, block: QueryBlock) -> Tensor:
         scores, last = block.scores, self.settings.positions - 1

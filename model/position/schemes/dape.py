@@ -7,20 +7,23 @@ from typing import ClassVar, Literal
 import torch
 import torch.nn.functional as F
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
-from model.attention.mask import AttentionView, QueryBlock
+from model.attention.mask import QueryBlock
 from model.position.base import (
     AttentionContext,
     AttentionPlan,
-    HeadGeometry,
     PositionalScheme,
-    PositionSettings,
+    SharableSettings,
+    constant,
+    normal,
+    uniform,
 )
+from model.position.pairwise import UNROLLED, over_pairs, pairs_by_position
 from model.position.schemes.alibi import alibi_slopes
 from model.position.schemes.kerple import SMALLEST
+from model.position.table import Constant
 from model.position.token_positions import TokenPositions
-from model.position.weighing import UNROLLED, over_pairs, pairs_by_position
 
 
 def kept_positive(r: Tensor) -> Tensor:
@@ -28,17 +31,12 @@ def kept_positive(r: Tensor) -> Tensor:
     return r + (r.clamp(min=SMALLEST) - r).detach()
 
 
-class DapeSettings(PositionSettings):
+class DapeSettings(SharableSettings):
     """A bias of distance and a network over all heads' logits and biases (Zheng et al. 2024)."""
 
     name: Literal["dape"] = "dape"
     base: Literal["kerple", "alibi"] = Field("kerple", description="bias B: logarithmic KERPLE, or ALiBi")
     width: int = Field(32, ge=1, description="hidden features of the network")
-    shared: bool = Field(False, description="share one network between all layers")
-
-    @property
-    def per_layer(self) -> bool:
-        return not self.shared
 
 
 class Dape(PositionalScheme):
@@ -53,32 +51,18 @@ class Dape(PositionalScheme):
     exempt: ClassVar[dict[str, str]] = UNROLLED
     settings: DapeSettings
 
-    def __init__(self, settings: DapeSettings, geometry: HeadGeometry):
-        super().__init__(settings, geometry)
-        heads, width = geometry.heads, settings.width
-        self.weight1 = nn.Parameter(torch.empty(width, 2 * heads))
-        self.bias1 = nn.Parameter(torch.empty(width))
-        self.weight2 = nn.Parameter(torch.empty(heads, width))
-        learned = settings.base == "kerple"
-        self.r1 = nn.Parameter(torch.empty(heads)) if learned else None
-        self.r2 = nn.Parameter(torch.empty(heads)) if learned else None
-        self._slopes: dict[tuple[torch.device, torch.dtype], Tensor] = {}
-
-    def initialise(self, generator: torch.Generator, embedding_std: float) -> None:
-        drawn = torch.randn(self.weight1.shape, generator=generator) * self.weight1.shape[1] ** -0.5
-        with torch.no_grad():
-            self.weight1.copy_(drawn)
-            self.bias1.zero_()
-            self.weight2.zero_()
-            if self.r1 is not None and self.r2 is not None:
-                self.r1.copy_(2 * torch.rand(self.r1.shape, generator=generator))
-                self.r2.copy_(torch.rand(self.r2.shape, generator=generator))
+    def setup(self) -> None:
+        heads, width = self.geometry.heads, self.settings.width
+        self.weight1 = self.learned((width, 2 * heads), normal((2 * heads) ** -0.5))
+        self.bias1 = self.learned((width,), constant(0.0))
+        self.weight2 = self.learned((heads, width), constant(0.0))
+        kerple = self.settings.base == "kerple"
+        self.r1 = self.learned((heads,), uniform(0.0, 2.0)) if kerple else None
+        self.r2 = self.learned((heads,), uniform(0.0, 1.0)) if kerple else None
+        self._slopes = Constant(alibi_slopes(heads)[None])
 
     def tables(self, positions: TokenPositions, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        key = (positions.position.device, dtype)
-        if key not in self._slopes:
-            self._slopes[key] = alibi_slopes(self.geometry.heads).to(*key)[None]
-        return (self._slopes[key],)
+        return (self._slopes.to(positions.position.device, dtype),)
 
     def plan(self, context: AttentionContext) -> AttentionPlan:
         pairs, slopes = pairs_by_position(context), context.tables[0][0]
@@ -99,7 +83,7 @@ class Dape(PositionalScheme):
             mixed = mixed.view(-1, len(scores), *scores.shape[2:]).transpose(0, 1)
             return block.softmax(scores + b + mixed)
 
-        return AttentionPlan(read=lambda q, k: [AttentionView(q, k, pairs, weigh=weigh)])
+        return AttentionPlan.of_pairs(pairs, weigh)
 
     def _bias(self, d: Tensor, slopes: Tensor) -> Tensor:
         """B (R, H, t, s) of distances (R, 1, t, s)."""

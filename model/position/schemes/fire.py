@@ -9,21 +9,16 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from model.attention.mask import AttentionView, precise
-from model.position.base import (
-    AttentionContext,
-    AttentionPlan,
-    HeadGeometry,
-    PositionalScheme,
-    PositionSettings,
-)
-from model.position.weighing import over_pairs
+from model.attention.mask import precise
+from model.position.base import AttentionContext, AttentionPlan, PositionalScheme, SharableSettings
+from model.position.pairwise import over_pairs
 
 
-class FireSettings(PositionSettings):
-    """A small network of relative distance on a logarithmic scale (Li et al. 2023)."""
+class FireSettings(SharableSettings):
+    """A small network of relative distance on a logarithmic scale (FIRE, or FIRE-S if shared; Li et al.
+    2023)."""
 
-    test_time = PositionSettings.test_time | {"threshold"}
+    test_time = SharableSettings.test_time | {"threshold"}
 
     name: Literal["fire"] = "fire"
     width: int = Field(32, ge=1, description="hidden units of the network")
@@ -39,11 +34,6 @@ class FireSettings(PositionSettings):
     threshold: float | None = Field(
         None, gt=0, allow_inf_nan=False, description="fixed T instead of the learned one"
     )
-    shared: bool = Field(False, description="share one network between all layers (FIRE-S)")
-
-    @property
-    def per_layer(self) -> bool:
-        return not self.shared
 
 
 class Fire(PositionalScheme):
@@ -61,10 +51,9 @@ class Fire(PositionalScheme):
     epsilon: ClassVar[float] = 1e-6
     settings: FireSettings
 
-    def __init__(self, settings: FireSettings, geometry: HeadGeometry):
-        super().__init__(settings, geometry)
-        self.inner = nn.Linear(1, settings.width)
-        self.outer = nn.Linear(settings.width, geometry.heads, bias=False)
+    def setup(self) -> None:
+        self.inner = nn.Linear(1, self.settings.width)
+        self.outer = nn.Linear(self.settings.width, self.geometry.heads, bias=False)
         self.c, self.multiplier = nn.Parameter(torch.empty(1)), nn.Parameter(torch.empty(1))
 
     def initialise(self, generator: torch.Generator, embedding_std: float) -> None:
@@ -129,5 +118,4 @@ class Fire(PositionalScheme):
             zero = b * 0
             return network(h, argument(n, n - k_position[b, j], zero))
 
-        pairs = context.pairs(bias=bias)
-        return AttentionPlan(read=lambda q, k: [AttentionView(q, k, pairs)])
+        return AttentionPlan.of_pairs(context.pairs(bias=bias))

@@ -9,30 +9,19 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from model.attention.mask import AttentionView, mask_dtype
+from model.attention.mask import mask_dtype
 from model.errors import ModelError
-from model.position.base import (
-    AttentionContext,
-    AttentionPlan,
-    HeadGeometry,
-    PositionalScheme,
-    PositionSettings,
-)
+from model.position.base import AttentionContext, AttentionPlan, PositionalScheme
+from model.position.rotation import RotationSettings, check_even, rotation_plan
 from model.position.scaling import plain_frequencies
-from model.position.schemes.rope import check_even, rotate
-from model.position.sharing import to_queries
 from model.position.table import LookupTable
 from model.position.token_positions import TokenPositions
 
 
-class FopeSettings(PositionSettings):
+class FopeSettings(RotationSettings):
     """Rotary positions whose cosines and sines are learned mixtures of frequencies (FoPE)."""
 
     name: Literal["fope"] = "fope"
-    theta: float = Field(10_000.0, gt=1, description="base b of the frequencies b^(−2k/D)")
-    layout: Literal["half", "interleaved"] = Field(
-        "half", description="features of a pair: (k, k + D/2) or (2k, 2k + 1)"
-    )
     max_length: int | None = Field(
         None,
         ge=1,
@@ -70,8 +59,8 @@ class Fope(PositionalScheme):
     }
     settings: FopeSettings
 
-    def __init__(self, settings: FopeSettings, geometry: HeadGeometry):
-        super().__init__(settings, geometry)
+    def setup(self) -> None:
+        settings, geometry = self.settings, self.geometry
         check_even(settings.name, geometry)
         plain = plain_frequencies(settings.theta, geometry.head_dim)
         length = settings.max_length or geometry.original_length
@@ -82,15 +71,14 @@ class Fope(PositionalScheme):
                 f"fope has no frequency of at least 2π/{length}: raise model.position.max_length, or use 7 "
                 "training tokens or more"
             )
-        self.cos_mix = nn.Parameter(torch.empty(geometry.kv_heads, kept, kept))  # (G, J, J): A
-        self.sin_mix = nn.Parameter(torch.empty(geometry.kv_heads, kept, kept))  # (G, J, J): B
+        shape = (geometry.kv_heads, kept, kept)  # (G, J, J)
+        self.cos_mix = self.learned(shape, self._near_identity)  # A
+        self.sin_mix = self.learned(shape, self._near_identity)  # B
         self._table = LookupTable(self._rows)
 
-    def initialise(self, generator: torch.Generator, embedding_std: float) -> None:
-        for mix in (self.cos_mix, self.sin_mix):
-            drawn = torch.randn(mix.shape, generator=generator) * self.settings.gain * mix.shape[1] ** -0.5
-            with torch.no_grad():
-                mix.copy_(torch.eye(mix.shape[1]) + drawn)
+    def _near_identity(self, shape: torch.Size, generator: torch.Generator) -> Tensor:
+        noise = torch.randn(shape, generator=generator) * self.settings.gain * shape[1] ** -0.5
+        return torch.eye(shape[1]) + noise
 
     def _rows(self, positions: Tensor) -> tuple[Tensor, ...]:
         angles = positions[..., None] * self._kept
@@ -111,10 +99,4 @@ class Fope(PositionalScheme):
         rest = 1.0 if self.settings.clipped == "ones" else 0.0
         cos = self._mixed(context.tables[0], self.cos_mix, 1.0)
         sin = self._mixed(context.tables[1], self.sin_mix, rest)
-        q_cos, q_sin = (to_queries(context.of_queries(x, dim=2), self.geometry) for x in (cos, sin))
-        layout, pairs = self.settings.layout, context.pairs()
-
-        def read(q: Tensor, k: Tensor) -> list[AttentionView]:
-            return [AttentionView(rotate(q, q_cos, q_sin, layout), k, pairs)]
-
-        return AttentionPlan(read, lambda k: rotate(k, cos, sin, layout))
+        return rotation_plan(context, (cos, sin), (cos, sin), self.settings.layout)

@@ -7,13 +7,15 @@ from typing import ClassVar, Literal
 import torch
 import torch.nn.functional as F
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from model.attention.mask import AttentionMask, AttentionView, mask_dtype, precise
-from model.position.base import AttentionContext, ContentPlan, HeadGeometry, PositionalScheme
-from model.position.content import ContentSettings, drawn, latest, linear, running_sum
+from model.position.base import AttentionContext, ContentPlan, PositionalScheme, constant, normal
+from model.position.content import ContentSettings, latest, linear, running_sum
+from model.position.rotation import rotate
 from model.position.schemes.alibi import alibi_slopes
-from model.position.schemes.rope import Rope, RopeSettings, rotate
+from model.position.schemes.rope import Rope, RopeSettings
+from model.position.table import Constant
 from model.position.token_positions import TokenPositions
 
 
@@ -44,31 +46,21 @@ class Fox(PositionalScheme):
     cached_form: ClassVar[str] = "plain (or rotated) keys and cumulative log gates"
     settings: FoxSettings
 
-    def __init__(self, settings: FoxSettings, geometry: HeadGeometry):
-        super().__init__(settings, geometry)
-        kind, heads = settings.gate, geometry.heads
-        self.weight = nn.Parameter(torch.empty(heads, geometry.dim)) if kind == "linear" else None
-        self.bias = nn.Parameter(torch.empty(heads)) if kind != "fixed" else None
-        rope = RopeSettings.model_validate({"theta": settings.theta})
-        self._rope = Rope(rope, geometry) if settings.rotary else None
-        self._slopes: dict[tuple[torch.device, torch.dtype], Tensor] = {}  # (1, H)
-
-    def initialise(self, generator: torch.Generator, embedding_std: float) -> None:
-        """Linear gates start near σ(0) = ½: w is N(0, 1/(100·C)), β 0. Constant gates start as in ALiBi."""
-        if self.weight is not None:
-            drawn(self.weight, 0.1 * self.geometry.dim**-0.5, generator)
-        if self.bias is not None:
-            with torch.no_grad():
-                slopes = alibi_slopes(self.geometry.heads)  # σ(β) = e^−slope
-                self.bias.copy_(-slopes.expm1().log() if self.weight is None else torch.zeros_like(slopes))
+    def setup(self) -> None:
+        """Linear gates start near σ(0) = ½; constant gates as in ALiBi, σ(β) = e^−slope."""
+        kind, heads, dim = self.settings.gate, self.geometry.heads, self.geometry.dim
+        slopes = alibi_slopes(heads)
+        start = torch.zeros(heads) if kind == "linear" else -slopes.expm1().log()
+        self.weight = self.learned((heads, dim), normal(0.1 * dim**-0.5)) if kind == "linear" else None
+        self.bias = self.learned((heads,), constant(start)) if kind != "fixed" else None
+        rope = RopeSettings.model_validate({"theta": self.settings.theta})
+        self._rope = Rope(rope, self.geometry) if self.settings.rotary else None
+        self._slopes = Constant(slopes[None])
 
     def tables(self, positions: TokenPositions, dtype: torch.dtype) -> tuple[Tensor, ...]:
         """(1, H) slopes of the fixed gate, and the rotation's cos and sin."""
-        key = (positions.position.device, dtype)
-        if key not in self._slopes:
-            self._slopes[key] = alibi_slopes(self.geometry.heads).to(*key)[None]
         turns = () if self._rope is None else self._rope.tables(positions, dtype)
-        return (self._slopes[key], *turns)
+        return (self._slopes.to(positions.position.device, dtype), *turns)
 
     def log_gates(self, x: Tensor, slopes: Tensor) -> Tensor:
         """(B, T, H) log forget gates of the tokens x (B, T, C)."""

@@ -7,18 +7,12 @@ from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from model.attention.mask import AttentionView, QueryBlock, mask_dtype
-from model.position.base import (
-    AttentionContext,
-    AttentionPlan,
-    HeadGeometry,
-    PositionalScheme,
-    PositionSettings,
-)
+from model.position.base import AttentionContext, AttentionPlan, PositionalScheme, PositionSettings, constant
+from model.position.rotation import check_even
 from model.position.scaling import plain_frequencies
-from model.position.schemes.rope import check_even
 from model.position.table import wide
 
 QUERIES = 16  # block size for pairwise scores: QUERIES² · D numbers per head
@@ -62,17 +56,13 @@ class Hyperbolic(PositionalScheme):
     exempt: ClassVar[dict[str, str]] = {"graphs": "blocks of queries are unrolled: one graph per length"}
     settings: HyperbolicSettings
 
-    def __init__(self, settings: HyperbolicSettings, geometry: HeadGeometry):
-        super().__init__(settings, geometry)
+    def setup(self) -> None:
+        settings, geometry = self.settings, self.geometry
         check_even(settings.name, geometry)
-        self.log_margin = nn.Parameter(torch.empty(1)) if settings.damping == "learned" else None
+        learned = settings.damping == "learned"
+        self.log_margin = self.learned((1,), constant(math.log(settings.margin))) if learned else None
         speeds = settings.fastest * plain_frequencies(settings.theta, geometry.head_dim)
         self._rests = torch.cat([speeds[0] - speeds, speeds[0] + speeds]).tolist()  # rates minus θ_0·margin
-
-    def initialise(self, generator: torch.Generator, embedding_std: float) -> None:
-        if self.log_margin is not None:
-            with torch.no_grad():
-                self.log_margin.fill_(math.log(self.settings.margin))
 
     def rates(self, device: torch.device) -> Tensor:
         """(D,) γ: θ' − θ_k of the features u, then θ' + θ_k of the features w, per token."""

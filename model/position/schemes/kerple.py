@@ -6,11 +6,11 @@ from typing import Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from model.attention.mask import precise
-from model.position.base import AttentionContext, HeadGeometry
-from model.position.bias import DistanceBias, DistanceSettings, RowBias
+from model.position.base import AttentionContext, SharableSettings, uniform
+from model.position.pairwise import DistanceBias, DistanceSettings, RowBias
 from model.position.token_positions import TokenPositions
 
 SMALLEST = 1e-2  # minimum of all learned parameters, as in the released code
@@ -24,7 +24,7 @@ RANGES: dict[str, dict[str, tuple[float, float, float | None]]] = {
 }
 
 
-class KerpleSettings(DistanceSettings):
+class KerpleSettings(DistanceSettings, SharableSettings):
     """A learned penalty per head that grows with the logarithm or a power of distance (Chi et al. 2022)."""
 
     name: Literal["kerple"] = "kerple"
@@ -32,10 +32,6 @@ class KerpleSettings(DistanceSettings):
         "log", description="r1·ln(1 + r2·d), r1·d^r2 or r1·ln(1 + r2·d^r3)"
     )
     shared: bool = Field(True, description="share the learned parameters between all layers")
-
-    @property
-    def per_layer(self) -> bool:
-        return not self.shared
 
 
 def power_of(d: Tensor, exponent: Tensor) -> Tensor:
@@ -56,17 +52,11 @@ class Kerple(DistanceBias):
 
     settings: KerpleSettings
 
-    def __init__(self, settings: KerpleSettings, geometry: HeadGeometry):
-        super().__init__(settings, geometry)
-        self._ranges = RANGES[settings.form]
-        for name in self._ranges:
-            self.register_parameter(name, nn.Parameter(torch.empty(geometry.heads)))
-
-    def initialise(self, generator: torch.Generator, embedding_std: float) -> None:
-        with torch.no_grad():
-            for name, (low, high, _) in self._ranges.items():
-                weight = self.get_parameter(name)
-                weight.copy_(low + (high - low) * torch.rand(weight.shape, generator=generator))
+    def setup(self) -> None:
+        super().setup()
+        self._ranges = RANGES[self.settings.form]
+        for name, (low, high, _) in self._ranges.items():
+            self.register_parameter(name, self.learned((self.geometry.heads,), uniform(low, high)))
 
     def tables(self, positions: TokenPositions, dtype: torch.dtype) -> tuple[Tensor, ...]:
         if self.training and torch.is_grad_enabled():

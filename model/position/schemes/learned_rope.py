@@ -6,29 +6,19 @@ import math
 from typing import ClassVar, Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
-from model.attention.mask import AttentionView, mask_dtype
-from model.position.base import AttentionContext, AttentionPlan, HeadGeometry, PositionalScheme
+from model.attention.mask import mask_dtype
+from model.position.base import AttentionContext, AttentionPlan, PositionalScheme, constant
+from model.position.rotation import AngleSharingSettings, RotationSettings, check_even, rotation_plan
 from model.position.scaling import plain_frequencies
-from model.position.schemes.rope import check_even, rotate
-from model.position.sharing import Share, SharedSettings, parameter, to_queries
 from model.position.table import wide
 
 
-class LearnedRopeSettings(SharedSettings):
+class LearnedRopeSettings(RotationSettings, AngleSharingSettings):
     """Rotary positions with learned frequencies, initialised as in RoPE."""
 
     name: Literal["learned_rope"] = "learned_rope"
-    theta: float = Field(10_000.0, gt=1, description="base b of the initial frequencies b^(−2k/D)")
-    layout: Literal["half", "interleaved"] = Field(
-        "half", description="features of a pair: (k, k + D/2) or (2k, 2k + 1)"
-    )
-    share: Share = Field(
-        "model",
-        description="one set of frequencies per model, per layer, or per key/value head of each layer",
-    )
 
 
 class LearnedRope(PositionalScheme):
@@ -48,15 +38,11 @@ class LearnedRope(PositionalScheme):
     cached_form: ClassVar[str] = "rotated keys"
     settings: LearnedRopeSettings
 
-    def __init__(self, settings: LearnedRopeSettings, geometry: HeadGeometry):
-        super().__init__(settings, geometry)
-        check_even(settings.name, geometry)
-        self.log_ratio = parameter(settings.share, geometry, geometry.head_dim // 2)
-        self._start = plain_frequencies(settings.theta, geometry.head_dim).tolist()
-
-    def initialise(self, generator: torch.Generator, embedding_std: float) -> None:
-        with torch.no_grad():
-            self.log_ratio.zero_()
+    def setup(self) -> None:
+        features = self.geometry.head_dim
+        check_even(self.settings.name, self.geometry)
+        self.log_ratio = self.learned(self.settings.shape(self.geometry, features // 2), constant(0.0))
+        self._start = plain_frequencies(self.settings.theta, features).tolist()
 
     def frequencies(self) -> Tensor:
         """(R,) or (G, R) θ in radians per token, in the device's widest float dtype, with gradient."""
@@ -76,11 +62,5 @@ class LearnedRope(PositionalScheme):
         return angles.cos(), angles.sin()
 
     def plan(self, context: AttentionContext) -> AttentionPlan:
-        cos, sin = self._turns(context.new.position)
-        q_cos, q_sin = (to_queries(context.of_queries(x, dim=x.ndim - 2), self.geometry) for x in (cos, sin))
-        layout, pairs = self.settings.layout, context.pairs()
-
-        def read(q: Tensor, k: Tensor) -> list[AttentionView]:
-            return [AttentionView(rotate(q, q_cos, q_sin, layout), k, pairs)]
-
-        return AttentionPlan(read, lambda k: rotate(k, cos, sin, layout))
+        turns = self._turns(context.new.position)
+        return rotation_plan(context, turns, turns, self.settings.layout)

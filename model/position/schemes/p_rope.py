@@ -9,7 +9,6 @@ from pydantic import Field
 from torch import Tensor
 
 from model.errors import ModelError
-from model.position.base import HeadGeometry
 from model.position.schemes.rope import Rope, RotarySettings
 
 
@@ -42,22 +41,19 @@ class PRope(Rope):
 
     settings: PRopeSettings
 
-    def __init__(self, settings: PRopeSettings, geometry: HeadGeometry):
-        super().__init__(settings, geometry)
+    def setup(self) -> None:
+        super().setup()
         if not self.rotated_pairs().any():
             raise ModelError(
-                f"p_rope rotates no pair of {self.dims} features: raise share ({settings.share}) "
-                f"or max_wavelength ({settings.max_wavelength})"
+                f"p_rope rotates no pair of {self.dims} features: raise share ({self.settings.share}) "
+                f"or max_wavelength ({self.settings.max_wavelength})"
             )
 
     def rotated_pairs(self) -> Tensor:
         s, spectrum = self.settings, self.spectrum()
-        count = int(s.share * self.dims // 2)
-        pairs = torch.arange(len(spectrum), device="cpu")
-        rotated_pairs = pairs >= len(spectrum) - count if s.reversed else pairs < count
+        count, indices = int(s.share * self.dims // 2), torch.arange(len(spectrum), device="cpu")
+        rotated = indices >= len(spectrum) - count if s.reversed else indices < count
         if s.max_wavelength is not None:
-            limit = s.max_wavelength * self.geometry.original_length
-            rotated_pairs &= (
-                2 * torch.pi / spectrum <= limit
-            )  # the trained frequencies, so that scaling does not change the selection
-        return rotated_pairs.double()
+            # The trained frequencies, so that scaling does not change the selection.
+            rotated &= 2 * torch.pi / spectrum <= s.max_wavelength * self.geometry.original_length
+        return rotated.double()

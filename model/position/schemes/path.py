@@ -7,18 +7,11 @@ from typing import ClassVar, Literal
 import torch
 import torch.nn.functional as F
 from pydantic import Field, model_validator
-from torch import Tensor, nn
+from torch import Tensor
 
 from model.attention.mask import AttentionView, QueryBlock, precise, repeated
-from model.position.base import AttentionContext, ContentPlan, HeadGeometry, PositionalScheme
-from model.position.content import (
-    ContentSettings,
-    causal_convolution,
-    drawn,
-    latest,
-    linear,
-    series_of,
-)
+from model.position.base import AttentionContext, ContentPlan, PositionalScheme, constant, normal
+from model.position.content import ContentSettings, causal_convolution, latest, linear, series_of
 
 CHUNK = 128  # keys per chunk; the cost of a pair is D + CHUNK
 
@@ -31,7 +24,7 @@ class PathSettings(ContentSettings):
     width: int = Field(3, ge=2, description="kernel size of the convolution, with the token itself")
 
     @model_validator(mode="after")
-    def _every_token_between_is_remembered(self):
+    def _caches_every_token(self):
         if self.window is not None and self.sinks:
             raise ValueError(
                 "'path' requires all tokens between query and key, and does not support window with sinks: "
@@ -59,24 +52,15 @@ class PathAttention(PositionalScheme):
     }
     settings: PathSettings
 
-    def __init__(self, settings: PathSettings, geometry: HeadGeometry):
-        super().__init__(settings, geometry)
-        groups, features = geometry.kv_heads, geometry.head_dim
-        self.down = nn.Parameter(torch.empty(settings.rank, geometry.dim))
-        self.up = nn.Parameter(torch.empty(groups * features, settings.rank))
-        self.conv = nn.Parameter(torch.empty(groups * features, settings.width))
-        self.strength = nn.Parameter(torch.empty(groups, geometry.dim))
-        self.strength_bias = nn.Parameter(torch.empty(groups))
-
-    def initialise(self, generator: torch.Generator, embedding_std: float) -> None:
-        """Strengths β start near 1 (projections): u is N(0, 1/(100·C)), b 0. W₁ is N(0, 1/C), W₂ N(0,
-        1/rank), the convolution N(0, 1/width). w is normalised."""
-        drawn(self.down, self.geometry.dim**-0.5, generator)
-        drawn(self.up, self.settings.rank**-0.5, generator)
-        drawn(self.conv, self.settings.width**-0.5, generator)
-        drawn(self.strength, 0.1 * self.geometry.dim**-0.5, generator)
-        with torch.no_grad():
-            self.strength_bias.zero_()
+    def setup(self) -> None:
+        """Strengths β start near 1 (projections)."""
+        groups, dim = self.geometry.kv_heads, self.geometry.dim
+        features, rank, width = groups * self.geometry.head_dim, self.settings.rank, self.settings.width
+        self.down = self.learned((rank, dim), normal(dim**-0.5))  # W₁
+        self.up = self.learned((features, rank), normal(rank**-0.5))  # W₂
+        self.conv = self.learned((features, width), normal(width**-0.5))
+        self.strength = self.learned((groups, dim), normal(0.1 * dim**-0.5))  # u
+        self.strength_bias = self.learned((groups,), constant(0.0))  # b
 
     def plan(self, context: AttentionContext) -> ContentPlan:
         groups, features = self.geometry.kv_heads, self.geometry.head_dim

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -12,16 +11,16 @@ from pydantic import Field
 from torch import Tensor
 
 from model.attention.mask import AttentionView, mask_dtype
-from model.position.base import AttentionContext, AttentionPlan, HeadGeometry, PositionalScheme, QueryScale
-from model.position.sharing import Share, SharedSettings, parameter
+from model.position.base import AttentionContext, AttentionPlan, PositionalScheme, uniform
+from model.position.rotation import AngleSharingSettings, Share
 from model.position.table import LookupTable
 from model.position.token_positions import TokenPositions
 
 
-class PopeSettings(SharedSettings):
+class PopeSettings(AngleSharingSettings):
     """Polar positions: magnitudes are content, phases are position (Gopalakrishnan et al. 2025)."""
 
-    test_time = SharedSettings.test_time | {"theta"}
+    test_time = AngleSharingSettings.test_time | {"theta"}
 
     name: Literal["pope"] = "pope"
     theta: float = Field(10_000.0, gt=1, description="base b of the D frequencies b^(−c/D)")
@@ -32,21 +31,6 @@ class PopeSettings(SharedSettings):
     phase: Literal["zero", "uniform"] = Field(
         "zero", description="initial key phases: 0, or drawn from −2π to 0"
     )
-
-
-@dataclass(frozen=True)
-class PolarPlan(AttentionPlan):
-    """A plan with logits that are not linear in q: a temperature scales the queries of the views."""
-
-    def modified(self, scale_queries: QueryScale | None, sink: Tensor | None) -> AttentionPlan:
-        read = self.read
-        if scale_queries is None:
-            return replace(self, sink=sink)
-        return replace(
-            self,
-            read=lambda q, k: [replace(view, q=scale_queries(view.q)) for view in read(q, k)],
-            sink=sink,
-        )
 
 
 class Pope(PositionalScheme):
@@ -64,19 +48,15 @@ class Pope(PositionalScheme):
     cached_form: ClassVar[str] = "polar keys, twice as wide"
     settings: PopeSettings
 
-    def __init__(self, settings: PopeSettings, geometry: HeadGeometry):
-        super().__init__(settings, geometry)
-        self.phase = parameter(settings.share, geometry, geometry.head_dim)  # δ (D,) or (G, D)
+    def setup(self) -> None:
+        lowest = -2 * math.pi if self.settings.phase == "uniform" else 0.0
+        shape = self.settings.shape(self.geometry, self.geometry.head_dim)  # (D,) or (G, D)
+        self.phase = self.learned(shape, uniform(0.0, lowest))  # δ
         self._table = LookupTable(self._rows)
 
     @property
     def key_features(self) -> int:
         return 2 * self.geometry.head_dim
-
-    def initialise(self, generator: torch.Generator, embedding_std: float) -> None:
-        drawn = torch.rand(self.phase.shape, generator=generator) * (-2 * math.pi)
-        with torch.no_grad():
-            self.phase.copy_(drawn if self.settings.phase == "uniform" else torch.zeros_like(drawn))
 
     def _rows(self, positions: Tensor) -> tuple[Tensor, ...]:
         features = torch.arange(self.geometry.head_dim, dtype=torch.float64, device="cpu")
@@ -100,7 +80,8 @@ class Pope(PositionalScheme):
             size = F.softplus(x.to(cos.dtype))
             return torch.cat([size * cos, size * sin], dim=-1).to(x.dtype)
 
-        return PolarPlan(
+        return AttentionPlan(
             read=lambda q, k: [AttentionView(polar(q, q_cos, q_sin), k, pairs)],
             write=lambda k: polar(k, k_cos, k_sin),
+            linear=False,
         )

@@ -9,10 +9,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from model.position.base import AttentionContext, HeadGeometry
-from model.position.bias import DistanceBias, DistanceSettings, RowBias
+from model.position.base import AttentionContext
+from model.position.pairwise import DistanceBias, DistanceSettings, RowBias
 from model.position.scaling import plain_frequencies
-from model.position.table import Rows, StretchedTables
+from model.position.table import Constant, Rows, StretchedTables
 from model.position.token_positions import TokenPositions
 
 SMALLEST_TABLE = 512  # minimum number of distances; doubled as needed, to limit the number of table shapes
@@ -35,13 +35,12 @@ class Sandwich(DistanceBias):
 
     settings: SandwichSettings
 
-    def __init__(self, settings: SandwichSettings, geometry: HeadGeometry):
-        super().__init__(settings, geometry)
-        self._theta = plain_frequencies(10_000.0, settings.dims)
+    def setup(self) -> None:
+        super().setup()
+        heads = self.geometry.heads
+        self._theta = plain_frequencies(10_000.0, self.settings.dims)
         self._sums = StretchedTables(self._rows)
-        heads = geometry.heads
-        self._factors = heads / (8.0 * torch.arange(1, heads + 1, dtype=torch.float64))
-        self._copies: dict[tuple[torch.device, torch.dtype], Tensor] = {}  # copying synchronizes with the GPU
+        self._factors = Constant((heads / (8.0 * torch.arange(1, heads + 1, dtype=torch.float64)))[None])
 
     def _sum(self, d: Tensor) -> Tensor:
         """Σ_k cos(d θ_k), one frequency at a time, which limits memory for millions of distances."""
@@ -60,9 +59,7 @@ class Sandwich(DistanceBias):
         size = max(SMALLEST_TABLE, 1 << (positions.reach - 1).bit_length())
         distances = replace(positions, position=torch.arange(size, device=device)[None], reach=size)
         (sums,) = self._sums.look_up(distances, list(stretches), dtype)
-        if (device, dtype) not in self._copies:
-            self._copies[device, dtype] = self._factors.to(device, dtype)[None]
-        return (sums, self._copies[device, dtype], *super().tables(positions, dtype))
+        return (sums, self._factors.to(device, dtype), *super().tables(positions, dtype))
 
     def bias(self, context: AttentionContext) -> RowBias:
         sums, (factors,), stretch = context.tables

@@ -4,34 +4,21 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
-from model.attention.mask import AttentionView, QueryBlock
-from model.position.base import (
-    AttentionContext,
-    AttentionPlan,
-    HeadGeometry,
-    PositionalScheme,
-    PositionSettings,
-)
-from model.position.token_positions import TokenPositions
-from model.position.weighing import UNROLLED, distances, pairs_by_position, refuse_fractions
+from model.attention.mask import QueryBlock
+from model.position.base import AttentionContext, AttentionPlan, PositionalScheme, SharableSettings, normal
+from model.position.pairwise import UNROLLED, distances, pairs_by_position
 
 
-class ShawSettings(PositionSettings):
+class ShawSettings(SharableSettings):
     """A learned vector per clipped distance, added to keys and optionally to values
     (Shaw et al. 2018)."""
 
     name: Literal["shaw"] = "shaw"
     clip: int = Field(16, ge=0, description="K: larger distances use the vector of distance K")
     values: bool = Field(False, description="also add vectors to the values")
-    shared: bool = Field(False, description="share one table between all layers")
-
-    @property
-    def per_layer(self) -> bool:
-        return not self.shared
 
 
 class Shaw(PositionalScheme):
@@ -42,30 +29,19 @@ class Shaw(PositionalScheme):
     have distance K, as all distant keys.
     """
 
-    supports_fractions: ClassVar[bool] = False
+    supports_fractions = False
     exempt: ClassVar[dict[str, str]] = UNROLLED
     settings: ShawSettings
 
-    def __init__(self, settings: ShawSettings, geometry: HeadGeometry):
-        super().__init__(settings, geometry)
-        shape = (settings.clip + 1, geometry.head_dim)
-        self.key = nn.Parameter(torch.empty(shape))
-        self.value = nn.Parameter(torch.empty(shape)) if settings.values else None
-
-    def initialise(self, generator: torch.Generator, embedding_std: float) -> None:
-        for weight in self.parameters():
-            drawn = torch.randn(weight.shape, generator=generator) * weight.shape[1] ** -0.5
-            with torch.no_grad():
-                weight.copy_(drawn)
-
-    def tables(self, positions: TokenPositions, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        refuse_fractions(positions, self.settings.name)
-        return ()
+    def setup(self) -> None:
+        shape = (self.settings.clip + 1, self.geometry.head_dim)
+        initial = normal(self.geometry.head_dim**-0.5)
+        self.key = self.learned(shape, initial)
+        self.value = self.learned(shape, initial) if self.settings.values else None
 
     def plan(self, context: AttentionContext) -> AttentionPlan:
-        pairs = pairs_by_position(context)
         extra = None if self.value is None else self._extra
-        return AttentionPlan(read=lambda q, k: [AttentionView(q, k, pairs, weigh=self._weigh, extra=extra)])
+        return AttentionPlan.of_pairs(pairs_by_position(context), self._weigh, extra)
 
     def _weigh(self, block: QueryBlock) -> Tensor:
         rows = block.q @ self.key.to(block.q.dtype).T  # (B, H, t, K + 1)

@@ -8,16 +8,10 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from model.attention.mask import AttentionView, QueryBlock
+from model.attention.mask import QueryBlock
 from model.errors import ModelError
-from model.position.base import (
-    AttentionContext,
-    AttentionPlan,
-    HeadGeometry,
-    PositionalScheme,
-    PositionSettings,
-)
-from model.position.weighing import UNROLLED, sum_after
+from model.position.base import AttentionContext, AttentionPlan, PositionalScheme, PositionSettings
+from model.position.pairwise import UNROLLED, sum_after
 
 
 class StickBreakingSettings(PositionSettings):
@@ -42,11 +36,10 @@ class StickBreaking(PositionalScheme):
     exempt: ClassVar[dict[str, str]] = UNROLLED
     settings: StickBreakingSettings
 
-    def __init__(self, settings: StickBreakingSettings, geometry: HeadGeometry):
-        super().__init__(settings, geometry)
-        if settings.sink_logit != "none":
+    def setup(self) -> None:
+        if self.settings.sink_logit != "none":
             raise ModelError(
-                f"model.position.sink_logit '{settings.sink_logit}' requires a softmax, which "
+                f"model.position.sink_logit '{self.settings.sink_logit}' requires a softmax, which "
                 "'stick_breaking' does not have: set it to none, and remainder to drop for weights that "
                 "sum to less than 1"
             )
@@ -65,4 +58,4 @@ class StickBreaking(PositionalScheme):
             _, _, i, j = pairs.indices(block.start, block.stop, block.keys)
             return weights + passed.sum(-1, keepdim=True).exp() * (j == i + before)
 
-        return AttentionPlan(read=lambda q, k: [AttentionView(q, k, pairs, weigh=weigh)])
+        return AttentionPlan.of_pairs(pairs, weigh)

@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field, model_validator
-from torch import Tensor, nn
+from torch import Tensor
 
 from model.attention.mask import AttentionView, precise
-from model.errors import ModelError
-from model.position.base import (
-    AttentionContext,
-    AttentionPlan,
-    HeadGeometry,
-    PositionalScheme,
-    PositionSettings,
-)
+from model.position.base import AttentionContext, AttentionPlan, PositionalScheme, SharableSettings, normal
+from model.position.table import Constant
 from model.position.token_positions import TokenPositions
 
 
-class T5Settings(PositionSettings):
+class T5Settings(SharableSettings):
     """A learned bias per bucket of distances and head (Raffel et al. 2019)."""
 
-    test_time = PositionSettings.test_time | {"max_distance"}
+    test_time = SharableSettings.test_time | {"max_distance"}
 
     name: Literal["t5"] = "t5"
     buckets: int = Field(
@@ -36,7 +30,7 @@ class T5Settings(PositionSettings):
         le=1_000_000,
         description="distances from here on are in the last bucket; must exceed buckets / 2",
     )
-    shared: bool = Field(True, description="share one table between all layers")
+    shared: bool = Field(True, description="share the learned parameters between all layers")
     unscaled: bool = Field(
         False, description="omit the factor 1/√D on q·k, as in T5, whose queries are initialised smaller"
     )
@@ -49,10 +43,6 @@ class T5Settings(PositionSettings):
                 f"first half hold one distance each; raise max_distance or lower buckets"
             )
         return self
-
-    @property
-    def per_layer(self) -> bool:
-        return not self.shared
 
 
 def bucket_of(distance: int, buckets: int, max_distance: int) -> int:
@@ -73,34 +63,18 @@ class T5(PositionalScheme):
     table between layers and has no factor 1/√D: ``shared`` and ``unscaled``. Positions must be integers.
     """
 
-    supports_fractions: ClassVar[bool] = False
+    supports_fractions = False
     settings: T5Settings
 
-    def __init__(self, settings: T5Settings, geometry: HeadGeometry):
-        super().__init__(settings, geometry)
-        s = settings
-        self.weight = nn.Parameter(torch.empty(s.buckets, geometry.heads))
+    def setup(self) -> None:
+        s, geometry = self.settings, self.geometry
+        self.weight = self.learned((s.buckets, geometry.heads), normal(geometry.dim**-0.5))  # as in T5
         found = [bucket_of(d, s.buckets, s.max_distance) for d in range(s.max_distance + 1)]
-        self._buckets = torch.tensor(found)[None]
-        self._copies: dict[torch.device, Tensor] = {}  # copying synchronizes with the GPU
-
-    def initialise(self, generator: torch.Generator, embedding_std: float) -> None:
-        """N(0, 1/C), as in T5."""
-        drawn = torch.randn(self.weight.shape, generator=generator) * self.geometry.dim**-0.5
-        with torch.no_grad():
-            self.weight.copy_(drawn)
+        self._buckets = Constant(torch.tensor(found)[None])
 
     def tables(self, positions: TokenPositions, dtype: torch.dtype) -> tuple[Tensor, ...]:
         """(1, max_distance + 1) bucket of each distance."""
-        if positions.position.is_floating_point():
-            raise ModelError(
-                "position scheme 't5' does not support real-valued positions: use integer positions or "
-                "another scheme"
-            )
-        device = positions.position.device
-        if device not in self._copies:
-            self._copies[device] = self._buckets.to(device)
-        return (self._copies[device],)
+        return (self._buckets.to(positions.position.device),)
 
     def plan(self, context: AttentionContext) -> AttentionPlan:
         (buckets,), weight, last = context.tables[0], precise(self.weight), self.settings.max_distance

@@ -5,34 +5,29 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 import torch
-from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from model.attention.mask import AttentionView, QueryBlock, mask_dtype
 from model.position.base import (
     AttentionContext,
     AttentionPlan,
-    HeadGeometry,
     PositionalScheme,
-    PositionSettings,
+    SharableSettings,
+    constant,
+    normal,
 )
+from model.position.pairwise import UNROLLED, distances, pairs_by_position
 from model.position.table import LookupTable
 from model.position.token_positions import TokenPositions
-from model.position.weighing import UNROLLED, distances, pairs_by_position, refuse_fractions
 
 THETA = 10_000.0
 
 
-class TransformerXLSettings(PositionSettings):
+class TransformerXLSettings(SharableSettings):
     """Content logits plus logits of a projected sinusoid of the distance, each with a learned bias (Dai et
     al. 2019)."""
 
     name: Literal["transformer_xl"] = "transformer_xl"
-    shared: bool = Field(False, description="share W, u and v between all layers")
-
-    @property
-    def per_layer(self) -> bool:
-        return not self.shared
 
 
 class TransformerXL(PositionalScheme):
@@ -44,24 +39,16 @@ class TransformerXL(PositionalScheme):
     packed documents. `rel_shift` is not used; it is off by one if there are more cached keys than queries.
     """
 
-    supports_fractions: ClassVar[bool] = False
+    supports_fractions = False
     exempt: ClassVar[dict[str, str]] = UNROLLED
     settings: TransformerXLSettings
 
-    def __init__(self, settings: TransformerXLSettings, geometry: HeadGeometry):
-        super().__init__(settings, geometry)
-        heads, dim = geometry.heads, geometry.head_dim
-        self.weight = nn.Parameter(torch.empty(heads * dim, geometry.dim))
-        self.u = nn.Parameter(torch.empty(heads, dim))
-        self.v = nn.Parameter(torch.empty(heads, dim))
+    def setup(self) -> None:
+        heads, features, dim = self.geometry.heads, self.geometry.head_dim, self.geometry.dim
+        self.weight = self.learned((heads * features, dim), normal(dim**-0.5))
+        self.u = self.learned((heads, features), constant(0.0))
+        self.v = self.learned((heads, features), constant(0.0))
         self._table = LookupTable(self._rows)
-
-    def initialise(self, generator: torch.Generator, embedding_std: float) -> None:
-        drawn = torch.randn(self.weight.shape, generator=generator) * self.geometry.dim**-0.5
-        with torch.no_grad():
-            self.weight.copy_(drawn)
-            self.u.zero_()
-            self.v.zero_()
 
     def _rows(self, distance: Tensor) -> tuple[Tensor, ...]:
         dim = self.geometry.dim
@@ -71,7 +58,6 @@ class TransformerXL(PositionalScheme):
 
     def tables(self, positions: TokenPositions, dtype: torch.dtype) -> tuple[Tensor, ...]:
         """(1, reach, C) r of the distances 0, ..., reach − 1."""
-        refuse_fractions(positions, self.settings.name)
         every = torch.arange(positions.reach, device=positions.position.device)[None]
         return self._table.look_up(every, positions.reach, dtype)
 

@@ -9,16 +9,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from model.attention.mask import AttentionView
-from model.position.base import (
-    AttentionContext,
-    AttentionPlan,
-    HeadGeometry,
-    PositionalScheme,
-    PositionSettings,
-)
+from model.position.base import AttentionContext, AttentionPlan, PositionalScheme
+from model.position.rotation import Layout, RotationSettings, check_even, rotation_plan
 from model.position.scaling import plain_frequencies
-from model.position.schemes.rope import check_even, rotate
 from model.position.table import LookupTable
 from model.position.token_positions import TokenPositions
 
@@ -27,16 +20,13 @@ from model.position.token_positions import TokenPositions
 LARGEST = 64.0
 
 
-class XPosSettings(PositionSettings):
+class XPosSettings(RotationSettings):
     """Rotary positions with an exponential decay per pair (Sun et al. 2022)."""
 
-    test_time = PositionSettings.test_time | {"theta"}
+    test_time = RotationSettings.test_time | {"theta"}
 
     name: Literal["xpos"] = "xpos"
-    theta: float = Field(10_000.0, gt=1, description="base b of the frequencies b^(−2k/D)")
-    layout: Literal["half", "interleaved"] = Field(
-        "interleaved", description="features of a pair: (2k, 2k + 1) or (k, k + D/2)"
-    )
+    layout: Layout = Field("interleaved", description="features of a pair: (2k, 2k + 1) or (k, k + D/2)")
     gamma: float = Field(0.4, gt=0, description="γ of ζ_k = (2k + γD) / ((1 + γ)D): more decays less")
     scale_base: float = Field(512.0, gt=0, description="S: distance after which pair k has decayed to ζ_k")
 
@@ -55,9 +45,8 @@ class XPos(PositionalScheme):
     cached_form: ClassVar[str] = "rotated and scaled keys"
     settings: XPosSettings
 
-    def __init__(self, settings: XPosSettings, geometry: HeadGeometry):
-        super().__init__(settings, geometry)
-        check_even(settings.name, geometry)
+    def setup(self) -> None:
+        check_even(self.settings.name, self.geometry)
         self._table = LookupTable(self._rows)
 
     def _log_zeta(self) -> Tensor:
@@ -82,11 +71,5 @@ class XPos(PositionalScheme):
         return self._table.look_up(positions.position, positions.reach, dtype)
 
     def plan(self, context: AttentionContext) -> AttentionPlan:
-        q_cos, q_sin = (context.of_queries(x) for x in context.tables[:2])
-        k_cos, k_sin = context.tables[2:]
-        layout, pairs = self.settings.layout, context.pairs()
-
-        def read(q: Tensor, k: Tensor) -> list[AttentionView]:
-            return [AttentionView(rotate(q, q_cos, q_sin, layout), k, pairs)]
-
-        return AttentionPlan(read, lambda k: rotate(k, k_cos, k_sin, layout))
+        q_cos, q_sin, k_cos, k_sin = context.tables
+        return rotation_plan(context, (q_cos, q_sin), (k_cos, k_sin), self.settings.layout)

@@ -45,7 +45,7 @@ def scores(case, dtype, chunk, head=None, monkeypatch=None):
     tokens = np.random.default_rng(2).integers(0, V, (2, length + 1))
     model = zoo_model(case, dtype)
     if head is not None:  # rows of logits that exist at once
-        monkeypatch.setitem(sys.modules["model.transformer"].LOGITS_AT_ONCE, "cpu", head * V)
+        monkeypatch.setitem(sys.modules["model.loss"].LOGITS_AT_ONCE, "cpu", head * V)
     return ModelScorer(model, chunk=chunk)(tokens, min(KEEP, length))
 
 

@@ -1,0 +1,118 @@
+"""Utilities of schemes that act on query-key pairs: biases and weights by distance, sums along keys."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from model.attention.mask import AttentionMask, QueryBlock
+from model.position.base import AttentionContext, AttentionPlan, PositionalScheme, PositionSettings
+from model.position.scaling import Factor, stretch_of
+from model.position.table import STRETCHES_KEPT
+from model.position.token_positions import TokenPositions
+
+# `PositionalScheme.exempt` of schemes that compute weights per pair.
+UNROLLED = {"graphs": "blocks of queries are unrolled when compiled: one graph per length"}
+PAIRS_AT_ONCE = 8192  # pairs whose hidden features fit into a CPU cache
+
+# (row, head, distance), index tensors and the unstretched distance -> added to the logit. The row indexes the
+# scheme's first table. FlexAttention requires that tensors are indexed by tensors.
+RowBias = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+class DistanceSettings(PositionSettings):
+    """Settings shared by distance biases."""
+
+    test_time = PositionSettings.test_time | {"stretch"}
+
+    stretch: Factor = Field(
+        1.0, description="distances are divided by this; auto: max(1, L / original_length)"
+    )
+
+
+class DistanceBias(PositionalScheme, ABC):
+    """logit += f_h(d / s), after the 1/√D scale; s stretches the trained distances over longer sequences.
+
+    Al-Khateeb et al. 2023 (arXiv:2310.13017) divide ALiBi's slopes by s = L / L0 at test time.
+    """
+
+    settings: DistanceSettings
+
+    def setup(self) -> None:
+        self._stretches: dict[tuple, Tensor] = {}
+
+    @property
+    def depends_on_length(self) -> bool:
+        return self.settings.stretch == "auto"
+
+    def stretches(self, positions: TokenPositions) -> tuple[float, ...]:
+        """s of each row, or a single value if all rows agree."""
+        original, given = self.geometry.original_length, self.settings.stretch
+        found = tuple(stretch_of(given, length, original) for length in positions.lengths)
+        return found[:1] if len(set(found)) == 1 else found
+
+    def tables(self, positions: TokenPositions, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        """(B or 1,) the stretch of each row, in float32 or float64."""
+        key = (self.stretches(positions), positions.position.device, dtype)
+        if key not in self._stretches:  # cached: copying them synchronizes with the GPU
+            if len(self._stretches) == STRETCHES_KEPT:
+                self._stretches.pop(next(iter(self._stretches)))  # the oldest
+            self._stretches[key] = torch.tensor(key[0], dtype=dtype, device=key[1])
+        return (self._stretches[key],)
+
+    @abstractmethod
+    def bias(self, context: AttentionContext) -> RowBias:
+        """The bias function f of this pass."""
+
+    def plan(self, context: AttentionContext) -> AttentionPlan:
+        bias = self.bias(context)
+        if context.tables[0].shape[0] == 1:
+            return AttentionPlan.of_pairs(context.pairs(distance=lambda h, d: bias(h * 0, h, d)))
+        q, k = context.q_position, context.k_position
+        return AttentionPlan.of_pairs(
+            context.pairs(bias=lambda b, h, i, j: bias(b, h, q[b, i] - k[b, j]), by_row=True)
+        )
+
+
+def over_pairs(network: Callable[..., Tensor], features: int, *inputs: Tensor) -> Tensor:
+    """network(*inputs) (features, N), for inputs (·, N) whose columns, the pairs, are independent.
+
+    Without gradients on a CPU, runs on blocks of columns, so that hidden features stay in the CPU cache.
+    """
+    count = inputs[0].shape[1]
+    if torch.is_grad_enabled() or inputs[0].device.type != "cpu":
+        return network(*inputs)
+    out = inputs[0].new_empty(features, count)
+    for start in range(0, count, PAIRS_AT_ONCE):
+        part = slice(start, start + PAIRS_AT_ONCE)
+        out[:, part] = network(*(x[:, part] for x in inputs))
+    return out
+
+
+def sum_from(x: Tensor) -> Tensor:
+    """(…, s) → the sum of each entry and all later ones. Within a document, keys are in temporal order, sinks
+    before the window, so later keys are nearer to the query."""
+    return x.flip(-1).cumsum(-1).flip(-1)
+
+
+def sum_after(x: Tensor) -> Tensor:
+    """(…, s) → the sum of all later entries; 0 for the last. `sum_from(x) − x` would suffer from
+    cancellation."""
+    return sum_from(torch.cat([x[..., 1:], torch.zeros_like(x[..., :1])], dim=-1))
+
+
+def pairs_by_position(context: AttentionContext) -> AttentionMask:
+    """The visible pairs, such that `QueryBlock.distance` is correct per row even if rows differ in positions
+    only."""
+    rows = max(context.queries.position.shape[0], context.keys.position.shape[0])
+    return context.pairs(by_row=rows > 1)
+
+
+def distances(block: QueryBlock, last: int) -> Tensor:
+    """(B, H, t, s) distances as indices, at most `last`; 0 for future keys, which are masked."""
+    d = block.distance.clamp(0, last)
+    return d.expand(*block.q.shape[:3], block.k.shape[2])
