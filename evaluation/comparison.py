@@ -85,10 +85,11 @@ class RunComparison(Report):
         self.first, self.lengths = self.entries[0], results[0].plan.lengths
         others = self.entries[1:]
         references = [self.first] * len(others)
-        self.against = f"difference from {self.first.label}"
+        self.against, self.sign = f"difference from {self.first.label}", "better"
         sides = others, references
         if minuend == "first":
-            self.against, sides = f"{self.first.label} − this", (references, others)
+            self.against, self.sign = f"{self.first.label} − this", f"{self.first.label} is better"
+            sides = references, others
         found = differences(*sides, self.lengths)
         self.differences = {(others[i], length): one for (i, length), one in found.items()}
 
@@ -139,8 +140,8 @@ class RunComparison(Report):
             f"({result.plan.protocol})."
         )
         lines.append(
-            f"Differences ({self.against}) are at the same length, in nats per token, with "
-            f"{level:g}% intervals over {kind}s, simultaneous over all {len(self.differences)}. "
+            f"Differences ({self.against}; negative: {self.sign}) are at the same length, in nats per token, "
+            f"with {level:g}% intervals over {kind}s, simultaneous over all {len(self.differences)}. "
             "They describe these checkpoints, not a training method."
         )
         if units < FEW_BELOW:

@@ -3,6 +3,7 @@
 import json
 import time
 import zipfile
+from functools import reduce
 from pathlib import Path
 
 import numpy as np
@@ -30,11 +31,8 @@ class CellStore:
     def load_partial(self, key: dict) -> np.ndarray | None:
         """Losses of an interrupted cell from all ranks; NaN where nothing was scored yet."""
         found = [self._read(path, key) for path in self._partials(key)]
-        whole: np.ndarray | None = None
-        for part in found:
-            if part is not None:
-                whole = part if whole is None else np.where(np.isnan(whole), part, whole)
-        return whole
+        parts = [part for part in found if part is not None]
+        return reduce(lambda a, b: np.where(np.isnan(a), b, a), parts) if parts else None
 
     def _partials(self, key: dict) -> list[Path]:
         return sorted(self.folder.glob(f"partial-*-{self.name(key)}"))

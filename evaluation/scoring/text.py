@@ -90,15 +90,18 @@ class EvaluationText:
 
         A corpus with clusters (an author, a series) declares that its documents are not independent.
         """
-        n = int(self.store.n_documents)
-        clusters = list(getattr(self.store, "clusters", None) or [None] * n)
+        clusters, names = self._clusters(), [str(name) for name in self.store.names]
         if not any(clusters):
-            return np.arange(n), [str(name) for name in self.store.names], "document"
+            return np.arange(len(names)), names, "document"
         # A document without a cluster is its own unit, with a key that no cluster name can have.
-        keys = [(0, str(c)) if c else (1, str(i)) for i, c in enumerate(clusters)]
-        index = {key: i for i, key in enumerate(sorted(set(keys)))}
-        names = [c if kind == 0 else str(self.store.names[int(c)]) for kind, c in sorted(set(keys))]
-        return np.array([index[key] for key in keys], dtype=np.int64), names, "cluster"
+        keys = [(0, str(c), "") if c else (1, str(i), names[i]) for i, c in enumerate(clusters)]
+        distinct = sorted(set(keys))
+        index = {key: i for i, key in enumerate(distinct)}
+        return np.array([index[key] for key in keys]), [name or c for _, c, name in distinct], "cluster"
+
+    def _clusters(self) -> list:
+        """The cluster of every document, None for a document without."""
+        return list(getattr(self.store, "clusters", None) or [None] * int(self.store.n_documents))
 
     def seen(self, *trained) -> np.ndarray | None:
         """Whether each document's cluster also occurs in one of the training stores: (n_documents,) bool.
@@ -106,14 +109,13 @@ class EvaluationText:
         Documents without a cluster count as seen in the training store itself only. None where it cannot be
         known: a training store is gone (None), or this corpus names clusters and that one does not.
         """
-        n = int(self.store.n_documents)
-        clusters = list(getattr(self.store, "clusters", None) or [None] * n)
-        found = np.zeros(n, dtype=bool)
+        clusters = self._clusters()
+        found = np.zeros(len(clusters), dtype=bool)
         for train in trained:
             if train is None:
                 return None
             if train.hash == self.store.hash:
-                return np.ones(n, dtype=bool)
+                return np.ones(len(clusters), dtype=bool)
             names = {one for one in getattr(train, "clusters", None) or [] if one}
             if any(clusters) and not names:
                 return None

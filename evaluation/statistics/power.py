@@ -81,15 +81,14 @@ def read_measured(paths: Sequence[Path], evaluation: str | None = None) -> list[
     documents = [one for path in paths for one in _documents(Path(path), evaluation)]
     if not documents:
         raise EvaluationError(f"{', '.join(map(str, paths))}: no finished evaluation yet")
-    first = documents[0]
-    for name, where, document in documents:
-        if document["targets_hash"] != first[2]["targets_hash"]:
+    _, origin, first = documents[0]
+    for _, where, document in documents:
+        same = (document["targets_hash"], document["units"]["names"])
+        if same != (first["targets_hash"], first["units"]["names"]):
             raise EvaluationError(
-                f"{where} and {first[1]} were measured on other targets; evaluate both with the same "
+                f"{where} and {origin} were measured on other targets; evaluate both with the same "
                 "settings on the same corpus"
             )
-        if document["units"]["names"] != first[2]["units"]["names"]:
-            raise EvaluationError(f"{where} and {first[1]} ({name}, {first[0]}) have other units")
     groups: dict[str, list[dict]] = {}
     for name, _, document in documents:
         groups.setdefault(name, []).append(document)
@@ -105,10 +104,16 @@ def _documents(path: Path, evaluation: str | None) -> list[tuple[str, str, dict]
     if not isinstance(content, dict) or not isinstance(content.get("cells"), list):
         raise EvaluationError(f"{path} is not the results.json of an evaluation or a study")
     if "study" not in content:
-        return [(_scheme(content), str(path), _checked(content, str(path)))]
+        cells = content["cells"]
+        if "units" not in content or not cells or "unit_nll" not in cells[0]:
+            raise EvaluationError(
+                f"{path} has no numbers by unit; run evaluate.py with its settings.yaml again "
+                "(measured cells are reused)"
+            )
+        return [(_scheme(content), str(path), content)]
     found = []
     for cell in content["cells"]:
-        axes = {axis: value for axis, value in cell["axes"].items() if axis != "seed"}
+        axes = [f"{axis}={value}" for axis, value in cell["axes"].items() if axis != "seed"]
         own = {
             name: document
             for name, document in cell["evaluations"].items()
@@ -119,19 +124,8 @@ def _documents(path: Path, evaluation: str | None) -> list[tuple[str, str, dict]
                 f"{path} contains the evaluations {', '.join(own)}; choose one with --evaluation NAME"
             )
         for document in own.values():
-            name = ",".join(f"{axis}={value}" for axis, value in axes.items()) or _scheme(document)
-            found.append((name, f"{path}, cell {cell['id']}", document))
+            found.append((",".join(axes) or _scheme(document), f"{path}, cell {cell['id']}", document))
     return found
-
-
-def _checked(content: dict, where: str) -> dict:
-    cells = content["cells"]
-    if "units" not in content or not cells or "unit_nll" not in cells[0]:
-        raise EvaluationError(
-            f"{where} has no numbers by unit; run evaluate.py with its settings.yaml again "
-            "(measured cells are reused)"
-        )
-    return content
 
 
 def _scheme(content: dict) -> str:

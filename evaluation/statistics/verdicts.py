@@ -90,7 +90,8 @@ def judge(
         holding = holding and upper < tolerance
         if length == trained_length:
             continue
-        delta = interval(means, alpha=alpha, family=family, resamples=resamples, seed=seed)
+        level = {"alpha": alpha, "family": family}
+        delta = interval(means, **level, resamples=resamples, seed=seed)
         if math.isnan(upper):
             word = "points only"
         elif delta.low > tolerance:
@@ -99,16 +100,9 @@ def judge(
             word = "held" if holding else "inconclusive"
         units = spans = None
         if delta.half > tolerance:
-            units = units_needed(delta.sd, tolerance, alpha=alpha, family=family)
-            spans = _spans_needed(
-                difference,
-                unit,
-                unit if document is None else document,
-                span,
-                tolerance,
-                alpha=alpha,
-                family=family,
-            )
+            units = units_needed(delta.sd, tolerance, **level)
+            of = unit if document is None else document
+            spans = _spans_needed(difference, unit, of, span, tolerance, **level)
         verdicts.append(Verdict(length, word, delta, upper, units, spans))
     held = [v.length for v in verdicts if v.word == "held"]
     broken = [v.length for v in verdicts if v.word == "broken"]

@@ -63,16 +63,13 @@ class TaskScorer:
             stop = min(start + self.chunk, width)
             places = TokenPositions.plain(stop - start, offset=start, length=length, device=self.device)
             first = self.model(tokens[:, start:stop], places, cache=cache, keep=int(stop == width))
-        nll = np.empty(candidates.shape[:2])
-        exact = np.zeros(rows, dtype=bool)
-        for c in range(answers.shape[1]):
-            answer = answers[:, c]
+        nll, greedy = [], []
+        for answer in answers.unbind(1):
             logits = self._logits(first, answer, copy.deepcopy(cache), width, length)  # (b, A, V)
             losses = F.cross_entropy(logits.flatten(0, 1).double(), answer.flatten(), reduction="none")
-            nll[:, c] = losses.view(answer.shape).sum(1).cpu().numpy()
-            if c == 0:
-                exact = (logits.argmax(-1) == answer).all(1).cpu().numpy()
-        return nll, exact
+            nll.append(losses.view(answer.shape).sum(1))
+            greedy.append((logits.argmax(-1) == answer).all(1))
+        return torch.stack(nll, dim=1).cpu().numpy(), greedy[0].cpu().numpy()
 
     def _logits(self, first: Tensor, answer: Tensor, cache: Cache, width: int, length: int) -> Tensor:
         more = answer.shape[1] - 1

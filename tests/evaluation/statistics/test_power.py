@@ -3,7 +3,6 @@
 import json
 import math
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +12,6 @@ from evaluation import EvaluationError
 from evaluation.statistics.power import half_to_see, needs, read_measured
 from scripts import power as script
 
-ROOT = Path(__file__).resolve().parents[3]
 UNITS = 12
 
 
