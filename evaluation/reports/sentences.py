@@ -7,7 +7,7 @@ from evaluation.scoring.evaluate import EvaluationResult
 from evaluation.scoring.methods import TRAINED, TRUNCATE
 from evaluation.statistics.analysis import Analysis, AnalysisRow, SubsetAnalysis
 from evaluation.statistics.context_reach import ContextReach
-from evaluation.statistics.intervals import FEW_BELOW, POINTS_ONLY_BELOW
+from evaluation.statistics.intervals import FEW_BELOW, POINTS_ONLY_BELOW, MeanInterval
 from evaluation.statistics.verdicts import MethodVerdicts, Verdict, pooled
 
 MANY = 10**7  # units: a larger number is not useful advice
@@ -51,17 +51,13 @@ def sentences(result: EvaluationResult, analysis: Analysis, brief: bool = False)
         lines.append(
             f"The bootstrap disagrees with the t interval by more than 20% of its half-width: {names}."
         )
-    for (method, failure), lengths in _not_measured(analysis).items():
-        lines.append(f"Not measured: {method} at {', '.join(map(str, lengths))}: {failure}.")
-    return lines + analysis.notes + result.notes
-
-
-def _not_measured(analysis: Analysis) -> dict[tuple[str, str], list[int]]:
-    found: dict[tuple[str, str], list[int]] = {}
+    failures: dict[tuple[str, str], list[int]] = {}
     for row in analysis.rows:
         if row.failure:
-            found.setdefault((row.method, row.failure), []).append(row.length)
-    return found
+            failures.setdefault((row.method, row.failure), []).append(row.length)
+    for (method, failure), lengths in failures.items():
+        lines.append(f"Not measured: {method} at {', '.join(map(str, lengths))}: {failure}.")
+    return lines + analysis.notes + result.notes
 
 
 def _method_sentence(method: MethodVerdicts, analysis: Analysis, l0: int) -> str:
@@ -79,11 +75,11 @@ def _method_sentence(method: MethodVerdicts, analysis: Analysis, l0: int) -> str
         text = f"held to {method.held_to}" if method.held_to else f"not shown to hold beyond {l0}"
         broken = next((v for v in method.verdicts if v.length == method.break_point), None)
         if broken is None:
-            text += f", broken at no length, {last.word} at {last.length} ({_delta(last)})"
+            text += f", broken at no length, {last.word} at {last.length} ({_nats(last.delta)})"
         else:
-            text += f", broken at {broken.length} ({_delta(broken)})"
+            text += f", broken at {broken.length} ({_nats(broken.delta)})"
             if broken.length != last.length:
-                text += f"; {last.word} at {last.length} ({_delta(last)})"
+                text += f"; {last.word} at {last.length} ({_nats(last.delta)})"
     row = next((r for r in analysis.rows if r.method == method.method and r.length == last.length), None)
     return f"{name}: {text}.{_gain_words(row, l0)}"
 
@@ -91,26 +87,21 @@ def _method_sentence(method: MethodVerdicts, analysis: Analysis, l0: int) -> str
 def _gain_words(row: AnalysisRow | None, l0: int) -> str:
     if row is None or row.gain is None or math.isnan(row.gain.low):
         return ""
-    gain = row.gain
+    gain, cut = row.gain, f"truncating the context to {l0}"
     if gain.low > 0:
-        text = f"better than truncating the context to {l0} by {gain.estimate:.3f} nats"
+        text = f"better than {cut} by {gain.estimate:.3f} nats {ends(gain)}."
     elif gain.high < 0:
-        both = f"[{-gain.high:.3f}, {-gain.low:.3f}]"
-        return (
-            f" At {row.length} worse than truncating the context to {l0} by {-gain.estimate:.3f} nats {both}."
-        )
+        text = f"worse than {cut} by {-gain.estimate:.3f} nats [{-gain.high:.3f}, {-gain.low:.3f}]"
     else:
-        text = f"no significant difference from truncating the context to {l0}: "
-        text += f"gain {signed(gain.estimate)} nats"
-    return f" At {row.length} {text} {ends(gain)}."
+        text = f"no significant difference from {cut}: gain {signed(gain.estimate)} nats {ends(gain)}."
+    return f" At {row.length} {text.rstrip('.')}."
 
 
 def _position_sentence(method: str, buckets: list, longest: int) -> str:
     last = buckets[-1]
     return (
         f"{method}, factor for {longest}: NLL {last.nll:.3f} at positions {last.low} to {last.high - 1}; "
-        "gain over the "
-        f"truncated context there {signed(last.gain.estimate)} nats {ends(last.gain)}."
+        f"gain over the truncated context there {_nats(last.gain)}."
     )
 
 
@@ -134,20 +125,15 @@ def _level_sentence(result: EvaluationResult, analysis: Analysis) -> str:
 def _basis_sentence(result: EvaluationResult, analysis: Analysis) -> str:
     unit = analysis.unit_kind + ("s" if analysis.units != 1 else "")
     text = f"{analysis.n_targets} targets in {analysis.documents} documents"
-    if analysis.unit_kind != "document":
-        text += f", {analysis.units} {unit}"
+    text += f", {analysis.units} {unit}" if analysis.unit_kind != "document" else ""
     if analysis.units < POINTS_ONLY_BELOW:
         return text + f": fewer than {POINTS_ONLY_BELOW} units, so only point estimates are reported."
-    few = " (few documents)" if analysis.units < FEW_BELOW else ""
-    level = round(100 * result.settings.confidence, 2)
-    how = " (max-t)" if result.settings.simultaneous == "max-t" else ""
-    family = (
-        f"; for verdicts simultaneous over {analysis.family} comparisons{how}" if analysis.verdicts else ""
-    )
-    return (
-        f"{text}{few}. Intervals: {level:g}% over {unit}{family}. "
-        "They describe this checkpoint on such documents, not the positional scheme."
-    )
+    text += " (few documents)" if analysis.units < FEW_BELOW else ""
+    text += f". Intervals: {round(100 * result.settings.confidence, 2):g}% over {unit}"
+    if analysis.verdicts:
+        how = " (max-t)" if result.settings.simultaneous == "max-t" else ""
+        text += f"; for verdicts simultaneous over {analysis.family} comparisons{how}"
+    return text + ". They describe this checkpoint on such documents, not the positional scheme."
 
 
 def _power_sentence(wide: list[tuple[Verdict, str]], result: EvaluationResult, analysis: Analysis) -> str:
@@ -222,5 +208,5 @@ def headline(result: EvaluationResult, analysis: Analysis) -> str:
     return text + "."
 
 
-def _delta(verdict: Verdict) -> str:
-    return f"{signed(verdict.delta.estimate)} nats {ends(verdict.delta)}".rstrip()
+def _nats(interval: MeanInterval) -> str:
+    return f"{signed(interval.estimate)} nats {ends(interval)}".rstrip()
