@@ -26,7 +26,22 @@ class FillerSource(DataModel):
     name: Literal["filler"] = "filler"
 
 
-class FilesSource(DataModel):
+class RecordSource(DataModel):
+    """Base class of sources of records, with their keys or columns."""
+
+    name: str
+    text_key: str = Field("text", description="key or column of the text")
+    name_key: str | None = Field(None, description="key or column naming a document")
+    cluster_key: str | None = Field(
+        None, description="key or column that groups documents (author, series), for confidence intervals"
+    )
+
+    @property
+    def columns(self) -> list[str]:
+        return [key for key in (self.text_key, self.name_key, self.cluster_key) if key is not None]
+
+
+class FilesSource(RecordSource):
     """Local files. Record files (.jsonl, .json, .parquet; .gz and .zst too) have one document per
     record; other files are one document, or several if `separator` is set."""
 
@@ -38,11 +53,6 @@ class FilesSource(DataModel):
     )
     exclude: list[str] = Field([], description="glob patterns of files to skip, relative to the folder")
     separator: str | None = Field(None, description="text between documents inside one plain text file")
-    text_key: str = Field("text", description="key or column of the text in record files")
-    name_key: str | None = Field(None, description="key or column naming a document in record files")
-    cluster_key: str | None = Field(
-        None, description="key or column that groups documents (author, series), for confidence intervals"
-    )
     manifest: str | None = Field(
         None, description="jsonl file giving `cluster_key` for text files, matched by `file` = file name"
     )
@@ -61,7 +71,7 @@ class FilesSource(DataModel):
         return self
 
 
-class HubSource(DataModel):
+class HubSource(RecordSource):
     """A data set through `datasets.load_dataset`: the Hugging Face hub, or local files by format name."""
 
     name: Literal["hub"] = "hub"
@@ -71,11 +81,6 @@ class HubSource(DataModel):
     revision: str | None = Field(None, description="commit or tag of the data set, for reproducibility")
     data_files: Paths | None = Field(None, description="files of the data set, or local files for a format")
     streaming: bool = Field(True, description="read over the network as needed instead of downloading first")
-    text_key: str = Field("text", description="column of the text")
-    name_key: str | None = Field(None, description="column naming a document")
-    cluster_key: str | None = Field(
-        None, description="column that groups documents, for confidence intervals"
-    )
 
 
 class PreparedSource(DataModel):

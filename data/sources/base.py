@@ -1,10 +1,11 @@
 """The interface of text sources: a lazy, repeatable sequence of documents."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from data.hashing import canonical_hash
+from data.text_settings import RecordSource
 
 GENERATED = "task:"  # prefix of the names of generated documents
 
@@ -65,6 +66,14 @@ def checked(name: str, text: object, cluster: object = None, key: str = "text") 
     except UnicodeEncodeError:  # JSON allows unpaired surrogates, which UTF-8 cannot represent
         return Document(name, "", fault="invalid Unicode")
     return Document(name, text, None if cluster is None else utf8(str(cluster)))
+
+
+def from_record(settings: RecordSource, name: str, record: Mapping[str, Any]) -> Document:
+    """Build a document from a record. `name` is used if the settings have no key for it."""
+    if settings.name_key is not None:
+        name = utf8(str(record.get(settings.name_key, name)))
+    cluster = record.get(settings.cluster_key) if settings.cluster_key else None
+    return checked(name, record.get(settings.text_key), cluster, settings.text_key)
 
 
 def decoded(name: str, raw: bytes | bytearray, cluster: str | None = None) -> Document:

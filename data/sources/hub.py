@@ -5,7 +5,7 @@ from glob import has_magic
 from pathlib import Path
 
 from data.errors import DataError
-from data.sources.base import Document, Source, as_list, checked
+from data.sources.base import Document, Source, as_list, from_record
 from data.sources.local import check_columns
 from data.text_settings import HubSource
 
@@ -52,13 +52,10 @@ class Hub(Source):
                 "split, data_files and the network"
             ) from error
         # Read only the text column from Arrow: other columns can be large (embeddings, images).
-        keys = [key for key in (s.text_key, s.name_key, s.cluster_key) if key is not None]
         if rows.column_names is not None:
-            check_columns(keys, rows.column_names, f"{self.place}: {s.path!r}")
-            rows = rows.select_columns(keys)
+            check_columns(s.columns, rows.column_names, f"{self.place}: {s.path!r}")
+            rows = rows.select_columns(s.columns)
         if isinstance(rows, datasets.Dataset) and start >= len(rows):
             return  # skipping all rows of a map-style data set raises an error
         for number, row in enumerate(rows.skip(start) if start else rows, start=start):
-            name = str(row[s.name_key]) if s.name_key else f"{s.split}#{number}"
-            cluster = row.get(s.cluster_key) if s.cluster_key else None
-            yield checked(name, row.get(s.text_key), cluster, s.text_key)
+            yield from_record(s, f"{s.split}#{number}", row)

@@ -17,7 +17,7 @@ import pyarrow
 import pyarrow.parquet
 
 from data.errors import DataError
-from data.sources.base import Document, Source, as_list, checked, decoded, utf8
+from data.sources.base import Document, Source, as_list, decoded, from_record, utf8
 from data.text_settings import FilesSource, StdlibSource
 
 BLOCK = 1 << 20
@@ -105,24 +105,18 @@ class Files(Source):
         return self._too_large(name) if raw is None else decoded(name, raw, cluster)
 
     def _from_record(self, name: str, record: object) -> Document:
-        s = self.settings
         if record is TOO_LARGE:
             return self._too_large(name)
         if not isinstance(record, dict):
             return Document(name, "", fault="not a JSON object")
-        if s.name_key is not None:
-            name = utf8(str(record.get(s.name_key, name)))
-        text = record.get(s.text_key)
-        if isinstance(text, str) and len(text.encode(errors="surrogatepass")) > self.most:
-            return self._too_large(name)
-        return checked(name, text, record.get(s.cluster_key) if s.cluster_key else None, s.text_key)
+        document = from_record(self.settings, name, record)
+        return self._too_large(document.name) if len(document.text.encode()) > self.most else document
 
     def _too_large(self, name: str) -> Document:
         return Document(name, "", fault=f"larger than {self.place}.max_document_bytes ({self.most:,})")
 
     def _rows(self, path: Path) -> Iterator[dict[str, Any]]:
-        keys = (self.settings.text_key, self.settings.name_key, self.settings.cluster_key)
-        columns = [key for key in keys if key is not None]
+        columns = self.settings.columns
         with open(path, "rb") as raw, pyarrow.parquet.ParquetFile(raw) as file:
             check_columns(columns, file.schema_arrow.names, f"{path} ({self.place})")
             for batch in file.iter_batches(batch_size=256, columns=columns):
