@@ -127,7 +127,7 @@ class TokenStore:
                     f"{path} is damaged: it has {actual:,} bytes instead of {expected:,}; {hint(self.folder)}"
                 )
             if hashes and sha256_of(path) != facts["sha256"]:
-                raise DataError(f"{path} has another hash than when it was written; {hint(self.folder)}")
+                raise DataError(f"{path} does not match its recorded hash; {hint(self.folder)}")
 
     def verify(self) -> None:
         """Compare every file with its hash. Raises DataError naming the first that differs."""
@@ -192,7 +192,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     with damage_reported(path, hint(folder)):
         manifest = read_json(path)
         if manifest["hash"] != _hash(manifest):
-            raise DataError(f"{path} has another hash than when it was written; {hint(folder)}")
+            raise DataError(f"{path} does not match its recorded hash; {hint(folder)}")
         if manifest["format"] != FORMAT:
             raise DataError(
                 f"{path} has format {manifest['format']}, but this version reads {FORMAT}; {hint(folder)}"

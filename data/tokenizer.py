@@ -162,5 +162,5 @@ def load_tokenizer(folder: Path | str) -> Tokenizer:
         raise DataError(f"{card} has the unknown tokenizer {name!r}; known are bytes and sentencepiece")
     tokenizer = ByteTokenizer() if name == "bytes" else load_sentencepiece(model)
     if tokenizer.hash != expected:
-        raise DataError(f"{model} has another hash than when it was saved; prepare the data again")
+        raise DataError(f"{model} does not match its recorded hash; prepare the data again")
     return tokenizer

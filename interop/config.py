@@ -223,8 +223,8 @@ def _check_ramp(model: ModelSettings, original_length: int, file: str) -> None:
     if high <= 0 or low > model.head_dim - 1:
         raise InteropError(
             f"{file}: rope_type 'yarn' cannot be imported with original_max_position_embeddings = "
-            f"{original_length}: no rotated pair turns between beta_slow = {slow:g} and beta_fast = {fast:g} "
-            "times within it, and transformers then reverses the ramp"
+            f"{original_length}: no rotary pair completes beta_slow = {slow:g} to beta_fast = {fast:g} "
+            "rotations within it, and transformers then reverses the ramp"
         )
 
 

@@ -26,7 +26,9 @@ def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("folder", metavar="HF_FOLDER", help="folder with config.json and safetensors")
     parser.add_argument("--tokenizer", required=True, metavar="FILE", help="the model's sentencepiece model")
-    parser.add_argument("--out", metavar="RUN", help="run folder to make; default: runs/<name of HF_FOLDER>")
+    parser.add_argument(
+        "--out", metavar="RUN", help="run directory to create; default: runs/<name of HF_FOLDER>"
+    )
     args = parser.parse_args()
     out = Path(args.out or Path("runs") / Path(args.folder).resolve().name)
     run, model = import_folder(Path(args.folder), Path(args.tokenizer), out)

@@ -124,7 +124,7 @@ def _filled_in(word: str, choice) -> str:
     def value(found: re.Match) -> str:
         trained = getattr(choice, found[1], None)
         if not isinstance(trained, (int, float)) or isinstance(trained, bool):
-            lacks = "is no number in training" if hasattr(choice, found[1]) else "does not exist"
+            lacks = "is not a number in training" if hasattr(choice, found[1]) else "does not exist"
             raise ModelError(f"{word.partition('=')[0]}: {found[1]} {lacks} for '{choice.name}'")
         return f"{trained * float(found[2]):.12g}"
 

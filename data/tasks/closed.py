@@ -43,7 +43,7 @@ class RecallTask(Task):
             raise request.too_short(request.length - room + int(sizes[self.choices - 1]))
         if count == most:
             raise DataError(
-                f"an item of {request.length} tokens has room for more than the {most:,} keys of "
+                f"an item of {request.length} tokens requires more than the {most:,} keys of "
                 f"{self.letters} letters; increase letters"
             )
         order = (1 + request.distinct("order", count - 1, count - 1)).tolist()

@@ -100,7 +100,7 @@ def _documents(path: Path, evaluation: str | None) -> list[tuple[str, str, dict]
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise EvaluationError(f"{path} is no readable JSON ({error}); pass a results.json") from error
+        raise EvaluationError(f"{path} is not readable JSON ({error}); pass a results.json") from error
     if not isinstance(content, dict) or not isinstance(content.get("cells"), list):
         raise EvaluationError(f"{path} is not the results.json of an evaluation or a study")
     if "study" not in content:

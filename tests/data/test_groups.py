@@ -169,7 +169,9 @@ def test_an_altered_group_is_reported_and_prepared_again_once_deleted(settings):
     raw[100] ^= 1
     shard.write_bytes(raw)
     assert TextGroups(settings, first).is_ready(1)
-    with pytest.raises(DataError, match=rf"{shard} has another hash.*delete {group} and prepare"):
+    with pytest.raises(
+        DataError, match=rf"{shard} does not match its recorded hash.*delete {group} and prepare"
+    ):
         TextGroups(settings, first).is_ready(1, verify=True)
     shard.write_bytes(raw[:-1])
     with pytest.raises(DataError, match=rf"{shard.name} is damaged.*delete {group} and prepare"):

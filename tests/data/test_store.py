@@ -89,7 +89,7 @@ def test_damage_is_named(tmp_path, name):
     with pytest.raises(DataError, match=name):
         store.verify()
     path.write_bytes(good[:-3] + bytes([good[-3] ^ 1]) + good[-2:])  # same size, one bit
-    with pytest.raises(DataError, match=rf"{name} has another hash.*{mend}"):
+    with pytest.raises(DataError, match=rf"{name} does not match its recorded hash.*{mend}"):
         store.verify()
     path.unlink()
     with pytest.raises(DataError, match=f"{name} is missing"):
@@ -108,7 +108,7 @@ def test_damaged_manifest(tmp_path):
     edited = json.loads(good)
     edited["has_bos"] = False
     path.write_text(json.dumps(edited))
-    with pytest.raises(DataError, match=r"manifest.json has another hash"):
+    with pytest.raises(DataError, match=r"manifest.json does not match its recorded hash"):
         TokenStore(tmp_path)
     path.unlink()
     with pytest.raises(DataError, match=r"has no prepared data; run scripts/prepare\.py"):

@@ -137,12 +137,13 @@ def test_damaged_or_exchanged_model_is_refused(tmp_path):
     first.save(tmp_path / "t")
     other = train_sentencepiece(SentencePieceSettings(vocab_size=320), iter([TEXT * 5])).tokenizer
     (tmp_path / "t" / "tokenizer.model").write_bytes(other.model)
-    with pytest.raises(DataError, match=r"tokenizer.model has another hash"):
+    with pytest.raises(DataError, match=r"tokenizer.model does not match its recorded hash"):
         load_tokenizer(tmp_path / "t")
     for content in (b"", b"no model at all", first.model[: len(first.model) // 2]):
         (tmp_path / "t" / "tokenizer.model").write_bytes(content)
         with pytest.raises(
-            DataError, match=r"tokenizer.model (is not a sentencepiece model|has another hash)"
+            DataError,
+            match=r"tokenizer.model (is not a sentencepiece model|does not match its recorded hash)",
         ):
             load_tokenizer(tmp_path / "t")
     with pytest.raises(DataError, match="has no tokenizer"):

@@ -154,7 +154,7 @@ def test_a_word_may_multiply_what_was_trained():
     assert override(root, ["model.position.theta={theta*8}"]).model.position.theta == 2400
     with pytest.raises(ModelError, match=r"model.position.window: offset does not exist for 'rope'"):
         override(root, ["model.position.window={offset*2}"])
-    with pytest.raises(ModelError, match="window is no number in training for 'rope'"):
+    with pytest.raises(ModelError, match="window is not a number in training for 'rope'"):
         override(root, ["model.position.window={window*2}"])
 
 

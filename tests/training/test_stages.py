@@ -96,7 +96,7 @@ def test_a_curriculum_by_hand():
         ("{length: 12}", "train_length = 24 must be the longest of training.stages, 12"),
         ("{length: 48}", "train_length = 24 must be the longest of training.stages, 48"),
         ("{length: 12}, {length: 24}", "training.stages.0.duration is missing"),
-        ("{length: 7, duration: 5}, {length: 24}", "48 tokens is no multiple of its length 7"),
+        ("{length: 7, duration: 5}, {length: 24}", "48 tokens is not a multiple of its length 7"),
         (
             "{length: 12, duration: 18}, {length: 24, duration: 3}",
             "use 1,008 tokens, and training.tokens = 960",

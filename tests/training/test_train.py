@@ -277,7 +277,9 @@ def test_an_altered_shard_is_found_by_its_hash_before_training(words, tmp_path, 
     raw = bytearray(shard.read_bytes())
     raw[100] ^= 1
     shard.write_bytes(raw)
-    with pytest.raises(DataError, match=rf"{shard} has another hash.* delete {shard.parents[1]} and prepare"):
+    with pytest.raises(
+        DataError, match=rf"{shard} does not match its recorded hash.* delete {shard.parents[1]} and prepare"
+    ):
         here(monkeypatch, *words, f"data.root={root}", "--run-dir", str(folder))
     assert not folder.exists()
 

@@ -91,7 +91,7 @@ def restore(
         stored = load_file(checkpoint.folder / OPTIMIZER)
     own = [[names[id(weight)] for weight in group["params"]] for group in optimizer.param_groups]
     if own != [group["weights"] for group in saved["groups"]]:
-        raise TrainingError(f"{checkpoint.folder}: its optimizer groups are not those of the settings")
+        raise TrainingError(f"{checkpoint.folder}: its optimizer groups differ from those of the settings")
     state: dict[str, dict] = {name: dict(numbers) for name, numbers in saved["numbers"].items()}
     for place, tensor in stored.items():
         key, _, name = place.partition("/")

@@ -213,7 +213,7 @@ def schema_of(cls: type[BaseModel]) -> SchemaNode:
     definitions = schema.pop("$defs", {})
     for title, group in definitions.items():
         if "name" in (properties := group.get("properties", {})) and not _constants(properties["name"]):
-            raise TypeError(f"{title}.name: `name` is reserved for choices of a kind; rename this field")
+            raise TypeError(f"{title}.name: `name` is reserved for discriminated unions; rename this field")
     return SchemaNode(schema, definitions)
 
 

@@ -60,7 +60,7 @@ def segments(
         if stage.batch_size is None and stage.length and per_step % length:
             raise ValueError(
                 f"{where}.batch_size is required: training.batch_size × train_length = {per_step} tokens is "
-                f"no multiple of its length {length}"
+                f"not a multiple of its length {length}"
             )
         if stage.duration is None and i < len(stages) - 1:
             raise ValueError(f"{where}.duration is missing: only that of the last stage may be null")
