@@ -200,7 +200,7 @@ def test_from_folder_to_run_to_text(reference, imported, tmp_path, monkeypatch, 
     loaded = load(run)
     ids = reference["prompt_ids"]
     assert torch.equal(logits(loaded.model, ids), logits(imported, ids))
-    with pytest.raises(InteropError, match="already is a run"):
+    with pytest.raises(InteropError, match="is already a run"):
         import_folder(STORIES / "hf", STORIES / "tok512.model", run)
     capsys.readouterr()
     words = ["--prompt", "Once upon a time", "--greedy", "--tokens", "196"]

@@ -113,7 +113,7 @@ def test_a_sharded_run_is_a_run_like_any_other(exact, tmp_path, monkeypatch, cap
         torch.testing.assert_close(exported[name], tensor, rtol=0, atol=1e-10, msg=name)
     with pytest.raises(SystemExit) as ended:  # never over a file that is there
         runpy.run_path(str(ROOT / "scripts" / "export_checkpoint.py"), run_name="__main__")
-    assert ended.value.code == 2 and "exists already" in capsys.readouterr().err
+    assert ended.value.code == 2 and "already exists" in capsys.readouterr().err
 
 
 def test_one_process_may_shard_and_gather_in_bfloat16(words, tmp_path, monkeypatch):
