@@ -1,6 +1,6 @@
 """Tokenize the chunks of a spool, in several threads. The output does not depend on their number.
 
-Tokenizing, hashing and decompression run outside of Python's global lock, so threads scale to about 16 cores.
+Tokenizing, hashing and decompression release Python's global lock, so threads run them in parallel.
 """
 
 import os
