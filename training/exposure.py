@@ -36,7 +36,8 @@ def make_batches(settings: RunSettings, prepared: PreparedData) -> BatchSampler:
     and DataError where the text is too short for one window."""
     longest, shares = prepared.longest, settings.data.mixed_shares
     in_groups = settings.data.group_bytes is not None  # a later one may hold longer documents
-    if settings.training.stages and longest < settings.train_length and not in_groups:
+    has_lengths = len({segment.length for segment in settings.plan}) > 1
+    if has_lengths and longest < settings.train_length and not in_groups:
         raise TrainingError(
             f"training.stages go up to {settings.train_length} tokens, and the longest document of "
             f"{prepared.train.folder} has {longest:,}: lower the lengths of the stages"

@@ -388,8 +388,8 @@ def test_a_change_on_the_way_comes_at_its_step_whatever_happened_before(words, t
     assert rates[13][0] == pytest.approx(0.2 * other["train", 13]["lr"], rel=1e-12)
     assert rates[17][0] == other["train", 17]["lr"]
 
-    # Cut just before the change, at it, and after it, then resumed: the same to the bit.
-    for step in (9, 12, 15):
+    # Cut at the change, and after it, then resumed: the same to the bit.
+    for step in (12, 15):
         shutil.copytree(whole, cut)
         for folder in (cut / "checkpoints").glob("step-*"):
             if int(folder.name[5:]) > step:

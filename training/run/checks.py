@@ -58,10 +58,9 @@ def _check_sampler(settings: RunSettings, limit: int | None) -> None:
     sampler = settings.data.positions
     for kind, choice in settings.model.kinds.items():
         if sampler.fractional and not getattr(SCHEMES[choice.name][1], "supports_fractions", True):
-            where = "model.position" if kind == "all" else f"model.position.kinds.{kind}"
             raise TrainingError(
-                f"data.positions.name = {sampler.name} draws positions between whole numbers, where "
-                f"{where}.name = {choice.name} has none: choose another of the two"
+                f"data.positions.name = {sampler.name} draws fractional positions, which "
+                f"{_key_of(kind)}.name = {choice.name} does not support; change one of them"
             )
     reach = sampler.reach(settings.train_length)
     if limit is not None and limit < reach:
@@ -74,11 +73,14 @@ def _check_sampler(settings: RunSettings, limit: int | None) -> None:
 def _end_of(settings: RunSettings, reach: int) -> str:
     """The setting that limits the positions, for an error message."""
     for kind, choice in settings.model.kinds.items():
-        where = "model.position" if kind == "all" else f"model.position.kinds.{kind}"
         for key, value in (("max_length", f" to {reach}"), ("scale_base", "")):
             if key in type(choice).model_fields:
-                return f"{where}.{key}{value}"
+                return f"{_key_of(kind)}.{key}{value}"
     return "model.dim"
+
+
+def _key_of(kind: str) -> str:
+    return "model.position" if kind == "all" else f"model.position.kinds.{kind}"
 
 
 def sampled(settings: RunSettings) -> str:
@@ -91,13 +93,13 @@ def sampled(settings: RunSettings) -> str:
 
 def check_processes(settings: RunSettings, processes: int) -> None:
     """Raise for a batch that does not divide equally among the ranks, before any data are read."""
-    for i, portion in enumerate(settings.plan):
-        if portion.batch_size % processes:
-            where = (
+    for i, segment in enumerate(settings.segments):
+        if segment.batch_size % processes:
+            key = (
                 f"training.stages.{i}: a batch_size of" if settings.training.stages else "training.batch_size"
             )
             raise TrainingError(
-                f"{where} {portion.batch_size} cannot be shared by {processes} processes; make it a multiple "
+                f"{key} {segment.batch_size} cannot be shared by {processes} processes; make it a multiple "
                 f"of {processes}"
             )
 
