@@ -270,7 +270,7 @@ class Clone:
         if name in ("evaluate", "compare_parent") and self.miniature and "--help" not in words:
             known = evaluate.kind_of(
                 [word for word in words if not word.startswith(("--", "runs/"))]
-            ).settings.model_fields
+            ).settings_class.model_fields
             words = (*words, *(f"{key}={value}" for key, value in SMALL.items() if key in known))
         return self.run(script, *words)
 
