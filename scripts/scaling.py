@@ -11,7 +11,7 @@ peak rates come from data sheets; the achieved share of the peak is an assumptio
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -151,17 +151,22 @@ def best_layout(shape: ModelShape, world: int, sharded: bool, gpu: Gpu) -> Memor
     return None
 
 
+@cache
 def shapes() -> list[ModelShape]:
-    found = []
-    for name, config in SIZES.items():
-        file = ROOT / "configs" / f"{config}.yaml"
-        found.append(ModelShape(name, load_settings(RunSettings, [str(file)])))
-    return found
+    return [
+        ModelShape(name, load_settings(RunSettings, [str(ROOT / "configs" / f"{config}.yaml")]))
+        for name, config in SIZES.items()
+    ]
 
 
-def table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
-    lines = [columns, ["---"] + ["---:"] * (len(list(columns)) - 1), *rows]
-    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
+def table(columns: str, rows: Iterable[str]) -> str:
+    """A Markdown table; cells are separated by ` | `."""
+    rule = " | ".join(["---"] + ["---:"] * columns.count(" | "))
+    return "\n".join(f"| {line} |" for line in (columns, rule, *rows))
+
+
+def group_name(world: int, sharded: bool) -> str:
+    return "1" if world == 1 else f"{world} × {'FSDP2' if sharded else 'DDP'}"
 
 
 def states_table(gpu: Gpu) -> str:
@@ -172,22 +177,13 @@ def states_table(gpu: Gpu) -> str:
             parts = memory(shape, MemoryLayout(world, sharded, 1))
             states = sum(parts[key] for key in ("weights", "gradients", "moments"))
             total = sum(parts.values())
+            copies = total - states - parts["activations"] - parts["logits"]
+            numbers = [states, copies, parts["activations"], parts["logits"], total]
+            cells = " | ".join(f"{n / GB:.1f}" for n in numbers)
             fits = "yes" if total <= USABLE * gpu.memory else "no"
-            name = "1" if world == 1 else f"{world} × {'FSDP2' if sharded else 'DDP'}"
-            extra = total - states - parts["activations"] - parts["logits"]
-            numbers = [states, extra, parts["activations"], parts["logits"], total]
-            rows.append([shape.name, name, *(f"{n / GB:.1f}" for n in numbers), fits])
-    columns = [
-        "size",
-        "GPUs",
-        "states",
-        "copies",
-        "activations",
-        "logits",
-        "total",
-        f"at most {USABLE * gpu.memory / GB:.0f}",
-    ]
-    return table(columns, rows)
+            rows.append(f"{shape.name} | {group_name(world, sharded)} | {cells} | {fits}")
+    room = f"at most {USABLE * gpu.memory / GB:.0f}"
+    return table(f"size | GPUs | states | copies | activations | logits | total | {room}", rows)
 
 
 def activations_table(gpu: Gpu) -> str:
@@ -195,70 +191,39 @@ def activations_table(gpu: Gpu) -> str:
     for shape in shapes():
         length = shape.settings.train_length
         kept, again = (shape.activations(True, checkpointing) for checkpointing in (False, True))
-        numbers = [
-            f"{kept / 1e6:.2f}",
-            f"{kept * length / GB:.2f}",
-            f"{again / 1e6:.3f}",
-            f"{again * length / GB:.2f}",
-        ]
         rows.append(
-            [
-                shape.name,
-                f"{shape.parameters / 1e6:,.0f}M",
-                f"{length:,}",
-                f"{shape.flops / GB:.2f}",
-                *numbers,
-            ]
+            f"{shape.name} | {shape.parameters / 1e6:,.0f}M | {length:,} | {shape.flops / GB:.2f} | "
+            f"{kept / 1e6:.2f} | {kept * length / GB:.2f} | {again / 1e6:.3f} | {again * length / GB:.2f}"
         )
-    columns = ["size", "parameters", "length", "GFLOP per token", "MB per token", "GB per sequence"]
-    return table([*columns, "MB with checkpointing", "GB with checkpointing"], rows)
+    columns = "size | parameters | length | GFLOP per token | MB per token | GB per sequence"
+    return table(f"{columns} | MB with checkpointing | GB with checkpointing", rows)
 
 
 def speed_table(gpu: Gpu) -> str:
-    rows = []
-    for shape in shapes():
-        for world in WORLDS:
-            for sharded in (False, True) if world > 1 else (False,):
-                name = "1" if world == 1 else f"{world} × {'FSDP2' if sharded else 'DDP'}"
-                layout = best_layout(shape, world, sharded, gpu)
-                if layout is None:
-                    shared = shape.settings.training.batch_size % world == 0
-                    why = (
-                        "does not fit"
-                        if shared
-                        else f"{shape.settings.training.batch_size} sequences cannot be divided"
-                    )
-                    rows.append([shape.name, name, why, *["–"] * 6])
-                    continue
-                work, talk = compute(shape, layout, gpu), communication(shape, layout, gpu)
-                tokens = shape.settings.training.batch_size * shape.settings.train_length
-                slow, fast = (tokens / seconds for seconds in (work + talk, max(work, talk)))
-                mfu = [rate * shape.flops / (world * gpu.peak) for rate in (slow, fast)]
-                days = shape.settings.training.tokens / fast / 86_400
-                again = ", checkpointing" if layout.checkpointing else ""
-                rows.append(
-                    [
-                        shape.name,
-                        name,
-                        f"{passes(shape, layout)} × {layout.sequences}{again}",
-                        f"{sum(memory(shape, layout).values()) / GB:.0f}",
-                        f"{1000 * work:,.0f}",
-                        f"{1000 * talk:,.0f}",
-                        f"{slow / 1e3:,.0f} to {fast / 1e3:,.0f}",
-                        f"{mfu[0]:.0%} to {mfu[1]:.0%}",
-                        f"{days:.2g}" if days < 10 else f"{days:,.0f}",
-                    ]
-                )
-    columns = [
-        "size",
-        "GPUs",
-        "micro-batches × sequences",
-        "GB",
-        "compute, ms",
-        "communication, ms",
-        "k tokens/s",
-    ]
-    return table([*columns, "MFU", "days for training.tokens"], rows)
+    groups = [(1, False), *((world, sharded) for world in WORLDS[1:] for sharded in (False, True))]
+    rows = [speed_row(shape, world, sharded, gpu) for shape in shapes() for world, sharded in groups]
+    columns = "size | GPUs | micro-batches × sequences | GB | compute, ms | communication, ms | k tokens/s"
+    return table(f"{columns} | MFU | days for training.tokens", rows)
+
+
+def speed_row(shape: ModelShape, world: int, sharded: bool, gpu: Gpu) -> str:
+    t, name = shape.settings.training, f"{shape.name} | {group_name(world, sharded)}"
+    layout = best_layout(shape, world, sharded, gpu)
+    if layout is None:
+        why = f"{t.batch_size} sequences cannot be divided" if t.batch_size % world else "does not fit"
+        return f"{name} | {why}" + " | –" * 6
+    calculating, sending = compute(shape, layout, gpu), communication(shape, layout, gpu)
+    tokens = t.batch_size * shape.settings.train_length
+    slow, fast = tokens / (calculating + sending), tokens / max(calculating, sending)
+    mfu = [rate * shape.flops / (world * gpu.peak) for rate in (slow, fast)]
+    days = t.tokens / fast / 86_400
+    again = ", checkpointing" if layout.checkpointing else ""
+    return (
+        f"{name} | {passes(shape, layout)} × {layout.sequences}{again} | "
+        f"{sum(memory(shape, layout).values()) / GB:.0f} | "
+        f"{1000 * calculating:,.0f} | {1000 * sending:,.0f} | {slow / 1e3:,.0f} to {fast / 1e3:,.0f} | "
+        f"{mfu[0]:.0%} to {mfu[1]:.0%} | {days:{'.2g' if days < 10 else ',.0f'}}"
+    )
 
 
 @dataclass(frozen=True)
@@ -295,8 +260,8 @@ def anchors_table(gpu: Gpu) -> str:
         flops, peak = model.flops_per_token(one.length), GPUS[one.gpu].peak
         predicted = USUAL_SHARE * peak / (again * flops)
         mfu, off = one.rate * flops / peak, predicted / one.rate - 1
-        rows.append([one.who, f"{one.rate:,.0f}", f"{mfu:.0%}", f"{predicted:,.0f}", f"{off:+.0%}"])
-    return table(["run", "published", "MFU by our formula", "predicted", "error"], rows)
+        rows.append(f"{one.who} | {one.rate:,.0f} | {mfu:.0%} | {predicted:,.0f} | {off:+.0%}")
+    return table("run | published | MFU by our formula | predicted | error", rows)
 
 
 TABLES = {
