@@ -11,16 +11,16 @@ of 4096 tokens through the cache. Rows are added to docs/results/long_context.cs
 .md is written; a row with the same subject, length and threads is replaced.
 """
 
-import argparse
 import csv
 import io
-import json
 import os
 import platform
-import subprocess
 import sys
 import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, fields
+from multiprocessing import get_context
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -75,29 +75,22 @@ def main() -> int:
     parser.add_argument("--length", default="131072", help="input tokens; several with commas")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of each measurement")
     parser.add_argument("--results", default=str(ROOT / "docs" / "results"), help="folder of the two files")
-    parser.add_argument(
-        "--one", action="store_true", help=argparse.SUPPRESS
-    )  # the process of one measurement
     options = parser.parse_args()
     lengths = [int(length) for length in options.length.split(",")]
-    if options.one:
-        print(json.dumps(asdict(measure(options.subjects[0], lengths[0], options.threads))))
-        return 0
     console, folder = Console(), Path(options.results)
     for subject in options.subjects:
         model_of(subject, max(lengths))  # reports errors before anything is measured
     for length in sorted(lengths):
         for subject in options.subjects:
-            words = [subject, "--length", str(length), "--threads", str(options.threads), "--one"]
             console.info(f"{subject} at {length:,} tokens ...")
-            done = subprocess.run([sys.executable, __file__, *words], stdout=subprocess.PIPE, text=True)
-            if done.returncode:  # it has printed the reason
-                return done.returncode
-            row = SpanRow(**json.loads(done.stdout.splitlines()[-1]))
-            console.info(f"{subject} at {length:,} tokens: {told(row)}")
+            with ProcessPoolExecutor(1, get_context("spawn")) as process:  # peak memory is of a process
+                row = process.submit(measure, subject, length, options.threads).result()
+            console.info(
+                f"{subject} at {length:,} tokens: {duration(row.seconds)} wall time, "
+                f"{row.cpu_seconds:.0f} CPU seconds, peak {row.peak_gib:.2f} GiB"
+            )
             keep(row, folder)
-    rows = read(folder)
-    console.table("", *table([row for row in rows if row.length in lengths]))
+    console.table("", list(COLUMNS), cells([row for row in read(folder) if row.length in lengths]))
     return 0
 
 
@@ -144,12 +137,6 @@ def measure(subject: str, length: int, threads: int) -> SpanRow:
     )
 
 
-def told(row: SpanRow) -> str:
-    return (
-        f"{duration(row.seconds)} wall time, {row.cpu_seconds:.0f} CPU seconds, peak {row.peak_gib:.2f} GiB"
-    )
-
-
 def read(folder: Path) -> list[SpanRow]:
     """The stored rows."""
     path = folder / "long_context.csv"
@@ -174,30 +161,25 @@ def keep(row: SpanRow, folder: Path) -> None:
         {k: f"{v:.4g}" if isinstance(v, float) else v for k, v in asdict(one).items()} for one in rows
     )
     write_text(folder / "long_context.csv", text.getvalue())
-    columns, lines = table(rows)
-    body = "\n".join("| " + " | ".join(line) + " |" for line in [columns, ["---"] * len(columns), *lines])
+    lines = [list(COLUMNS), ["---"] * len(COLUMNS), *cells(rows)]
+    body = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     write_text(folder / "long_context.md", HEAD.format(machine=machine()) + body + "\n")
 
 
-def table(rows: list[SpanRow]) -> tuple[list[str], list[list[str]]]:
-    columns = [
-        *("subject", "length", "threads", "CPU seconds", "wall time", "peak, GiB", "span, GiB"),
-        "estimate, GiB",
-    ]
-    lines = [
-        [
-            row.subject,
-            f"{row.length:,}",
-            str(row.threads),
-            f"{row.cpu_seconds:.0f}",
-            duration(row.seconds),
-            f"{row.peak_gib:.2f}",
-            f"{row.peak_gib - row.before_gib:.2f}",
-            f"{row.forecast_gib:.2f}",
-        ]
-        for row in rows
-    ]
-    return columns, lines
+COLUMNS: dict[str, Callable[[SpanRow], str]] = {
+    "subject": lambda row: row.subject,
+    "length": lambda row: f"{row.length:,}",
+    "threads": lambda row: str(row.threads),
+    "CPU seconds": lambda row: f"{row.cpu_seconds:.0f}",
+    "wall time": lambda row: duration(row.seconds),
+    "peak, GiB": lambda row: f"{row.peak_gib:.2f}",
+    "span, GiB": lambda row: f"{row.peak_gib - row.before_gib:.2f}",
+    "estimate, GiB": lambda row: f"{row.forecast_gib:.2f}",
+}
+
+
+def cells(rows: list[SpanRow]) -> list[list[str]]:
+    return [[format_cell(row) for format_cell in COLUMNS.values()] for row in rows]
 
 
 def machine() -> str:
