@@ -61,7 +61,7 @@ def blocks_at_once(model: Transformer) -> int:
         x, span, plan = args[:3]
         bound = plan.bind(x, None)
         views = bound.read(attention.queries(span.of_queries(x)), bound.write(attention.keys(x)))
-        kernel = choose(views, bound.sink, device.type)
+        kernel = choose(views, attention.position.sink_logits(x.device), device.type)
         if views[0].weigh is not None:
             found.append(BLOCKS["weighed"])
         elif kernel == "explicit":
