@@ -150,7 +150,9 @@ def test_the_share_of_steps_by_hand(store, name, stride, monkeypatch):
     assert ExposureLedger(batches_of(store, "concat", SAMPLERS[name], length=5, batch=3), 2).stride == stride
 
 
-@pytest.mark.parametrize("name", ["offset", "pose", pytest.param("subset", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["pose", *(pytest.param(name, marks=pytest.mark.slow) for name in ("offset", "subset"))]
+)
 def test_a_long_run_is_counted_from_a_share_of_its_steps(store, name, monkeypatch):
     batches, steps = batches_of(store, "concat", SAMPLERS[name]), 600
     whole = ExposureLedger(batches, steps).upto(steps)

@@ -132,13 +132,13 @@ def stop_after(monkeypatch, target: str, calls: int) -> list:
 @pytest.mark.parametrize(
     ("target", "calls"),
     [
-        ("data.preparation.encoding.write_shard", 0),
+        pytest.param("data.preparation.encoding.write_shard", 0, marks=pytest.mark.slow),
         ("data.preparation.encoding.write_shard", 5),
-        ("data.preparation.encoding.write_json", 3),
+        pytest.param("data.preparation.encoding.write_json", 3, marks=pytest.mark.slow),
         ("data.preparation.spool.write_json", 0),
-        ("data.preparation.spool.atomic", 3),
+        pytest.param("data.preparation.spool.atomic", 3, marks=pytest.mark.slow),
         ("data.preparation.prepare.train_sentencepiece", 0),
-        ("data.preparation.prepare.write_json", 1),
+        pytest.param("data.preparation.prepare.write_json", 1, marks=pytest.mark.slow),
         ("data.preparation.prepare.write_manifest", 1),
         ("data.preparation.prepare.split_summary", 0),
     ],

@@ -203,8 +203,17 @@ def test_fingerprint_follows_the_files(tmp_path):
     assert len({first, second, fingerprint()}) == 3
 
 
-@pytest.mark.parametrize("streaming", [False, True], ids=["map", "streaming"])
-@pytest.mark.parametrize("ending", ["jsonl", "jsonl.gz", "parquet"])
+@pytest.mark.parametrize(
+    ("ending", "streaming"),
+    [
+        ("jsonl", True),
+        ("parquet", False),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in [("jsonl", False), ("parquet", True), ("jsonl.gz", False), ("jsonl.gz", True)]
+        ),
+    ],
+)
 def test_hub_calls_on_local_files(tmp_path, monkeypatch, streaming, ending):
     path = "parquet" if ending == "parquet" else "json"
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
