@@ -58,12 +58,12 @@ class SamplingParams:
     def greedy(self) -> bool:
         return self.temperature == 0
 
-    def penalised(self, logits: Tensor, seen: Tensor | None) -> Tensor:
-        """logits (B, V) after the repetition penalty; seen (B, V) marks the tokens of each row."""
-        if seen is None or self.repetition_penalty == 1:
+    def penalised(self, logits: Tensor, previous: Tensor | None) -> Tensor:
+        """logits (B, V) after the repetition penalty of the tokens marked in `previous` (B, V)."""
+        if previous is None or self.repetition_penalty == 1:
             return logits
         r = self.repetition_penalty
-        return torch.where(seen, torch.where(logits > 0, logits / r, logits * r), logits)
+        return torch.where(previous, torch.where(logits > 0, logits / r, logits * r), logits)
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """(B, V) unnormalised float64 probabilities, 0 for dropped tokens.
@@ -93,14 +93,14 @@ class SamplingParams:
                 break
         return largest.masked_fill(before >= self.top_p, math.inf).amin(-1, keepdim=True)
 
-    def choose(self, logits: Tensor, seen: Tensor | None, u: Tensor | None) -> Tensor:
+    def choose(self, logits: Tensor, previous: Tensor | None, u: Tensor | None) -> Tensor:
         """(B,) token ids drawn from logits (B, V).
 
         Args:
-            seen: (B, V) tokens of each row, for the repetition penalty.
+            previous: (B, V) tokens of each row, for the repetition penalty.
             u: (B, 1) float64 uniform random numbers in [0, 1), unused if greedy.
         """
-        logits = self.penalised(logits, seen)
+        logits = self.penalised(logits, previous)
         if self.greedy or u is None:
             return logits.argmax(-1)
         cumulative = self.probabilities(logits).cumsum(-1)
@@ -162,7 +162,7 @@ class Generation:
             row[self.width - len(prompt) : self.width] = torch.tensor(prompt)
         self.rows = rows.to(device)  # (B, slots), left padded with id 0
         self.cache = Cache(model, len(prompts), slots) if cache else None
-        self.seen = self._mark(prompts) if self.sampling.repetition_penalty != 1 else None
+        self.previous = self._mark(prompts) if self.sampling.repetition_penalty != 1 else None
         self.chances = (
             None if self.sampling.greedy else _chances(seeds or [0] * len(prompts), tokens).to(device)
         )
@@ -181,9 +181,9 @@ class Generation:
             )
         for step in range(self.tokens):
             chance = None if self.chances is None else self.chances[:, step : step + 1]
-            new = self.sampling.choose(logits, self.seen, chance)  # (B,)
-            if self.seen is not None:
-                self.seen.scatter_(1, new[:, None], True)
+            new = self.sampling.choose(logits, self.previous, chance)  # (B,)
+            if self.previous is not None:
+                self.previous.scatter_(1, new[:, None], True)
             given: list[int | None] = new.tolist()
             for row, token in enumerate(given):
                 if self.finish[row] is not None:
@@ -218,10 +218,10 @@ class Generation:
 
     def _mark(self, prompts: Sequence[Sequence[int]]) -> Tensor:
         """(B, V) tokens of each prompt, without padding."""
-        seen = torch.zeros(len(prompts), self.model.vocab_size, dtype=torch.bool)
-        for row, prompt in zip(seen, prompts, strict=True):
+        previous = torch.zeros(len(prompts), self.model.vocab_size, dtype=torch.bool)
+        for row, prompt in zip(previous, prompts, strict=True):
             row[torch.tensor(prompt)] = True
-        return seen.to(self.rows.device)
+        return previous.to(self.rows.device)
 
 
 def _check(model: Transformer, prompts: Sequence[Sequence[int]], tokens: int) -> None:

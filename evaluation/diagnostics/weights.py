@@ -215,7 +215,7 @@ def _variances(
         dtype = mask_dtype(view.q)
         q = view.q[:, :, start:stop].to(dtype) * features.to(view.q.device)
         k = repeated(view.k[:, :, block.keys].to(dtype), view.pairs.heads)
-        part = part + (q @ k.mT * scale) * view.pairs.seen(start, stop, block.keys)
+        part = part + (q @ k.mT * scale) * view.pairs.visible(start, stop, block.keys)
     finite = torch.isfinite(block.logits)
     logits, part = _centred(block.logits, finite).double(), _centred(part, finite).double()
     return (logits * part).sum((-1, -2)), logits.square().sum((-1, -2))

@@ -98,7 +98,7 @@ def attend(
     if kernel == "auto":
         kernel = choose(views, sink, first.pairs.device.type)
     if kernel == "dense":
-        return _explicit_block(views, v, scale, sink, 0, first.pairs.queries, whole=True)
+        return attention_details(views, v, scale, sink, 0, first.pairs.queries, whole=True).output.to(v.dtype)
     if kernel == "explicit" or first.weigh is not None:
         return _explicit(views, v, scale, sink)
     if kernel == "flex":
@@ -167,11 +167,22 @@ def precompute_masks(pairs: AttentionMask) -> None:
         pairs.block_mask(_fused(create_block_mask, pairs))
 
 
-def _recomputed(function, several: bool, *args) -> Tensor:
-    """Recompute blocks in the backward pass to keep memory linear in T; a single block is kept."""
-    if several and torch.is_grad_enabled():
-        return checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False)
-    return function(*args)
+def _by_block(function: Callable[..., Tensor], queries: int, size: int, recompute: bool, *args) -> Tensor:
+    """The outputs of function(*args, start, stop) for blocks of `size` queries, concatenated.
+
+    Args:
+        recompute: recompute blocks in the backward pass to keep memory linear in T; a single block is kept.
+    """
+    recompute = recompute and queries > size and torch.is_grad_enabled()
+    outputs = []
+    # The block with the most keys first, so the allocator can reuse its memory.
+    for start in range((queries - 1) // size * size, -1, -size):
+        block = (*args, start, min(start + size, queries))
+        if recompute:
+            outputs.append(checkpoint(function, *block, use_reentrant=False, preserve_rng_state=False))
+        else:
+            outputs.append(function(*block))
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs[::-1], dim=2)
 
 
 def query_block(rows: int, keys: int) -> int:
@@ -181,37 +192,11 @@ def query_block(rows: int, keys: int) -> int:
 
 def _blocks(q: Tensor, k: Tensor, v: Tensor, pairs: AttentionMask, scale: float) -> Tensor:
     """Blocks of queries through the fused kernel, each with only its visible keys."""
-    by_distance = pairs.is_by_distance
-    learned = by_distance and pairs.by_distance().requires_grad
-    size = QUERY_BLOCK if by_distance else query_block(pairs.batch * pairs.heads, pairs.keys)
-    several = pairs.queries > size
-    outputs = []
-    for start in _last_first(pairs.queries, size):
-        stop = min(start + size, pairs.queries)
-        queries = q[:, :, start:stop]
-        if by_distance:
-            assert pairs.band is not None
-            low, high = pairs.band.keys(start, stop)
-            args = (queries, k[:, :, low:high], v[:, :, low:high], pairs, start, low, scale)
-            outputs.append(_recomputed(_distance_block, several and learned, *args))
-        else:
-            keys = pairs.keys_of(start, stop)
-            args = (queries, *_taken(k, v, keys), pairs, start, keys, scale)
-            outputs.append(_recomputed(_masked_block, several, *args))
-    return _in_order(outputs)
-
-
-def _last_first(queries: int, size: int) -> range:
-    """Starts of the blocks, the block with the most keys first, so the allocator can reuse its memory."""
-    return range((queries - 1) // size * size, -1, -size)
-
-
-def _in_order(outputs: list[Tensor]) -> Tensor:
-    return outputs[0] if len(outputs) == 1 else torch.cat(outputs[::-1], dim=2)
-
-
-def _taken(k: Tensor, v: Tensor, keys: slice | Tensor) -> tuple[Tensor, Tensor]:
-    return k[:, :, keys], v[:, :, keys]
+    if pairs.is_by_distance:
+        learned = pairs.by_distance().requires_grad
+        return _by_block(_distance_block, pairs.queries, QUERY_BLOCK, learned, q, k, v, pairs, scale)
+    size = query_block(pairs.batch * pairs.heads, pairs.keys)
+    return _by_block(_masked_block, pairs.queries, size, True, q, k, v, pairs, scale)
 
 
 def _masked_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
@@ -221,49 +206,41 @@ def _masked_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: floa
 
 
 def _masked_block(
-    q: Tensor, k: Tensor, v: Tensor, pairs: AttentionMask, start: int, keys: slice | Tensor, scale: float
+    q: Tensor, k: Tensor, v: Tensor, pairs: AttentionMask, scale: float, start: int, stop: int
 ) -> Tensor:
-    mask = pairs.mask(start, start + q.shape[2], keys, mask_dtype(q))
+    keys = pairs.keys_of(start, stop)
+    q, k, v = q[:, :, start:stop], k[:, :, keys], v[:, :, keys]
+    mask = pairs.mask(start, stop, keys, mask_dtype(q))
     return _masked_attention(q, k, v, mask.expand(-1, -1, q.shape[2], k.shape[2]), scale)
 
 
 def _distance_block(
-    q: Tensor, k: Tensor, v: Tensor, pairs: AttentionMask, start: int, low: int, scale: float
+    q: Tensor, k: Tensor, v: Tensor, pairs: AttentionMask, scale: float, start: int, stop: int
 ) -> Tensor:
     """One block whose mask is a strided view: with reversed queries, the entry of pair (i', j) is at
     offset + i' + j, so strides of (1, 1) describe the mask without a copy."""
     assert pairs.band is not None
+    low, high = pairs.band.keys(start, stop)
     values = pairs.by_distance().to(mask_dtype(q))
-    n, keys = q.shape[2], k.shape[2]
-    farthest = start + n - 1 + pairs.band.offset - low  # distance of the last query to the first key
+    farthest = stop - 1 + pairs.band.offset - low  # distance of the last query to the first key
     origin = pairs.keys - 1 - farthest
-    mask = values.as_strided((1, values.shape[0], n, keys), (0, values.stride(0), 1, 1), origin)
-    return _masked_attention(q.flip(2), k, v, mask, scale).flip(2)
+    shape = (1, values.shape[0], stop - start, high - low)
+    mask = values.as_strided(shape, (0, values.stride(0), 1, 1), origin)
+    q, k, v = q[:, :, start:stop].flip(2), k[:, :, low:high], v[:, :, low:high]
+    return _masked_attention(q, k, v, mask, scale).flip(2)
 
 
 def _explicit(views: list[AttentionView], v: Tensor, scale: float, sink: Tensor | None) -> Tensor:
     pairs = views[0].pairs
     size = query_block(pairs.batch * pairs.heads, pairs.keys)
-    outputs = [
-        _recomputed(
-            _explicit_block, pairs.queries > size, views, v, scale, sink, i, min(i + size, pairs.queries)
-        )
-        for i in _last_first(pairs.queries, size)
-    ]
-    return _in_order(outputs)
+    return _by_block(_explicit_block, pairs.queries, size, True, views, v, scale, sink)
 
 
 def _explicit_block(
-    views: list[AttentionView],
-    v: Tensor,
-    scale: float,
-    sink: Tensor | None,
-    start: int,
-    stop: int,
-    whole: bool = False,
+    views: list[AttentionView], v: Tensor, scale: float, sink: Tensor | None, start: int, stop: int
 ) -> Tensor:
     """(B, H, stop − start, D): outputs of these queries, with materialized scores in float32 or float64."""
-    return attention_details(views, v, scale, sink, start, stop, whole).output.to(v.dtype)
+    return attention_details(views, v, scale, sink, start, stop).output.to(v.dtype)
 
 
 @dataclass(frozen=True)
@@ -311,7 +288,7 @@ def attention_details(
             out = out if first.extra is None else out + first.extra(block, weights)
             kept = block.logits
             if logits and kept is None:
-                kept = block.scores.masked_fill(~block.seen, -math.inf)
+                kept = block.scores.masked_fill(~block.visible, -math.inf)
             return AttentionDetails(keys, kept, weights, out)
         total: Tensor | None = None
         for view in views:

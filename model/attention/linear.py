@@ -142,7 +142,7 @@ def weighted_means(
     early = k.shape[2] - queries  # tokens without queries
     size = max(1, min(chunk, queries))
     count = -(-queries // size)
-    slots = torch.arange(count * size, device=v.device).clamp(max=max(queries - 1, 0))
+    index = torch.arange(count * size, device=v.device).clamp(max=max(queries - 1, 0))
 
     def chunks(x: Tensor) -> Tensor:  # (B, ·, K, E) → (B, ·, N, c, E), zero-padded
         return F.pad(x, (0, 0, 0, count * size - queries)).unflatten(2, (count, size))
@@ -160,7 +160,7 @@ def weighted_means(
         first = slice(0, early)
         parts.append(_summed(k[:, :, None, first], counting[:, :, None, first], v[:, :, None, first], piece))
     k_chunk, counting_chunk, v_chunk = (chunks(x[:, :, early:]) for x in (k, counting, v))
-    pieces = None if document is None else document[:, early + slots].unflatten(1, (count, size))
+    pieces = None if document is None else document[:, early + index].unflatten(1, (count, size))
     parts.append(_summed(k_chunk, counting_chunk, v_chunk, pieces))
     past = _accumulated(parts)
     known = past.of(-1 - count, -1)  # the sums before each chunk
@@ -168,22 +168,22 @@ def weighted_means(
     # Visible pairs of each chunk (R, 1, N, 1, c, c), and queries in the same document as the end of the
     # previous tokens (R, 1, N, 1, c, 1).
     row = torch.arange(pairs.rows, device=v.device)[:, None, None, None]
-    i, j = slots.view(count, size, 1), early + slots.view(count, 1, size)
-    seen = pairs.mask_mod(row, slots.new_zeros(()), i, j).expand(pairs.rows, count, size, size)
-    seen = seen[:, None, :, None]
+    i, j = index.view(count, size, 1), early + index.view(count, 1, size)
+    visible = pairs.mask_mod(row, index.new_zeros(()), i, j).expand(pairs.rows, count, size, size)
+    visible = visible[:, None, :, None]
     if pieces is None or known.document is None:
-        goes_on = None
+        same_document = None
     else:
-        goes_on = (pieces == known.document[..., None])[:, None, :, None, :, None]
+        same_document = (pieces == known.document[..., None])[:, None, :, None, :, None]
 
     def by_group(x: Tensor) -> Tensor:  # (B, H, N, c, E) → (B, G, N, H / G, c, E)
         return x.unflatten(1, (groups, -1)).transpose(2, 3)
 
     def weights(q: Tensor, k: Tensor) -> Tensor:  # → (B, G, N, H / G, c, c)
-        return _product(q, k.transpose(-1, -2)) * seen
+        return _product(q, k.transpose(-1, -2)) * visible
 
     def of_past(q: Tensor) -> Tensor:
-        return q if goes_on is None else q * goes_on
+        return q if same_document is None else q * same_document
 
     q_chunk = by_group(chunks(q))
     within = weights(q_chunk, k_chunk)
@@ -234,17 +234,16 @@ def check_scheme(where: str, choice: PositionSettings, geometry: HeadGeometry) -
     Raises:
         ModelError: the scheme or one of its settings requires softmax attention.
     """
-    advice = "set {} or choose model.mixer.name = attention"
-    for key, wanted, kept in (
+    for key, required, is_met in (
         ("window", "null", choice.window is None),
         ("sinks", "0", choice.sinks == 0),
         ("temperature", "{name: none}", isinstance(choice.temperature, NoTemperature)),
         ("sink_logit", "none", choice.sink_logit == "none"),
     ):
-        if not kept:
+        if not is_met:
             raise ModelError(
-                f"{where}.{key} is not supported by linear attention (model.mixer.name = linear): "
-                f"{advice.format(f'it to {wanted}')}"
+                f"{where}.{key} is not supported by linear attention (model.mixer.name = linear): set it to "
+                f"{required} or choose model.mixer.name = attention"
             )
     # Run two tokens through a temporary instance to find out what the scheme requires.
     with torch.device("cpu"), torch.no_grad():
@@ -256,16 +255,14 @@ def check_scheme(where: str, choice: PositionSettings, geometry: HeadGeometry) -
         )
         plan = scheme.plan(context)
         if isinstance(plan, ContentPlan):
-            asks = "reads the layer input"
+            refusal = "reads the layer input"
         else:
             q = torch.zeros(1, geometry.heads, positions.reach, geometry.head_dim)
-            views = plan.read(q, plan.write(q[:, : geometry.kv_heads]))
-            asks = _beyond_products(views)
-    if asks:
+            refusal = _beyond_products(plan.read(q, plan.write(q[:, : geometry.kv_heads])))
+    if refusal:
         raise ModelError(
-            f"{where}: scheme '{choice.name}' {asks}, which linear attention (model.mixer.name = linear) "
-            "does not support; choose a scheme that changes token embeddings or queries and keys, or set "
-            "model.mixer.name = attention"
+            f"{where}: scheme '{choice.name}' {refusal}, which linear attention (model.mixer.name = linear) "
+            "does not support; choose another scheme or model.mixer.name = attention"
         )
 
 

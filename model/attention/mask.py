@@ -154,17 +154,17 @@ class AttentionMask:
             keys = torch.arange(keys.start, keys.stop, device=self.device)
         return b, h, i, keys[None, None, None, :]
 
-    def seen(self, start: int, stop: int, keys: slice | Tensor) -> Tensor:
+    def visible(self, start: int, stop: int, keys: slice | Tensor) -> Tensor:
         """(R, 1, t, s) visible pairs of a block."""
         b, h, i, j = self.indices(start, stop, keys)
         return self.mask_mod(b, h[:, :1], i, j)
 
     def mask(self, start: int, stop: int, keys: slice | Tensor, dtype: torch.dtype) -> Tensor:
         """(R, H or 1, t, s) additive mask of one block, evaluated elementwise."""
-        seen = self.seen(start, stop, keys)
+        visible = self.visible(start, stop, keys)
         if self.bias is None:
-            return torch.zeros((), dtype=dtype, device=self.device).masked_fill(~seen, -math.inf)
-        return self.bias(*self.indices(start, stop, keys)).to(dtype).masked_fill(~seen, -math.inf)
+            return torch.zeros((), dtype=dtype, device=self.device).masked_fill(~visible, -math.inf)
+        return self.bias(*self.indices(start, stop, keys)).to(dtype).masked_fill(~visible, -math.inf)
 
 
 @dataclass(frozen=True)
@@ -219,9 +219,9 @@ class QueryBlock:
         return self._scores
 
     @property
-    def seen(self) -> Tensor:
+    def visible(self) -> Tensor:
         """(R, 1, t, s) visible pairs."""
-        return self.pairs.seen(self.start, self.stop, self.keys)
+        return self.pairs.visible(self.start, self.stop, self.keys)
 
     @property
     def distance(self) -> Tensor:
@@ -231,7 +231,7 @@ class QueryBlock:
 
     def softmax(self, logits: Tensor) -> Tensor:
         """Softmax over the visible keys and the layer's sink, if any."""
-        hidden = logits.masked_fill(~self.seen, -math.inf)
+        hidden = logits.masked_fill(~self.visible, -math.inf)
         if self._keep_logits:
             self.logits = hidden
         return softmax(hidden, self._sink)

@@ -77,7 +77,7 @@ class AttentionContext:
     def k_position(self) -> Tensor:
         return self._rows(self.keys.position)
 
-    def visible(self) -> MaskFunction:
+    def visibility(self) -> MaskFunction:
         """Mask function: causal, within the document and within the window.
 
         The mask is defined by order and document, not by tensor index. In plain layout the two are
@@ -89,11 +89,11 @@ class AttentionContext:
             offset = self.keys.order.shape[1] - self.queries.order.shape[1]
 
             def plain(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-                seen = j <= i + offset
+                visible = j <= i + offset
                 if window is None:
-                    return seen
+                    return visible
                 near = i + offset - j < window
-                return seen & (near | (k_order[b, j] < sinks) if sinks else near)
+                return visible & (near | (k_order[b, j] < sinks) if sinks else near)
 
             return plain
         q_order, q_document = self.q_order, self._rows(self.queries.document)
@@ -101,11 +101,11 @@ class AttentionContext:
 
         def ordered(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             back = q_order[b, i] - k_order[b, j]
-            seen = (back >= 0) & (q_document[b, i] == k_document[b, j])
+            visible = (back >= 0) & (q_document[b, i] == k_document[b, j])
             if window is None:
-                return seen
+                return visible
             near = back < window
-            return seen & (near | (k_order[b, j] < sinks) if sinks else near)
+            return visible & (near | (k_order[b, j] < sinks) if sinks else near)
 
         return ordered
 
@@ -124,7 +124,7 @@ class AttentionContext:
             distance: elementwise over (head, position distance); use it in place of `bias` where possible.
             by_row: `mask_mod` or `bias` depend on the row even if positions do not, e.g. on content.
         """
-        visible, plain = self.visible(), self.queries.layout == "plain"
+        visible, plain = self.visibility(), self.queries.layout == "plain"
         both = visible if mask_mod is None else lambda b, h, i, j: visible(b, h, i, j) & mask_mod(b, h, i, j)
         queries, keys = self.queries.order.shape[1], self.keys.order.shape[1]
         q_position, k_position = self.q_position, self.k_position

@@ -46,7 +46,7 @@ class Cope(PositionalScheme):
     def _weigh(self, block: QueryBlock) -> Tensor:
         scores, last = block.scores, self.settings.positions - 1
         gates = (scores if self.settings.gate == "scaled" else scores / block.scale).sigmoid()
-        p = sum_from(gates.masked_fill(~block.seen, 0.0)).clamp(max=last)  # (B, H, t, s)
+        p = sum_from(gates.masked_fill(~block.visible, 0.0)).clamp(max=last)  # (B, H, t, s)
         rows = block.q @ self.weight.to(scores.dtype).T  # (B, H, t, P)
         low = p.detach().long().clamp(max=last - 1)  # at p = P − 1 the weight of the upper row is 1
         here, next_ = rows.gather(-1, low), rows.gather(-1, low + 1)

@@ -97,7 +97,7 @@ def decayed(block: QueryBlock, n: Tensor, m: Tensor, rates: Tensor) -> Tensor:
         n, m: positions (B or 1, t) and (B or 1, s).
         rates: (D,) γ.
     """
-    queries, keys, seen = n.shape[1], m.shape[1], block.seen[:, 0]  # (R, t, s)
+    queries, keys, visible = n.shape[1], m.shape[1], block.visible[:, 0]  # (R, t, s)
     # Queries are the last tokens of the pass, and a band's keys end with the block's queries.
     whole = block.pairs.keys - block.pairs.queries + block.start
     own = whole if keys == block.pairs.keys else keys - queries
@@ -105,12 +105,12 @@ def decayed(block: QueryBlock, n: Tensor, m: Tensor, rates: Tensor) -> Tensor:
     for start in range(0, queries, QUERIES):
         stop = min(start + QUERIES, queries)
         first, last = own + start, own + stop
-        q, here, meets = block.q[:, :, start:stop], n[:, start:stop], seen[:, start:stop]
+        q, q_n, rows_visible = block.q[:, :, start:stop], n[:, start:stop], visible[:, start:stop]
         near = block.k[:, :, first:last]
-        parts = [_near(q, near, here, m[:, first:last], meets[:, :, first:last], rates)]
+        parts = [_near(q, near, q_n, m[:, first:last], rows_visible[:, :, first:last], rates)]
         if first > 0:
             far = block.k[:, :, :first]
-            parts.insert(0, _far(q, far, here, m[:, :first], meets[:, :, :first], rates))
+            parts.insert(0, _far(q, far, q_n, m[:, :first], rows_visible[:, :, :first], rates))
         if last < keys:  # the future
             parts.append(q.new_zeros(*q.shape[:3], keys - last))
         rows.append(torch.cat(parts, dim=-1))
@@ -122,20 +122,20 @@ def _factors(exponent: Tensor, rates: Tensor) -> Tensor:
     return (-exponent.to(rates.dtype)[:, None, :, None] * rates).exp()
 
 
-def _near(q: Tensor, k: Tensor, n: Tensor, m: Tensor, seen: Tensor, rates: Tensor) -> Tensor:
+def _near(q: Tensor, k: Tensor, n: Tensor, m: Tensor, visible: Tensor, rates: Tensor) -> Tensor:
     """Scores pair by pair. Masked pairs, which can have any distance, use distance 0."""
-    distance = torch.where(seen, n[:, :, None] - m[:, None, :], 0.0).to(rates.dtype)  # (B or 1, t, s)
+    distance = torch.where(visible, n[:, :, None] - m[:, None, :], 0.0).to(rates.dtype)  # (B or 1, t, s)
     decay = (-distance[..., None] * rates).exp()[:, None]  # (B or 1, 1, t, s, D)
     return torch.einsum("bhtsc,bhsc->bhts", q[:, :, :, None] * decay, k)
 
 
-def _far(q: Tensor, k: Tensor, n: Tensor, m: Tensor, seen: Tensor, rates: Tensor) -> Tensor:
+def _far(q: Tensor, k: Tensor, n: Tensor, m: Tensor, visible: Tensor, rates: Tensor) -> Tensor:
     """Scores with keys before all queries, relative to the first query that attends to any of them.
 
     Queries without such keys (their document starts in this block) and keys without queries (their document
     has ended) do not affect the base and get the factor 1."""
-    asks, asked = seen.any(2), seen.any(1)  # (R, t), (R, s)
-    base = torch.where(asks, n, math.inf).amin(1, keepdim=True)  # (B or 1, 1)
-    q = q * _factors(torch.where(asks, n - base, 0.0), rates)
-    k = k * _factors(torch.where(asked, base - m, 0.0), rates)
+    has_keys, has_queries = visible.any(2), visible.any(1)  # (R, t), (R, s)
+    base = torch.where(has_keys, n, math.inf).amin(1, keepdim=True)  # (B or 1, 1)
+    q = q * _factors(torch.where(has_keys, n - base, 0.0), rates)
+    k = k * _factors(torch.where(has_queries, base - m, 0.0), rates)
     return q @ k.transpose(-1, -2)

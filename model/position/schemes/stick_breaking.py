@@ -50,7 +50,7 @@ class StickBreaking(PositionalScheme):
         keep = self.settings.remainder == "self"
 
         def weigh(block: QueryBlock) -> Tensor:
-            z, hidden = block.scores, ~block.seen
+            z, hidden = block.scores, ~block.visible
             passed = F.logsigmoid(-z).masked_fill(hidden, 0.0)  # ln(1 − σ(z)), (B, H, t, s)
             weights = (F.logsigmoid(z) + sum_after(passed)).exp().masked_fill(hidden, 0.0)
             if not keep:
