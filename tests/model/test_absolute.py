@@ -149,7 +149,7 @@ def test_tables_that_repeat_clip_or_have_one_row():
         close(added(one, TokenPositions.plain(1))[0], one.weight, atol=0)
 
 
-def test_a_row_between_two_teaches_both_by_their_shares():
+def test_an_interpolated_row_splits_its_gradient_by_weight():
     scheme = learned(4, "interpolate")
     added(scheme, at([1, 2], 13)).sum().backward()  # rows 0.25 and 0.5
     assert scheme.weight.grad is not None

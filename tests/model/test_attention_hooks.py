@@ -57,7 +57,7 @@ def test_weights_times_values_are_the_output(case):
             close(shares, weights)
 
 
-def test_linear_attention_has_nothing_to_show():
+def test_linear_attention_does_not_support_hooks():
     model = build("rope", mixer={"name": "linear"})
     with pytest.raises(ModelError, match="no attention weights"):
         watched(model, ids(1, T))

@@ -166,7 +166,7 @@ def test_t5_starts_like_the_original_and_refuses_real_positions():
 
 @pytest.mark.parametrize("case", LEARNED)
 @pytest.mark.parametrize("tokens", [19, QUERY_BLOCK + 45])
-def test_gradients_of_learned_biases_through_blocks_are_those_of_the_slow_twin(case, tokens):
+def test_gradients_of_learned_biases_through_blocks_equal_the_reference(case, tokens):
     """Also over several blocks of queries, which are recomputed backwards."""
     scheme = build(case).position["all" if case not in ("alibi-learned", "kerple-log3", "fire") else "all-0"]
     generator = torch.Generator().manual_seed(0)

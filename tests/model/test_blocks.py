@@ -45,7 +45,7 @@ def passes(monkeypatch) -> list:
 
 
 @pytest.mark.parametrize("case", [*SCHEMES, "none-ssmax", "rope-window", "rope-self-extend", "fire-shared"])
-def test_recomputed_blocks_have_the_very_gradients(case, passes):
+def test_recomputed_blocks_have_equal_gradients(case, passes):
     net, again = build(case).train(), build(case).train()
     again.recompute_blocks()
     for positions in (TokenPositions.plain(T), packed(CUTS)):

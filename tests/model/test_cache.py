@@ -31,7 +31,7 @@ def test_a_fixed_factor_goes_on_without_a_declared_length():
     torch.testing.assert_close(torch.cat(parts, 1), model(tokens, TokenPositions.plain(T)))
 
 
-def test_the_first_places_are_kept_as_they_are():
+def test_the_first_positions_are_not_remapped():
     new = TokenPositions.plain(4, offset=3)
     assert CacheIndex(8, None, 0).advance(new) is new
 
@@ -51,7 +51,7 @@ def test_rows_and_layout_stay_what_they_were():
 
 @pytest.mark.parametrize("case", ["rope", "rope-rerope", "rope-dual-chunk", "pope", "alibi", "xpos"])
 @torch.no_grad()
-def test_a_full_cache_is_as_wide_as_the_scheme_says(case):
+def test_a_full_cache_has_the_declared_key_features(case):
     model, tokens = build(case), ids(1, 5)
     cache = Cache(model, 1, 5)
     model(tokens, TokenPositions.plain(5), cache=cache)

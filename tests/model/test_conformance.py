@@ -86,7 +86,7 @@ def test_a_parameter_without_initializer_is_an_error():
 
 @every_case
 @torch.no_grad()
-def test_the_future_is_unseen(case):
+def test_the_future_is_masked(case):
     """Other tokens after t, or none at all, change no logit up to t; the token at t changes its own."""
     model = shared(case)
     length = reach_of(model)
@@ -158,7 +158,7 @@ def test_token_by_token_after_a_prefill_gives_the_full_pass(case):
 
 @every_case
 @torch.no_grad()
-def test_a_left_padded_row_equals_itself_alone_also_while_decoding(case):
+def test_a_left_padded_row_equals_the_unpadded_row_also_while_decoding(case):
     """Rows of different declared lengths too: a row's stretch is its own."""
     model = shared(case)
     width = reach_of(model) - 3
@@ -187,7 +187,7 @@ def test_a_left_padded_row_equals_itself_alone_also_while_decoding(case):
 
 @every_case
 @torch.no_grad()
-def test_padding_tokens_are_never_seen(case):
+def test_padding_tokens_are_masked(case):
     model = shared(case)
     width = reach_of(model)
     counts = [width, 4]
@@ -221,7 +221,7 @@ def test_packed_documents_equal_separate_ones(case, data):
 
 @every_case
 @torch.no_grad()
-def test_a_packed_document_does_not_read_its_neighbours(case):
+def test_a_packed_document_does_not_attend_to_other_documents(case):
     """Document A is rewritten, before and after B; document B's logits do not move by one bit."""
     model = shared(case)
     tokens, positions = ids(1, 18), packed([[5, 7, 6]])

@@ -64,7 +64,7 @@ def test_forgetting_gates_are_multiplied_along_the_path_of_each_pair(layout):
 
 
 @torch.no_grad()
-def test_a_token_forgets_nothing_of_itself():
+def test_forgetting_gates_do_not_apply_to_the_token_itself():
     scheme = scheme_of("fox")
     plan = scheme.plan(context_of(scheme, LAYOUTS["plain"])).bind(tensors()[0], None)
     (view,) = plan.read(*tensors()[1:3])
@@ -199,7 +199,7 @@ def test_windows_shorter_than_the_convolution(name, window):
 
 @pytest.mark.parametrize("name", ALL)
 @torch.no_grad()
-def test_notes_are_worked_in_full_precision_under_autocast(name):
+def test_extras_are_computed_in_full_precision_under_autocast(name):
     model = build(name, dtype=torch.float32)
     (scheme, *_), x = model.position.values(), normal(1, 19, 28).float()
     positions = TokenPositions.plain(19)

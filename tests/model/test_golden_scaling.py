@@ -132,7 +132,7 @@ def test_p_rope_reversed_and_cut_by_wavelength():
 
 @pytest.mark.parametrize("rule", ["linear", "ntk", "yarn", "by_parts", "llama3"])
 @pytest.mark.parametrize("reverse", [False, True])
-def test_rules_treat_the_pairs_of_p_rope_that_turn_as_in_rope(rule, reverse):
+def test_scaling_of_the_rotated_pairs_of_p_rope_equals_rope(rule, reverse):
     keys = {"scaling": {"name": rule, "factor": 4.0}, "resonance": reverse}
     whole = spectrum("rope", 64, **keys)
     part = spectrum("p_rope", 64, share=0.5, reversed=reverse, **keys)
@@ -161,14 +161,14 @@ def test_he_xu_stays_within_a_quarter_turn_where_it_was_trained_and_nowhere_else
 
 
 @pytest.mark.parametrize("rule", ["yarn", "by_parts", "llama3"])
-def test_rules_by_turns_interpolate_pairs_that_never_turn(rule):
+def test_scaling_by_rotations_interpolates_pairs_below_one_rotation(rule):
     """No pair of He and Xu's makes a turn within N tokens: all are among the slow ones."""
     found = spectrum("he_xu", 64, scaling={"name": rule, "factor": 4.0})
     close(found, spectrum("he_xu", 64) / 4, atol=1e-18)
 
 
 @pytest.mark.parametrize("rule", ["yarn", "by_parts", "llama3"])
-def test_rules_by_turns_keep_pairs_that_all_turn_often(rule):
+def test_scaling_by_rotations_keeps_fast_pairs(rule):
     found = spectrum("rope", 10, 100_000, theta=4.0, scaling={"name": rule, "factor": 4.0})
     close(found, plain_frequencies(4.0, 10), atol=0)
 
@@ -262,7 +262,7 @@ def test_the_critical_dimension():
         ({"name": "drop"}, "drop"),
     ],
 )
-def test_a_rule_says_how_it_treats_a_length(scaling, words):
+def test_describe_scaling_for_a_length(scaling, words):
     assert rope(10, scaling=scaling).settings.scaling.describe(400, 100) == words
 
 
@@ -286,7 +286,7 @@ def test_divisors_of_a_wrong_number_are_refused(key):
         {"name": "drop", "factor": 2.0},
     ],
 )
-def test_rules_refuse_what_makes_no_sense(keys):
+def test_invalid_scaling_settings_are_errors(keys):
     with pytest.raises(ValidationError):
         settings_of({"name": "rope", "scaling": keys})
 
@@ -298,7 +298,7 @@ def test_longropes_first_positions_and_a_remap_are_refused_together():
 
 
 @pytest.mark.parametrize("rule", ["ntk", "dynamic", "by_parts", "yarn"])
-def test_rules_between_pairs_need_two_of_them(rule):
+def test_scaling_by_pair_index_requires_two_pairs(rule):
     with pytest.raises(ModelError, match="at least 4 rotated dimensions, got 2"):
         build({"name": "rope", "fraction": 0.2, "scaling": {"name": rule}})
 

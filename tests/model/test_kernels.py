@@ -82,7 +82,7 @@ def by_loops(q, k, v, positions: TokenPositions, window: int | None, slopes=None
 @pytest.mark.parametrize("bias", [None, "distance"])
 @pytest.mark.parametrize("window", [None, 3])
 @pytest.mark.parametrize("layout", ["plain", "ragged", "packed"])
-def test_the_slow_twin_against_loops(layout, window, bias):
+def test_the_reference_kernel_against_loops(layout, window, bias):
     s, t = 11, 7
     positions = {
         "plain": TokenPositions.plain(s),
@@ -174,7 +174,7 @@ def test_lower_precision_stays_near_float64(dtype, atol, bias, t, s, window):
 @pytest.mark.parametrize("bias", [None, "distance", "elementwise"])
 @pytest.mark.parametrize("layout", ["plain", "packed"])
 @pytest.mark.parametrize(("t", "s", "window"), [(530, 530, None), (270, 270, 256), (20, 290, 17)])
-def test_gradients_of_the_blocks_are_those_of_the_slow_twin(layout, t, s, window, bias):
+def test_gradients_of_the_blocks_equal_the_reference(layout, t, s, window, bias):
     positions = TokenPositions.plain(s) if layout == "plain" else packed([[100, s - 100], [s - 9, 9]])
     pairs = pairs_of(positions, t, window, bias)
     weight = torch.randn(B, H, t, D, generator=torch.Generator().manual_seed(3)).double()

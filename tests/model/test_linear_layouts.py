@@ -33,7 +33,7 @@ def test_a_cache_filled_in_any_pieces_gives_the_full_pass_under_any_chunk(scheme
 @every_form
 @every_scheme
 @torch.no_grad()
-def test_the_future_is_unseen_and_the_past_is_not(scheme, form):
+def test_the_future_is_masked_and_the_past_is_not(scheme, form):
     model = linear(scheme, form)
     length = reach_of(model)
     tokens = ids(2, length)
@@ -54,7 +54,7 @@ def part(positions: TokenPositions, start: int, stop: int) -> TokenPositions:
 @pytest.mark.parametrize("chunk", [1, 4, 64])
 @pytest.mark.parametrize("prefill", [[16], [3, 13], [1] * 16])
 @torch.no_grad()
-def test_a_left_padded_row_equals_itself_alone_also_while_decoding(form, chunk, prefill):
+def test_a_left_padded_row_equals_the_unpadded_row_also_while_decoding(form, chunk, prefill):
     model, width = linear("auto", form, chunk), 16
     counts = [width, 2, width - 5, 3]
     tokens = ids(4, width + 3)
@@ -78,7 +78,7 @@ def test_a_left_padded_row_equals_itself_alone_also_while_decoding(form, chunk, 
 
 @every_form
 @torch.no_grad()
-def test_padding_tokens_are_never_seen(form):
+def test_padding_tokens_are_masked(form):
     model, width = linear("rope", form), T
     positions, tokens = TokenPositions.left_padded([width, 4], width), ids(2, width)
     changed = tokens.clone()
@@ -118,7 +118,7 @@ def test_packed_documents_equal_separate_ones_also_through_a_cache_and_kept(form
 
 @every_form
 @torch.no_grad()
-def test_a_packed_document_does_not_read_its_neighbours(form):
+def test_a_packed_document_does_not_attend_to_other_documents(form):
     """Not by one bit, though the sums of all documents are made at once; nor if a neighbour is enormous."""
     model = linear("rope", form, dtype=torch.float32)
     tokens, positions = ids(1, 18), packed([[5, 7, 6]])

@@ -131,7 +131,7 @@ def test_constant_factors_of_heads_are_learned_ones_held_fixed():
 
 
 @torch.no_grad()
-def test_a_bias_is_not_tempered():
+def test_a_temperature_does_not_scale_the_bias():
     """The factor is on q·k alone: with queries of zero, ALiBi's weights stay what they were."""
     a = build({"name": "alibi", "temperature": {"name": "fixed", "value": 3.0}}, layers=1)
     b = build("alibi", layers=1)

@@ -105,7 +105,7 @@ def angles_of_carope(scheme: PositionalScheme):
 
 @layouts
 @torch.no_grad()
-def test_selective_rope_turns_by_the_convolved_projections_added_up(layout):
+def test_selective_rope_rotates_by_cumulative_convolved_projections(layout):
     scheme, positions = scheme_of("selective_rope", theta=900.0, rank=5), LAYOUTS[layout]
     expected = by_documents(positions, angles_of_selective_rope(scheme, 900.0))
     for kernel in ("auto", "dense"):
@@ -115,7 +115,7 @@ def test_selective_rope_turns_by_the_convolved_projections_added_up(layout):
 @pytest.mark.parametrize("start", ["rope", "paper"])
 @layouts
 @torch.no_grad()
-def test_carope_turns_by_powers_of_what_each_token_says(layout, start):
+def test_carope_rotates_by_powers_of_each_tokens_base(layout, start):
     scheme, positions = scheme_of("carope", start=start), LAYOUTS[layout]
     expected = by_documents(positions, angles_of_carope(scheme))
     close(real(positions, output_of(scheme, positions, "auto")), real(positions, expected), atol=1e-11)

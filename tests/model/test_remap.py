@@ -71,7 +71,7 @@ every_case = pytest.mark.parametrize("case", CASES)
 
 @every_case
 @pytest.mark.parametrize("kernel", ["blocks", "dense"])
-def test_every_score_is_that_of_the_distance_shown(case, kernel):
+def test_every_score_is_that_of_the_remapped_distance(case, kernel):
     remap, distance = CASES[case]
     q, k, v = drawn(T)
     found = through(scheme_of(remap), TokenPositions.plain(T), q, k, v, kernel)
@@ -204,7 +204,7 @@ def test_dual_chunk_as_drawn_in_the_paper():
 
 
 @pytest.mark.parametrize("case", ["rerope", "self-extend", "self-extend-default"])
-def test_distances_shown_are_whole_and_never_fall_with_distance(case):
+def test_remapped_distances_are_integers_and_monotonic(case):
     shown = shown_by(CASES[case][0], 60)
     close(shown, shown.round(), atol=1e-9)
     for n in range(60):

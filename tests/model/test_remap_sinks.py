@@ -49,7 +49,7 @@ def seen(orders: list[int], window: int = WINDOW, sinks: int = SINKS) -> torch.T
 
 @every_case
 @pytest.mark.parametrize("kernel", ["explicit", "dense"])
-def test_every_score_is_that_of_the_distance_shown(case, kernel):
+def test_every_score_is_that_of_the_remapped_distance(case, kernel):
     remap, distance = CASES[case]
     (q, k, v), numbers = drawn(T), list(range(T))
     found = through(scheme_of(remap, **KEPT), TokenPositions.plain(T), q, k, v, kernel)
@@ -99,7 +99,7 @@ def test_streaming_as_drawn_in_the_paper():
 
 
 @torch.no_grad()
-def test_streaming_is_full_attention_while_nothing_is_gone_and_no_longer():
+def test_streaming_is_full_attention_until_eviction():
     """Until sinks + window tokens, through the whole model; the next one pushes a token out."""
     ours, plain = build({"name": "rope", "remap": {"name": "streaming"}, **KEPT}), build("rope")
     for count in range(1, 15):
@@ -130,7 +130,7 @@ def test_a_long_text_token_by_token(case):
     close(cached(model, text, [1] * 47), model(text, TokenPositions.plain(47)))
 
 
-def test_no_distance_shown_goes_past_what_is_kept():
+def test_no_remapped_distance_exceeds_the_cache():
     """Streaming bounds all distances by sinks + window − 1, whatever the length; Λ bounds those of sinks."""
     n = torch.arange(80)
     kept = seen(n.tolist())

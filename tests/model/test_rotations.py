@@ -41,7 +41,7 @@ from tests.model.zoo import LAYERS, V, build, close, ids, settings_of
 NAMES = ("learned_rope", "xpos", "fope", "hyperbolic", "pope")
 
 
-def test_angles_that_differ_between_heads_turn_each_head_by_its_own():
+def test_angles_per_head_rotate_each_head_separately():
     q, _, _ = drawn(7)
     angles = torch.rand(1, H, 7, 4, dtype=torch.float64) * 6
     cos, sin = angles.cos(), angles.sin()
@@ -57,7 +57,7 @@ def test_angles_that_differ_between_heads_turn_each_head_by_its_own():
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("share", ["model", "layer", "head"])
-def test_learned_frequencies_are_exponentials_of_what_is_learned(share, layout):
+def test_learned_frequencies_are_exponentials_of_the_parameters(share, layout):
     scheme, (q, k, v) = made("learned_rope", share=share, layout=layout), drawn(len(POSITIONS))
     ratios, d = scheme.log_ratio.detach(), distances(POSITIONS)
     assert ratios.shape == ((G, D // 2) if share == "head" else (D // 2,)) and ratios.std() > 0.1

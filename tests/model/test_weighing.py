@@ -267,7 +267,7 @@ def test_dape_against_a_network_of_linear_layers(base, layout, window):
     agree(run(scheme, positions, q, k, v), expected, positions)
 
 
-def test_a_kerple_parameter_below_its_floor_can_come_back():
+def test_a_clamped_kerple_parameter_gets_gradients():
     scheme = made("dape")
     with torch.no_grad():
         scheme.r1.fill_(-0.2)
@@ -294,7 +294,7 @@ def test_stick_breaking_against_its_product(remainder, layout, window):
 
 
 @torch.no_grad()
-def test_stick_breaking_shares_out_one_stick():
+def test_stick_breaking_weights_sum_to_one():
     """Over values of one the output is the sum of the weights; logits of hundreds neither."""
     q, k, v = tensors(S)
     v, positions = torch.ones_like(v), TokenPositions.plain(S)
@@ -335,7 +335,7 @@ def test_many_small_blocks_are_one_large_one_with_their_gradients(name, layout, 
 
 
 @torch.no_grad()
-def test_each_scheme_begins_as_what_it_says():
+def test_each_scheme_starts_from_its_documented_function():
     """CoPE as NoPE; DAPE as its bias alone; Transformer-XL without the two global biases."""
     tensor, positions = tensors(Q), TokenPositions.plain(S)
     none = run(made("none"), positions, *tensor)
@@ -353,7 +353,7 @@ def test_each_scheme_begins_as_what_it_says():
 
 @pytest.mark.parametrize("name", ["cope", "stick_breaking"])
 @torch.no_grad()
-def test_schemes_that_never_read_positions_say_so(name):
+def test_schemes_that_ignore_positions_declare_it(name):
     tensor, positions, scheme = tensors(Q), TokenPositions.plain(S), made(name)
     assert not scheme.uses_position
     scattered = replace(positions, position=torch.randn(B, S) * 50, unit_steps=False)

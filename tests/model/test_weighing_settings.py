@@ -40,7 +40,7 @@ def test_settings_out_of_range_are_refused_by_name(keys):
 
 
 @pytest.mark.parametrize("sink", ["learned", "zero"])
-def test_stick_breaking_has_no_place_for_a_sink(sink):
+def test_stick_breaking_does_not_support_sink_logits(sink):
     settings = settings_of({"name": "stick_breaking", "sink_logit": sink})
     with pytest.raises(ModelError, match=f"sink_logit '{sink}'.*remainder"):
         Transformer(settings, V, 16)
