@@ -95,9 +95,9 @@ def _is_wider(old: int | None, new: int | None) -> bool:
     return old is not None and (new is None or new > old)
 
 
-def _applied(trained: RunSettings, words: Sequence[str]) -> RunSettings:
+def _applied(trained: RunSettings, overrides: Sequence[str]) -> RunSettings:
     try:
-        settings = apply_overrides(trained, list(words))
+        settings = apply_overrides(trained, list(overrides))
     except ConfigError as error:
         text = _ADVICE.sub("", str(error))
         raise ConfigError(f"{text}\n       {legal_overrides(trained.model)}") from error

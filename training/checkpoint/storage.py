@@ -225,8 +225,8 @@ def _seal(building: Path, step: int, files: dict[str, dict]) -> str:
 
 def _digest(manifest: dict) -> str:
     """SHA-256 of a manifest without its own hash."""
-    said = {key: value for key, value in manifest.items() if key != "hash"}
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+    hashed = {key: value for key, value in manifest.items() if key != "hash"}
+    return hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()
 
 
 def _put_in_place(building: Path, folder: Path) -> None:

@@ -47,8 +47,8 @@ def parse(script: str, usage: str, arguments: Sequence[str] | None = None) -> Na
     parser = parser_of(script, usage)
     options = parser.parse_args(arguments)
     if options.help or (script == "evaluate" and not options.overrides):
-        words = [options.run, *options.overrides] if script == "generate" else options.overrides
-        print(help_page(script, usage, [word for word in words if word]), flush=True)
+        names = [options.run, *options.overrides] if script == "generate" else options.overrides
+        print(help_page(script, usage, [name for name in names if name]), flush=True)
         sys.exit(0)
     if script == "generate":
         _check_generate(parser, options)
@@ -187,11 +187,11 @@ def check_settings(script: str, options: Namespace) -> None:
 
     Settings of another run are the base of an extension run, and of generate.py.
     """
-    words = options.overrides
+    arguments = options.overrides
     if script == "evaluate":
-        words = [word for word in words if _is_setting(word)]
+        arguments = [one for one in arguments if _is_setting(one)]
     layers = SettingsLayers({})
-    layers.apply(words)
+    layers.apply(arguments)
     schema, base = read_schema(SCHEMAS[script][0]), None
     if script == "evaluate":
         schema = _evaluation_schema(layers.tree)
@@ -208,7 +208,7 @@ def check_settings(script: str, options: Namespace) -> None:
         merged.apply_file(file)
         if script == "generate" and merged.tree["model"]["position"].get("name") == "pattern":
             return  # overrides apply to every layer kind that has the setting
-    merged.apply(words)
+    merged.apply(arguments)
     merged.check(schema)
     merged.raise_problems()
 
@@ -231,10 +231,10 @@ def protocols(schema: SchemaNode) -> list[str]:
     return schema.fields["protocol"].literals
 
 
-def help_page(script: str, usage: str, words: Iterable[str]) -> str:
-    """Help for the settings that `words` name; without any, the usage and the most common settings."""
+def help_page(script: str, usage: str, arguments: Iterable[str]) -> str:
+    """Help for the settings that `arguments` name; without any, the usage and the most common settings."""
     schemas = [read_schema(name) for name in SCHEMAS[script]]
-    if names := named_settings(schemas, words):
+    if names := named_settings(schemas, arguments):
         return "\n\n".join(describe_setting(schemas, name) for name in names)
     common = "\n".join(describe_setting(schemas[:1], name, inside=False) for name in COMMON[script].split())
     example, choice = EXAMPLES[script]

@@ -11,10 +11,10 @@ from training.config.schema import SchemaNode, leaves, walk
 from training.errors import ConfigError
 
 
-def named_settings(schemas: Sequence[SchemaNode], words: Iterable[str]) -> list[str]:
-    """The words that name settings, without overrides, files and directories."""
+def named_settings(schemas: Sequence[SchemaNode], arguments: Iterable[str]) -> list[str]:
+    """The arguments that name settings, without overrides, files and directories."""
     known = {name for schema in schemas for name in leaves(schema)}
-    names = [word for word in words if re.fullmatch(r"[A-Za-z_][\w.]*(\.name=\w+)?", word)]
+    names = [one for one in arguments if re.fullmatch(r"[A-Za-z_][\w.]*(\.name=\w+)?", one)]
     return [name for name in names if name in known or not Path(name).exists()]
 
 

@@ -85,9 +85,9 @@ def _key_of(kind: str) -> str:
 
 def sampled(settings: RunSettings) -> str:
     """The position sampler as text: `pose: target 2048`."""
-    said = settings.data.positions.model_dump()
-    name = said.pop("name")
-    inside = ", ".join(f"{key} {str(value).lower()}" for key, value in said.items())
+    values = settings.data.positions.model_dump()
+    name = values.pop("name")
+    inside = ", ".join(f"{key} {str(value).lower()}" for key, value in values.items())
     return f"{name}: {inside}" if inside else name
 
 

@@ -53,19 +53,19 @@ _SAME = {  # manifest keys whose values must not change on resume
 }
 
 
-def run_folder(settings: RunSettings, words: Sequence[str], root: str | Path = "runs") -> Path:
+def run_folder(settings: RunSettings, arguments: Sequence[str], root: str | Path = "runs") -> Path:
     """The default run folder: `<root>/<first file>-<choices not in that file>-<identity>`, such as
     runs/tiny-alibi-0123456789. Other overrides with equal settings give the same folder."""
-    stem, end = stem_of(words), identity(settings)
+    stem, end = stem_of(arguments), identity(settings)
     known = [folder for folder in sorted(Path(root).glob(f"{escape(stem)}-*{end}")) if is_run(folder)]
-    names = dict.fromkeys([stem, *choices_of(settings, words), end])
+    names = dict.fromkeys([stem, *choices_of(settings, arguments), end])
     return known[0] if known else Path(root) / "-".join(names)
 
 
-def choices_of(settings: RunSettings, words: Sequence[str]) -> list[str]:
+def choices_of(settings: RunSettings, arguments: Sequence[str]) -> list[str]:
     """The names of choices, the scheme's first, that the first YAML file of a run does not make itself; []
     for a fork without a file, which takes its parent's name."""
-    files, _ = split_arguments(list(words))
+    files, _ = split_arguments(list(arguments))
     if not files and settings.parent is not None and settings.parent.fork:
         return []
     try:
@@ -77,11 +77,11 @@ def choices_of(settings: RunSettings, words: Sequence[str]) -> list[str]:
     return [name for _, name in sorted(named, key=lambda one: not one[0].startswith("model.position"))]
 
 
-def stem_of(words: Sequence[str]) -> str:
+def stem_of(arguments: Sequence[str]) -> str:
     """The first part of a run's name: its first YAML file, else the parent of a fork, else `default`."""
-    files, dotted = split_arguments(list(words))
-    said = dict(word.split("=", 1) for word in dotted)
-    forked = said.get("parent.run") if "parent.fork" in said else None
+    files, overrides = split_arguments(list(arguments))
+    values = dict(override.split("=", 1) for override in overrides)
+    forked = values.get("parent.run") if "parent.fork" in values else None
     return Path(files[0]).stem if files else Path(forked or "default").name
 
 
@@ -108,8 +108,8 @@ def read_manifest(folder: Path, *needed: str) -> dict:
     """Read a run's manifest. Raises TrainingError for a missing `needed` key or a key of the wrong type."""
     file = folder / MANIFEST
     about = read_json(file)
-    said = {key for key, value in about.items() if value is not None}
-    with_keys(file, about, {key: kind for key, kind in _ABOUT.items() if key in said or key in needed})
+    needed += tuple(key for key, value in about.items() if value is not None)
+    with_keys(file, about, {key: kind for key, kind in _ABOUT.items() if key in needed})
     for one in about.get("lineage") or []:
         with_keys(f"{file}: lineage", one, {"run": str, "step": int})
     return about
@@ -308,17 +308,17 @@ def load(
         model.to(dtype or _stored_dtype(found))
         load_weights(model, found)
         usual = "ema" if found.has_average else "last"
-        chosen, said = weights or usual, [changed] if changed else []
+        chosen, notes = weights or usual, [changed] if changed else []
         if chosen == "ema":
             if not found.has_average:
                 raise TrainingError(
                     f"{found.folder} contains no EMA weights; it was trained without training.ema"
                 )
             load_average(model, found)
-            said.append("weights are their exponential mean (training.ema)")
+            notes.append("weights are their exponential mean (training.ema)")
         model.to(device).eval()
         digest = found.hash if chosen == usual else sha256(f"{chosen} {found.hash}".encode()).hexdigest()
-        return LoadedRun(model, tokenizer, settings, found.step, folder, digest, "; ".join(said), chosen)
+        return LoadedRun(model, tokenizer, settings, found.step, folder, digest, "; ".join(notes), chosen)
 
     return while_training(folder, read)
 

@@ -137,8 +137,8 @@ def _size(n: float) -> str:
 def after(plan: Sequence[Segment], done: int) -> list[Segment]:
     """The segments of a plan that remain after the first `done` steps."""
     left = []
-    for portion in plan:
-        passed = min(done, portion.steps)
-        done -= passed
-        left += [portion._replace(steps=portion.steps - passed)] if passed < portion.steps else []
+    for segment in plan:
+        done_here = min(done, segment.steps)
+        done -= done_here
+        left += [segment._replace(steps=segment.steps - done_here)] if done_here < segment.steps else []
     return left

@@ -87,8 +87,8 @@ def _commit() -> tuple[str | None, bool | None]:
     if not (home / ".git").exists() or shutil.which("git") is None:
         return None, None
 
-    def git(*words: str) -> str | None:
-        done = subprocess.run(["git", "-C", str(home), *words], capture_output=True, text=True)
+    def git(*arguments: str) -> str | None:
+        done = subprocess.run(["git", "-C", str(home), *arguments], capture_output=True, text=True)
         return done.stdout.strip() if done.returncode == 0 else None
 
     status = git("status", "--porcelain", "--untracked-files=no")

@@ -114,13 +114,13 @@ def forecast(
         layout: the devices, and the windows of `length` tokens per pass.
         peak: FLOP/s of one device.
     """
-    tokens = [portion.steps * portion.batch_size * portion.length for portion in plan]
+    tokens = [segment.steps * segment.batch_size * segment.length for segment in plan]
     flops = sum(n * model.flops_per_token(p.length) for n, p in zip(tokens, plan, strict=True))
     again = RECOMPUTED if layout.checkpointing else 1.0
     return RunForecast(
         parameters=model.parameter_count(),
         flops_per_token=flops / sum(tokens),
-        steps=sum(portion.steps for portion in plan),
+        steps=sum(segment.steps for segment in plan),
         tokens=sum(tokens),
         memory=round(sum(memory(model, length, layout).values())),
         seconds=again * flops / (peak * USUAL_SHARE * layout.world),
