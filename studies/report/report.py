@@ -125,15 +125,18 @@ def _losses(table: StudyComparison, draw: FigureBuilder, several: bool, first: b
 
 def section(table: ResultsTable, draw: FigureBuilder) -> ReportSection:
     """The section about an evaluation other than loss by length; without blocks if it has no numbers."""
-    title = {
-        TASKS: f"Task: {table.facts.get('task', table.name)}",
-        ATTENTION: "Attention beyond the training length",
-        GENERATION: "Generated text beyond the training length",
-        BY_POSITION: "NLL by position",
+    text = note("no_intervals")
+    task = table.facts.get("task", table.name)
+    title, blocks = {
+        TASKS: (f"Task: {task}", lambda: _task(table, draw)),
+        ATTENTION: (
+            "Attention beyond the training length",
+            lambda: [text, draw.attention(table), tables.attention(table)],
+        ),
+        GENERATION: ("Generated text beyond the training length", lambda: [text, tables.generation(table)]),
+        BY_POSITION: ("NLL by position", lambda: [text, draw.by_position(table)]),
     }[table.facts["protocol"]]
-    blocks = {TASKS: _task, ATTENTION: _attention, GENERATION: _generation, BY_POSITION: _by_position}
-    own = blocks[table.facts["protocol"]](table, draw) if table.rows else []
-    return ReportSection(f"{title} ({table.title})", own)
+    return ReportSection(f"{title} ({table.title})", blocks() if table.rows else [])
 
 
 def _task(table: ResultsTable, draw: FigureBuilder) -> list:
@@ -152,18 +155,6 @@ def _task(table: ResultsTable, draw: FigureBuilder) -> list:
             text += "; not shown to be above chance."
         sentences.append((name, text))
     return [BulletList(sentences), draw.accuracy(table), tables.accuracy(table), *draw.depths(table)]
-
-
-def _attention(table: ResultsTable, draw: FigureBuilder) -> list:
-    return [note("no_intervals"), draw.attention(table), tables.attention(table)]
-
-
-def _generation(table: ResultsTable, draw: FigureBuilder) -> list:
-    return [note("no_intervals"), tables.generation(table)]
-
-
-def _by_position(table: ResultsTable, draw: FigureBuilder) -> list:
-    return [note("no_intervals"), draw.by_position(table)]
 
 
 def _training(

@@ -81,21 +81,19 @@ def read_losses(study: StoredStudy, name: str, group: Group) -> StudyLosses | No
     """The losses of one evaluation in one group; None if it has another protocol or no results."""
     found: StudyLosses | None = None
     first: tuple[str, dict] = ("", {})
-    for variant in study.variants:
-        for cell in study.of(variant, group):
-            result = cell.evaluation(name)
-            if result.get("protocol") not in LOSSES:
-                continue
-            if not isinstance(result.get("units"), dict):
-                if found is not None:
-                    found.excluded[cell.id] = "its results have no losses by unit; evaluate it again"
-                continue
-            if found is None:
-                found, first = _empty(study, name, group, result), (cell.id, result)
-            if differing := _differing(first, (cell.id, result)):
-                found.excluded[cell.id] = differing
-            else:
-                _add(found, variant, cell, result)
+    for variant, cell, result in study.results(name, group):
+        if result.get("protocol") not in LOSSES:
+            continue
+        if not isinstance(result.get("units"), dict):
+            if found is not None:
+                found.excluded[cell.id] = "its results have no losses by unit; evaluate it again"
+            continue
+        if found is None:
+            found, first = _empty(study, name, group, result), (cell.id, result)
+        if differing := _differing(first, (cell.id, result)):
+            found.excluded[cell.id] = differing
+        else:
+            _add(found, variant, cell, result)
     if found is None:
         return None
     for where in found.missing:

@@ -22,19 +22,14 @@ Number = tuple[str, int | None, tuple, object]  # metric, length, where, value
 
 def read_other(study: StoredStudy, name: str, group: Group) -> ResultsTable | None:
     """None if the evaluation has another protocol, or no results yet."""
-    found = [
-        (variant, result)
-        for variant in study.variants
-        for cell in study.of(variant, group)
-        if (result := cell.evaluation(name))
-    ]
-    first = found[0][1] if found else {}
+    found = study.results(name, group)
+    first = found[0][2] if found else {}
     if first.get("protocol") not in READERS:
         return None
     facts = {key: value for key, value in first.items() if key not in ("cells", "by_distance", "summary")}
     table = ResultsTable(name, group, study.variants, facts)
     numbers: dict[tuple[str, str, int | None, tuple], list] = {}
-    for variant, result in found:
+    for variant, _, result in found:
         if all(result.get(key) == first.get(key) for key in SHARED):
             for metric, length, where, value in READERS[first["protocol"]](result, variant.method):
                 numbers.setdefault((variant.name, metric, length, where), []).append(value)

@@ -30,10 +30,6 @@ class StoredCell:
     def finished(self) -> bool:
         return self.record["status"] == "done"
 
-    def evaluation(self, name: str) -> dict:
-        """The results of an evaluation; empty if there are none."""
-        return (self.record.get("evaluations") or {}).get(name) or {}
-
 
 @dataclass(frozen=True)
 class StudyVariant:
@@ -73,6 +69,12 @@ class StoredStudy:
         found = dict.fromkeys(name for cell in self.cells for name in cell.record.get("evaluations") or {})
         order = [self.declared.get("primary"), *((self.record.get("study") or {}).get("evaluations") or {})]
         return [name for name in dict.fromkeys([*order, *found]) if name in found]
+
+    def results(self, name: str, group: Group) -> list[tuple[StudyVariant, StoredCell, dict]]:
+        """The results of an evaluation in a group of cells, for every variant."""
+        found = [(variant, cell) for variant in self.variants for cell in self.of(variant, group)]
+        every = [(variant, cell, cell.record.get("evaluations") or {}) for variant, cell in found]
+        return [(variant, cell, results[name]) for variant, cell, results in every if results.get(name)]
 
     def of(self, variant: StudyVariant, group: Group) -> list[StoredCell]:
         return [cell for cell in self.cells if (cell.scheme, cell.group) == (variant.scheme, group)]

@@ -44,7 +44,7 @@ def make_study(folder, missing=(), elsewhere=None):
     return folder
 
 
-def test_the_least_of_each_line_is_found_and_how_far_they_lie_apart(tmp_path, monkeypatch, capsys):
+def test_the_best_value_of_each_line_and_their_distance_are_reported(tmp_path, monkeypatch, capsys):
     make_study(tmp_path)
     monkeypatch.setattr("sys.argv", ["plot_sweep.py", str(tmp_path)])
     assert plot_sweep.main() == 0
@@ -66,13 +66,13 @@ def test_the_least_of_each_line_is_found_and_how_far_they_lie_apart(tmp_path, mo
         assert (tmp_path / f"sweep{suffix}").stat().st_size > 5_000
 
 
-def test_a_line_of_which_a_seed_is_missing_is_named(tmp_path):
+def test_a_missing_seed_is_reported(tmp_path):
     study = make_study(tmp_path, missing=[("b", "64", "0.01", "1")])
     with pytest.raises(StudyError, match=r"b, width=64, rate=0\.01: some seeds have no results"):
         plot_sweep.read_sweeps(read_study(plot_sweep.read_results(study)), "held-out", "rate", "width")
 
 
-def test_losses_of_other_targets_make_no_line(tmp_path):
+def test_losses_on_different_targets_are_rejected(tmp_path):
     study = make_study(tmp_path, elsewhere=("64", "0.01"))
     with pytest.raises(
         EvaluationError, match=r"width=64, rate=0\.01 cannot be compared: targets_hash differs"
@@ -81,7 +81,7 @@ def test_losses_of_other_targets_make_no_line(tmp_path):
 
 
 @pytest.mark.parametrize(("over", "lines"), [("rate", "depth"), ("rate", "rate")])
-def test_axes_that_the_grid_has_not_are_refused_with_those_it_has(tmp_path, over, lines):
+def test_unknown_axes_are_rejected(tmp_path, over, lines):
     study = read_study(plot_sweep.read_results(make_study(tmp_path)))
     with pytest.raises(StudyError, match=r"are width, rate.*--over and --lines"):
         plot_sweep.read_sweeps(study, "held-out", over, lines)

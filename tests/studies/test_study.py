@@ -39,7 +39,7 @@ def clean(home, write_study, monkeypatch) -> tuple[Path, Path]:
     return file, folder
 
 
-def test_a_study_trains_measures_and_gathers(clean):
+def test_a_study_trains_evaluates_and_gathers(clean):
     _, folder = clean
     found = results(folder)
     assert [cell["id"] for cell in found["cells"]] == CELLS
@@ -62,7 +62,7 @@ def test_a_study_trains_measures_and_gathers(clean):
     assert str(folder) not in json.dumps([cell["evaluations"] for cell in found["cells"]])
 
 
-def test_a_variant_adds_its_rule_to_the_runs_of_its_scheme_alone(clean):
+def test_a_variant_adds_its_method_to_its_scheme_only(clean):
     for cell in results(clean[1])["cells"]:
         table = {(row["method"], row["length"]): row for row in cell["evaluations"]["held-out"]["cells"]}
         if cell["axes"]["scheme"] == "rope":
@@ -75,7 +75,7 @@ def test_a_variant_adds_its_rule_to_the_runs_of_its_scheme_alone(clean):
             assert table["trained", 24]["nll"] > 0
 
 
-def test_cells_of_a_seed_share_their_text_and_its_order(clean):
+def test_cells_of_a_seed_share_data_and_order(clean):
     found = results(clean[1])
     orders = {cell["id"]: cell["training"]["data_order"] for cell in found["cells"]}
     assert orders[CELLS[0]] == orders[CELLS[2]] and orders[CELLS[1]] == orders[CELLS[3]]
@@ -85,7 +85,7 @@ def test_cells_of_a_seed_share_their_text_and_its_order(clean):
     assert found["checks"]["equal_tokens"] is True
 
 
-def test_what_is_done_is_not_done_again(clean, monkeypatch, capsys):
+def test_finished_cells_are_not_run_again(clean, monkeypatch, capsys):
     file, folder = clean
     kinds = (".npz", ".safetensors")
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.suffix in kinds}
@@ -98,7 +98,7 @@ def test_what_is_done_is_not_done_again(clean, monkeypatch, capsys):
     assert "4 done" in capsys.readouterr().err
 
 
-def test_a_run_that_is_there_already_is_taken_over(clean, monkeypatch, tmp_path):
+def test_an_existing_run_is_reused(clean, monkeypatch, tmp_path):
     file, folder = clean
     other = tmp_path / "other"
     shutil.copytree(folder / "runs" / CELLS[0], other / "runs" / CELLS[0])
@@ -109,7 +109,7 @@ def test_a_run_that_is_there_already_is_taken_over(clean, monkeypatch, tmp_path)
     assert lasting(results(folder))["cells"][0] == lasting(results(other))["cells"][0]
 
 
-def test_an_altered_checkpoint_or_result_is_made_again(clean, monkeypatch, tmp_path):
+def test_a_damaged_checkpoint_or_result_is_replaced(clean, monkeypatch, tmp_path):
     file, folder = clean
     other = tmp_path / "other"
     shutil.copytree(folder, other)
@@ -140,7 +140,7 @@ def test_a_cell_of_an_array_is_gathered_by_the_next_call(clean, monkeypatch, tmp
     assert lasting(results(other))["cells"][2] == lasting(results(folder))["cells"][2]
 
 
-def test_everything_that_cannot_work_is_refused_at_once(write_study, monkeypatch, tmp_path):
+def test_all_invalid_cells_are_reported_before_training(write_study, monkeypatch, tmp_path):
     text = STUDY.replace(
         "    rope: [",
         """    wide: [model.heads=5]
@@ -191,13 +191,13 @@ def test_everything_that_cannot_work_is_refused_at_once(write_study, monkeypatch
     assert not (folder / "runs").exists()
 
 
-def test_a_run_of_other_settings_is_left_alone(clean, write_study, monkeypatch):
+def test_a_run_with_other_settings_is_not_touched(clean, write_study, monkeypatch):
     other = write_study(STUDY.replace("[{base}]", "[{base}, train_length=16]"))
     with pytest.raises(StudyError, match=r"(?s)4 of 4 cells.*other settings \(train_length"):
         call(monkeypatch, other, "--run-dir", clean[1])
 
 
-def test_the_plan_is_told_and_nothing_started(clean, monkeypatch, capsys, tmp_path):
+def test_dry_run_starts_nothing(clean, monkeypatch, capsys, tmp_path):
     file, folder = clean
     assert call(monkeypatch, file, "--run-dir", folder, "--dry-run") == 0
     said = capsys.readouterr().out
@@ -208,7 +208,7 @@ def test_the_plan_is_told_and_nothing_started(clean, monkeypatch, capsys, tmp_pa
     assert not (tmp_path / "new").exists()
 
 
-def test_help_teaches(monkeypatch, capsys):
+def test_help_documents_the_file_format(monkeypatch, capsys):
     with pytest.raises(SystemExit) as end:
         call(monkeypatch, "--help")
     said = capsys.readouterr().out
@@ -228,7 +228,7 @@ def test_help_teaches(monkeypatch, capsys):
     assert (ROOT / "configs" / "studies" / "quick.yaml").is_file()
 
 
-def test_an_evaluation_that_fails_takes_nothing_else_with_it(clean, write_study, monkeypatch, tmp_path):
+def test_a_failed_evaluation_does_not_affect_others(clean, write_study, monkeypatch, tmp_path):
     folder = tmp_path / "other"
     shutil.copytree(clean[1], folder)
     tight = """  tight:
@@ -243,7 +243,7 @@ report:"""
     assert set(found[0]["evaluations"]) == {"held-out"} and found[2]["status"] == "done"
 
 
-def test_text_that_was_trained_on_is_refused_before_training(write_study, monkeypatch, tmp_path):
+def test_evaluation_on_training_text_is_rejected_before_training(write_study, monkeypatch, tmp_path):
     known = """  known:
     overrides: ["lengths=[48]", targets=8, least_documents=20]
     data: ["data.source={{name: files, path: {corpus}}}"]
@@ -254,7 +254,7 @@ report:"""
     assert not (tmp_path / "other" / "runs").exists()
 
 
-def test_the_report_is_made_of_the_stored_results_alone(clean, blank_figures, monkeypatch, tmp_path, capsys):
+def test_the_report_needs_only_the_stored_results(clean, blank_figures, monkeypatch, tmp_path, capsys):
     file, folder = clean
     at_the_end = json.loads((folder / "report.html").read_text(encoding="utf-8"))
     assert at_the_end == results(folder) and at_the_end["study"]["report"]["baseline"] == "rope"

@@ -39,7 +39,7 @@ def browser(tmp_path_factory):
 @pytest.mark.parametrize(
     ("width", "scheme"), [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")]
 )
-def test_the_page_fits_and_is_quiet(browser, folder, width, scheme):
+def test_the_page_fits_the_window_without_errors_or_requests(browser, folder, width, scheme):
     """No sideways scrolling of the page, nothing past its edge, no console errors, no request but itself."""
     browser.ask("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
     browser.open(folder / "report.html", width)
@@ -59,7 +59,7 @@ def test_the_page_fits_and_is_quiet(browser, folder, width, scheme):
     assert (sum(map(int, dark[4:-1].split(","))) < 200) == (scheme == "dark")
 
 
-def test_wide_tables_scroll_in_a_place_of_their_own(browser, folder):
+def test_wide_tables_scroll_inside_the_page(browser, folder):
     browser.open(folder / "report.html", 390)
     inner = "[...document.querySelectorAll('.scroll')].map(e => [e.scrollWidth, e.clientWidth, e.tabIndex])"
     places = browser.value(inner)
@@ -67,7 +67,7 @@ def test_wide_tables_scroll_in_a_place_of_their_own(browser, folder):
     assert all(seen <= 390 and tab == 0 for _, seen, tab in places)
 
 
-def test_words_are_large_enough_on_a_phone(browser, folder):
+def test_text_is_legible_on_a_phone(browser, folder):
     browser.open(folder / "report.html", 390)
     sizes = browser.value("""[...document.querySelectorAll('p, li, td, th, figcaption')]
         .map(e => parseFloat(getComputedStyle(e).fontSize))""")
@@ -81,7 +81,7 @@ def test_words_are_large_enough_on_a_phone(browser, folder):
     assert cut == 0  # the names right of the lines are seen without scrolling
 
 
-def test_paper_shows_all_of_every_table(browser, folder):
+def test_print_shows_whole_tables(browser, folder):
     browser.ask("Emulation.setEmulatedMedia", media="print", features=[])
     browser.open(folder / "report.html", 700)
     try:

@@ -105,7 +105,7 @@ def record_unigram(record) -> float:
     return float(np.mean(record["cells"][0]["evaluations"]["long"]["unigram_unit_nll"]))
 
 
-def test_each_alone_shows_the_others_its_baseline_and_what_training_has_shown(record, figures):
+def test_one_panel_per_variant_shows_the_others_the_baseline_and_the_exposure(record, figures):
     axes = [one for one in figures["nll_by_length_each"].axes if one.get_title(loc="left")]
     assert [one.get_title(loc="left") for one in axes] == figures.comparison.names
     for one in axes:
@@ -127,7 +127,7 @@ def test_each_alone_shows_the_others_its_baseline_and_what_training_has_shown(re
         assert rows == [pytest.approx(last) if last > low else 0, pytest.approx(L0)]  # distances, positions
 
 
-def test_net_gain_begins_at_the_trained_length_on_every_line(record, figures):
+def test_net_gain_begins_at_the_training_length(record, figures):
     (axes,) = figures["net_gain"].axes
     found = named(axes)
     for name in set(NAMES) - {"learned"}:
@@ -154,7 +154,7 @@ def base_gain(record, name) -> float:
 
 
 @pytest.mark.parametrize("span", [(-0.06, 0.015), (-0.015, 0.06), (-3.0, 0.0), (0.0, 0.3)])
-def test_a_tick_stands_on_either_side_of_all_data(span):
+def test_symlog_ticks_cover_the_data_without_crowding(span):
     """At least three ticks lie where the lines are, none crowded by another."""
     low, high = span
     line = Curve("a", [256.0, 512.0, 1024.0], [0.0, low, high])
@@ -165,7 +165,7 @@ def test_a_tick_stands_on_either_side_of_all_data(span):
     assert min(np.diff(at)) >= 0.07 * axes.bbox.height
 
 
-def test_differences_are_dots_with_their_intervals_best_first(record, figures):
+def test_differences_are_sorted_dots_with_intervals(record, figures):
     found = {(row.variant, row.length): row for row in figures.comparison.select("difference")}
     for axes, length in zip(figures["difference"].axes, (256, 4096), strict=True):
         names = [text.get_text() for text in axes.get_yticklabels()]
@@ -187,7 +187,7 @@ def test_differences_are_dots_with_their_intervals_best_first(record, figures):
                 assert (own[name].low + own[name].high) / 2 == pytest.approx(value)
 
 
-def test_what_was_learned_is_shown_seed_by_seed(record, figures):
+def test_nll_at_the_training_length_is_shown_by_seed(record, figures):
     (axes,) = figures["learned"].axes
     names = [text.get_text() for text in axes.get_yticklabels()]
     base = {name: of(record, name)[2] for name in NAMES if name != "rope + yarn"}
@@ -199,7 +199,7 @@ def test_what_was_learned_is_shown_seed_by_seed(record, figures):
         )
 
 
-def test_intervals_wider_than_the_points_lie_apart_are_left_out_and_counted(monkeypatch, tmp_path):
+def test_intervals_wider_than_the_range_of_points_are_omitted_and_counted(monkeypatch, tmp_path):
     """One seed of rope leaves the others at 512 tokens: its interval would press all lines flat."""
     record = results(schemes=("rope", "none", "alibi"))
     (cell,) = [c for c in record["cells"] if c["id"] == "scheme=rope,seed=1"]
@@ -220,7 +220,7 @@ def test_intervals_wider_than_the_points_lie_apart_are_left_out_and_counted(monk
         assert "1 of 16 bars" in told
 
 
-def test_informative_keeps_what_fits_between_the_points():
+def test_informative_keeps_intervals_within_the_range_of_points():
     series = [
         Curve("a", [1, 2], [1.0, 2.0], low=[0.9, 0.4], high=[1.1, 3.6]),
         Curve("b", [1], [9.0], low=[math.nan], high=[math.nan]),
@@ -231,7 +231,7 @@ def test_informative_keeps_what_fits_between_the_points():
 
 
 @pytest.mark.parametrize("how", [{"seeds": 1}, {"seeds": 2}, {"units": 5}])
-def test_no_caption_or_note_promises_intervals_that_are_not_drawn(how, monkeypatch, tmp_path):
+def test_captions_and_notes_mention_only_intervals_that_are_drawn(how, monkeypatch, tmp_path):
     figures = Figures(results(**how, schemes=("rope", "alibi", "fox")), monkeypatch, tmp_path)
     for name in ("nll_by_length", "nll_by_length_each", "net_gain", "difference"):
         told = figures.captions[name] + " ".join(text.get_text() for text in figures[name].texts)
@@ -239,7 +239,7 @@ def test_no_caption_or_note_promises_intervals_that_are_not_drawn(how, monkeypat
     assert not any(one.bars for one in named(figures["nll_by_length"].axes[0]).values())
 
 
-def test_what_stands_beside_the_loss_is_drawn_as_measured(monkeypatch, tmp_path):
+def test_figures_of_tasks_attention_and_positions_show_the_measured_numbers(monkeypatch, tmp_path):
     record = add(results(schemes=("rope", "window", "alibi")))
     figures = Figures(record, monkeypatch, tmp_path)
     for name in ("passkey", "attention", "position"):
@@ -298,7 +298,7 @@ def test_what_stands_beside_the_loss_is_drawn_as_measured(monkeypatch, tmp_path)
     assert levels(axes) == [pytest.approx(100 * CHANCE)]
 
 
-def test_a_sweep_shows_means_seeds_and_rings_the_least(tmp_path):
+def test_a_sweep_shows_means_and_seeds_and_rings_the_best(tmp_path):
     study = read_study(plot_sweep.read_results(make_study(tmp_path)))
     figure = plot_sweep.draw(plot_sweep.read_sweeps(study, "held-out", "rate", "width"), "rate", "width")
     rates = sorted(map(float, VALUES))
@@ -317,7 +317,7 @@ def test_a_sweep_shows_means_seeds_and_rings_the_least(tmp_path):
     assert figure.axes[0].get_ylabel()
 
 
-def test_training_curves_show_what_the_metrics_say(tmp_path):
+def test_training_curves_show_the_logged_metrics(tmp_path):
     one = read_curves(make_run(tmp_path / "one"), "one")
     other = read_curves(make_run(tmp_path / "other", loss=lambda step: 4.0 + step % 2), "$other$")
     figure = training_figure([one, other], 0.1)

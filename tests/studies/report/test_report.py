@@ -75,7 +75,7 @@ def test_the_same_results_give_the_same_bytes(written, tmp_path):
         assert a.read_bytes() == b.read_bytes(), a.name
 
 
-def test_the_page_asks_nobody_for_anything(page, written):
+def test_the_page_makes_no_requests(page, written):
     text = (written[0] / "report.html").read_text(encoding="utf-8")
     beside = {"report.md", "results.csv", "results.json"}
     assert {link for link in page.links if not link.startswith(("#", "data:,"))} == beside
@@ -85,7 +85,7 @@ def test_the_page_asks_nobody_for_anything(page, written):
     assert set(re.findall(r"https?://[^\s\"'<]+", text)) <= names
 
 
-def test_the_page_is_whole_and_can_be_read_without_seeing(page):
+def test_the_page_is_well_formed_and_accessible(page):
     assert page.open == [] and len(page.ids) == len(set(page.ids))
     assert {link[1:] for link in page.links if link.startswith("#")} <= set(page.ids)
     pictures = [found for tag, found in page.tags if tag == "svg"]
@@ -98,7 +98,7 @@ def test_the_page_is_whole_and_can_be_read_without_seeing(page):
     assert ("html", {"lang": "en"}) in page.tags
 
 
-def test_every_colour_of_the_figures_has_one_for_the_dark(written):
+def test_every_figure_colour_has_a_dark_counterpart(written):
     for file in (written[0] / "figures").glob("*.svg"):
         used = {
             colour.lower() for colour in re.findall(r"#[0-9a-fA-F]{6}\b", file.read_text(encoding="utf-8"))
@@ -112,7 +112,7 @@ def _luminance(colour: str) -> float:
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
-def test_colours_that_carry_words_stand_out_in_the_dark():
+def test_dark_text_colours_have_enough_contrast():
     card = _luminance(DARK["#ffffff"])
     lines = {"#e6e6e6", "#c9c9c9", "#999999", "#ffffff"}  # grid, others, axes, the page itself
     for light, dark in DARK.items():
@@ -120,7 +120,7 @@ def test_colours_that_carry_words_stand_out_in_the_dark():
             assert (_luminance(dark) + 0.05) / (card + 0.05) > 4.5, light
 
 
-def test_the_first_lines_say_what_happened(page):
+def test_the_lead_states_the_findings(page):
     text = " ".join("".join(page.text).split())
     assert "alibi and window held to 4,096; rope + yarn held to 512; rope, none and sinusoidal broken" in text
     assert "fewer than 3 training seeds: fox (1 seed)" in text
@@ -158,7 +158,7 @@ def findings_of(record: dict) -> str:
     return " ".join([*lead(comparison), *(sentence(name, comparison) for name in comparison.names)])
 
 
-def test_who_has_learned_nothing_is_named_first():
+def test_undertrained_schemes_are_reported():
     record = results(schemes=("rope", "none"))
     assert "undertrained" not in findings_of(record)
     for cell in record["cells"]:
@@ -168,12 +168,12 @@ def test_who_has_learned_nothing_is_named_first():
     assert "undertrained: rope" in said and "(0.500 nats)" in said
 
 
-def test_nobody_gains_is_said_so():
+def test_the_absence_of_positive_gains_is_stated():
     found = findings_of(results(schemes=("rope", "window", "none")))
     assert "truncation at 4,096" in found and "positive for no scheme; negative for rope" in found
 
 
-def test_every_number_is_in_the_rows(written):
+def test_results_csv_has_one_row_per_number(written):
     rows = list(csv.DictReader(io.StringIO((written[0] / "results.csv").read_text(encoding="utf-8"))))
     found = {(r["variant"], r["metric"], r["length"], r["where"], r["seed"]): r for r in rows}
     assert len(found) == len(rows)
@@ -191,7 +191,7 @@ def test_every_number_is_in_the_rows(written):
     assert ("learned", "nll", "512", "", "") not in found
 
 
-def test_markdown_has_its_figures_and_whole_tables(written):
+def test_markdown_has_figures_and_rectangular_tables(written):
     text = (written[0] / "report.md").read_text(encoding="utf-8")
     figures = re.findall(r"\]\((figures/[\w.]+)\)", text)
     assert len(figures) == 5
@@ -202,7 +202,7 @@ def test_markdown_has_its_figures_and_whole_tables(written):
         assert len(widths) == 1, block
 
 
-def test_a_study_that_has_not_finished_reports_what_it_has(tmp_path):
+def test_an_unfinished_study_has_a_report(tmp_path):
     record = results()
     for cell in record["cells"]:
         cell |= {"status": "pending", "training": None, "timing": {}, "evaluations": {}}
@@ -211,7 +211,7 @@ def test_a_study_that_has_not_finished_reports_what_it_has(tmp_path):
     assert "No loss evaluation has finished yet" in text and "20 pending" in text
 
 
-def test_names_with_signs_of_markup_stay_words(blank_figures, tmp_path):
+def test_names_with_markup_are_escaped(blank_figures, tmp_path):
     record = results(schemes=("rope", "window"))
     record["name"] = "a <b>bold</b> | name & *more*"
     for cell in record["cells"]:
@@ -225,7 +225,7 @@ def test_names_with_signs_of_markup_stay_words(blank_figures, tmp_path):
     assert "<window|1>" in "".join(page.text)
 
 
-def test_nothing_is_written_where_the_results_are_none(tmp_path):
+def test_invalid_results_write_no_files(tmp_path):
     with pytest.raises(StudyError):
         write_report({"format": 1}, tmp_path / "new")
     assert not (tmp_path / "new").exists()

@@ -99,7 +99,7 @@ def test_a_difference_of_schemes_is_recipe_b_of_independent_seeds(record, compar
     assert ("rope", 4096) not in found and ("learned", 4096) not in found and ("learned", 256) in found
 
 
-def test_the_same_checkpoints_under_a_rule_are_paired_seed_by_seed(record, comparison):
+def test_two_methods_on_the_same_checkpoints_are_paired_by_seed(record, comparison):
     one = comparison.get("rope + yarn", "difference", 4096)
     paired = raw(record, "rope", "yarn", 4096) - raw(record, "rope", "trained", 4096)
     mean, half = two_way(paired, 16)
@@ -133,7 +133,7 @@ def test_levels_are_means_over_units_and_pooled_ones_over_targets(record, compar
     assert perplexity == pytest.approx(math.exp(pooled)) and bits == pytest.approx(pooled / 2.3)
 
 
-def test_held_is_lost_for_good_where_a_shorter_length_is_not_held():
+def test_no_length_is_held_beyond_one_that_is_not_held():
     record = results(noise=1e-4, schemes=("rope", "window"))
     for cell in record["cells"]:
         if cell["axes"]["scheme"] == "window":
@@ -146,7 +146,7 @@ def test_held_is_lost_for_good_where_a_shorter_length_is_not_held():
     assert verdicts(derived(record), "window") == ["held", "inconclusive", "inconclusive", "inconclusive"]
 
 
-def test_held_is_lost_for_good_where_a_shorter_length_has_no_number():
+def test_no_length_is_held_beyond_one_without_a_number():
     record = results(noise=1e-4, schemes=("rope", "window"))
     for cell in record["cells"][3:6]:
         for row in cell["evaluations"]["long"]["cells"]:
@@ -213,7 +213,7 @@ def test_pooled_seed_variance_only_by_declaration(record):
     assert pooled.select("difference", "window") != plain.select("difference", "window")
 
 
-def test_what_cannot_change_makes_no_pooled_variance_smaller(record):
+def test_changes_that_are_zero_by_definition_are_not_pooled(record):
     """As trained at L0 the change is 0 for every seed; a method's change there is not."""
     declared = copy.deepcopy(record)
     declared["study"]["report"]["pool_seed_variance"] = True
@@ -226,7 +226,7 @@ def test_what_cannot_change_makes_no_pooled_variance_smaller(record):
     assert found.value("rope + yarn", "held_to") is None  # 0.02 is not bounded by 0.02 at L0
 
 
-def test_units_of_the_training_text_stand_apart():
+def test_units_seen_in_training_are_reported_separately():
     record = results(seen=2)
     comparison = derived(record)
     gain = raw(record, "rope", "trained", L0) - raw(record, "rope", "trained", 4096)
@@ -238,7 +238,7 @@ def test_units_of_the_training_text_stand_apart():
         assert not derived(results(seen=number)).select("gain", where=("seen",))
 
 
-def test_results_on_other_targets_are_not_mixed_in(record):
+def test_results_on_other_targets_are_excluded(record):
     other = copy.deepcopy(record)
     cell = next(c for c in other["cells"] if c["id"] == "scheme=none,seed=1")
     cell["evaluations"]["long"]["targets_hash"] = "ff" * 32
@@ -256,7 +256,7 @@ def test_results_on_other_targets_are_not_mixed_in(record):
         ("trained_length", 128, "trained_length differs"),
     ],
 )
-def test_results_on_other_scored_tokens_or_terms_are_not_mixed_in(record, key, value, words):
+def test_results_on_other_tokens_or_settings_are_excluded(record, key, value, words):
     other = copy.deepcopy(record)
     cell = next(c for c in other["cells"] if c["id"] == "scheme=none,seed=1")
     cell["evaluations"]["long"][key] = value
@@ -270,7 +270,7 @@ def rows(record: dict, scheme: str, seed: int, method: str, lengths=LENGTHS) -> 
     return [row for row in found if row["method"] == method and row["length"] in lengths]
 
 
-def test_a_length_that_fails_for_one_seed_is_not_judged_by_the_others(comparison):
+def test_a_length_that_fails_for_one_seed_has_no_verdict(comparison):
     """A scheme whose loss is not finite for one of four seeds must not be held for the other three."""
     record = results(seeds=4)
     assert derived(record).value("alibi", "held_to") == 4096
@@ -289,7 +289,7 @@ def test_a_length_that_fails_for_one_seed_is_not_judged_by_the_others(comparison
     )  # nothing shorter is shown to reach past a failure
 
 
-def test_a_rule_that_fails_at_every_length_leaves_the_others_their_report(record):
+def test_a_method_that_fails_everywhere_does_not_affect_the_others(record):
     other = copy.deepcopy(record)
     for seed in range(3):
         for row in rows(other, "rope", seed, "yarn"):
@@ -316,7 +316,7 @@ def test_no_verdict_where_bfloat16_is_off_by_a_tenth_of_the_tolerance(record, of
         assert found.value("rope", "context_reach") is None
 
 
-def test_lengths_and_sizes_make_groups_that_are_compared_within():
+def test_other_axes_form_groups_that_are_compared_separately():
     record = results(schemes=("rope", "window"))
     record["cells"].pop()
     for cell in list(record["cells"]):
@@ -347,7 +347,7 @@ def test_lengths_and_sizes_make_groups_that_are_compared_within():
         (lambda r: r["study"]["variants"].update(x={"scheme": "nix", "method": "yarn"}), r"x \(scheme nix\)"),
     ],
 )
-def test_what_no_study_writes_is_refused(record, change, words):
+def test_invalid_results_files_are_rejected(record, change, words):
     bad = copy.deepcopy(record)
     change(bad)
     with pytest.raises(StudyError, match=words):

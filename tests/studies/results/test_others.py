@@ -40,7 +40,7 @@ def test_accuracy_is_recipe_b_over_seeds_and_haystacks(record):
     assert found.get("rope", "accuracy", 1024).verdict == "not shown above chance"
 
 
-def test_rules_are_variants_and_depths_are_means_over_seeds(record):
+def test_methods_are_variants_and_depths_are_means_over_seeds(record):
     found = read_other(read_study(record), "passkey", ())
     assert found.names == ["rope", "rope + yarn", "window", "alibi"]
     for depth, share in ((0.0, 0.8 * 0.8), (1.0, 0.8)):
@@ -52,7 +52,7 @@ def test_fewer_than_three_seeds_claim_nothing_about_tasks():
     assert {row.verdict for row in found.select("accuracy")} == {"points only"}
 
 
-def test_items_that_differ_are_not_mixed_in():
+def test_results_on_different_items_are_excluded():
     record = add(results(schemes=("rope", "window")))
     cell = next(c for c in record["cells"] if c["id"] == "scheme=window,seed=1")
     cell["evaluations"]["passkey"]["items_hash"] = "ff" * 32
@@ -76,7 +76,7 @@ def test_attention_is_the_mean_over_layers_heads_and_seeds(record):
     assert {row.length for row in found.rows.values()} == {256, 512, 1024}
 
 
-def test_attention_is_shown_at_both_ends(record):
+def test_attention_table_shows_the_first_and_last_length(record):
     found = read_other(read_study(record), "attention", ())
     table = tables.attention(found)
     assert table.title == "Attention at 256 → 1,024 tokens"
@@ -85,7 +85,7 @@ def test_attention_is_shown_at_both_ends(record):
     assert row["largest logit"] == f"{ends[0]:.3g} → {ends[1]:.3g}"
 
 
-def test_the_losses_of_text_are_none_of_these(record):
+def test_loss_evaluations_are_not_read_as_others(record):
     assert read_other(read_study(record), "long", ()) is None
     assert read_other(read_study(record), "nowhere", ()) is None
 
@@ -109,7 +109,7 @@ def test_the_report_has_a_section_and_figures_for_each(record, tmp_path):
     assert "fill: #111111" in page and "fill: #fefefe" in page
 
 
-def test_right_answers_surely_above_chance_are_shaded(record):
+def test_accuracies_significantly_above_chance_are_shaded(record):
     found = read_other(read_study(record), "passkey", ())
     del found.rows["alibi", "accuracy", LENGTHS[-1], (), ""]
     table, tones = tables.accuracy(found), set()

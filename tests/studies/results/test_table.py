@@ -121,7 +121,7 @@ def test_every_derived_column_of_the_tables_by_hand():
     assert row[2] == "7" and row[6] == f"{inside.mean():.3f}"
 
 
-def test_without_bytes_there_are_no_bits():
+def test_bits_per_byte_are_missing_without_byte_counts():
     record = results(schemes=("rope", "none"))
     for cell in record["cells"]:
         for row in cell.get("evaluations", {}).get("long", {}).get("cells", []):

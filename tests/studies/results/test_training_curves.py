@@ -51,7 +51,7 @@ def texts(figure) -> str:
     return "\n".join(found.get_text() for found in figure.findobj(Text))
 
 
-def test_the_last_line_of_a_step_counts_and_marks_stand_at_their_tokens(tmp_path):
+def test_the_last_line_of_a_step_counts(tmp_path):
     run = read_curves(make_run(tmp_path / "run", loss=lambda step: math.inf if step == 30 else 8 / step), "r")
     assert run.steps.tolist() == list(range(1, 41)) and run.train_length == 16
     assert run.loss[:29].tolist() == [8 / step for step in range(1, 30)]  # none of the first attempt's
@@ -63,7 +63,7 @@ def test_the_last_line_of_a_step_counts_and_marks_stand_at_their_tokens(tmp_path
     assert [run.tokens_at(step) for step in (0, 0.5, 26, 40)] == [0, 50, 2600, 4000]
 
 
-def test_means_are_those_of_a_loop_and_keep_to_their_side_of_a_change(tmp_path):
+def test_moving_means_equal_a_loop_and_do_not_cross_changes(tmp_path):
     rng = np.random.default_rng(0)
     values = rng.normal(size=23)
     values[[4, 5, 6, 22]] = math.nan
@@ -79,7 +79,7 @@ def test_means_are_those_of_a_loop_and_keep_to_their_side_of_a_change(tmp_path):
     assert run.smoothed(0.5)[0].tolist() == [1.0] * 30 + [5.0] * 10
 
 
-def test_the_script_draws_what_the_table_says(tmp_path, monkeypatch, capsys):
+def test_plot_run_writes_the_figure_and_its_numbers(tmp_path, monkeypatch, capsys):
     one = make_run(tmp_path / "a" / "run", steps=range(1, 41))
     other = make_run(tmp_path / "b" / "run", steps=range(1, 21), loss=lambda step: 4.0, tokenizer="b")
     monkeypatch.setattr(
@@ -109,7 +109,7 @@ def test_the_script_draws_what_the_table_says(tmp_path, monkeypatch, capsys):
     assert "16 (1 × L0)  2.000" in alone and "32 (2 × L0)  3.400" in alone
 
 
-def test_a_fork_is_marked_where_it_leaves_its_parent(tmp_path):
+def test_the_start_of_a_fork_is_marked(tmp_path):
     lineage = [{"run": "runs/stem", "step": 20, "fork": True}, {"run": "runs/first", "step": 3}]
     fork = read_curves(make_run(tmp_path / "fork", steps=range(21, 41), lineage=lineage), "fork")
     branch = read_curves(make_run(tmp_path / "branch", lineage=lineage[1:]), "branch")
@@ -121,7 +121,7 @@ def test_a_fork_is_marked_where_it_leaves_its_parent(tmp_path):
 
 
 @pytest.mark.parametrize(("first", "left"), [(3.0, False), (40.0, True)])
-def test_the_frame_holds_every_point_or_says_where_a_line_comes_from(tmp_path, first, left):
+def test_clipped_lines_are_annotated_with_their_first_value(tmp_path, first, left):
     """From step 4 on, a tenth of the tokens, the loss falls from 2 to 1."""
     run = read_curves(make_run(tmp_path / "run", loss=lambda s: first if s < 4 else 2 - s / 40), "run")
     axes = training_figure([run], 0).axes[0]
@@ -130,7 +130,7 @@ def test_the_frame_holds_every_point_or_says_where_a_line_comes_from(tmp_path, f
     assert ("↑ from 40.00" in [text.get_text() for text in axes.texts]) == left
 
 
-def test_what_cannot_be_drawn_is_said(tmp_path):
+def test_invalid_runs_are_rejected(tmp_path):
     with pytest.raises(StudyError, match="no such run folder"):
         read_curves(tmp_path / "none", "x")
     write_json(tmp_path / MANIFEST, {"format": 1})
@@ -146,7 +146,7 @@ def test_what_cannot_be_drawn_is_said(tmp_path):
     assert names_of(runs) == ["tiny-0123456789", "tiny-abcdef0123", "tiny-rope"]
 
 
-def test_a_long_line_looks_the_same_thinned():
+def test_thinning_keeps_minima_and_maxima():
     rng = np.random.default_rng(0)
     x, y = np.arange(100_000.0), rng.normal(size=100_000)
     y[500:600] = math.nan
@@ -162,7 +162,7 @@ def test_a_long_line_looks_the_same_thinned():
     ("most", "label"),
     [(999, "999"), (1e3, "1k"), (999e3, "999k"), (1e6, "1M"), (1e9, "1B"), (1e12, "1T")],
 )
-def test_tokens_are_counted_in_the_largest_unit_that_the_axis_reaches(most, label):
+def test_the_token_axis_uses_the_largest_unit(most, label):
     axes = Figure().add_subplot()
     _frame(axes, most, 4)
     assert axes.xaxis.get_major_formatter()(most) == label

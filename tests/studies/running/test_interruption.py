@@ -63,7 +63,7 @@ def test_a_killed_study_resumes_to_the_same_results(
 
 
 @pytest.mark.slow
-def test_killed_ten_times_at_random_it_ends_with_the_results_of_one_that_was_not(write_study, tmp_path):
+def test_a_study_killed_ten_times_resumes_to_the_same_results(write_study, tmp_path):
     """Whole processes, SIGKILL for the group of the study; its commands, each in a session of its own, die
     with it."""
     file = write_study(tokens=6 * TOKENS)
@@ -135,7 +135,7 @@ def test_a_command_dies_with_the_study_that_started_it(tmp_path):
     assert not commands_of(mark)
 
 
-def test_stopping_asks_first_and_kills_then(tmp_path):
+def test_stop_sends_sigint_and_kill_sends_sigkill(tmp_path):
     commands = CommandRunner()
     mark, log = tmp_path / "mark", tmp_path / "log"
     deaf = (
@@ -156,7 +156,7 @@ def test_stopping_asks_first_and_kills_then(tmp_path):
     assert status == [-signal.SIGKILL]
 
 
-def test_a_signal_stops_a_study_which_then_goes_on(
+def test_a_study_interrupted_by_a_signal_resumes_to_the_same_results(
     whole, forked_commands, write_study, monkeypatch, tmp_path
 ):
     file, folder = write_study(tokens=TOKENS), tmp_path / "stopped"
@@ -175,7 +175,7 @@ def test_a_signal_stops_a_study_which_then_goes_on(
     assert lasting(results(folder)) == lasting(results(whole))
 
 
-def test_two_runners_do_not_meet_in_one_folder(tmp_path):
+def test_a_study_directory_is_locked(tmp_path):
     with lock_study(tmp_path), pytest.raises(StudyError, match="in use"), lock_study(tmp_path):
         pass
     task, other = (lock_study(tmp_path, shared=True) for _ in range(2))  # of an array
@@ -185,7 +185,7 @@ def test_two_runners_do_not_meet_in_one_folder(tmp_path):
         pass
 
 
-def test_logs_stay_short_and_say_what_went_wrong(tmp_path):
+def test_logs_are_truncated_and_contain_the_error(tmp_path):
     log = tmp_path / "log"
     log.write_bytes(b"first\n" + b"x" * 3 * KEPT_BYTES + b"\nerror: no room\nbye\n")
     truncate_log(log)

@@ -40,7 +40,7 @@ def test_every_combination_is_a_cell_in_the_order_of_the_axes(load):
     assert cells[8].arguments == (*both, "seed=0", "train_length=64")  # a label without overrides
 
 
-def test_values_name_themselves_as_they_are_written(load):
+def test_listed_values_are_their_own_labels(load):
     cells = cells_of(
         load(
             "grid: {training.tokens: [1M, 2_000], model.tie_embeddings: [true], "
@@ -53,7 +53,7 @@ def test_values_name_themselves_as_they_are_written(load):
     ]
 
 
-def test_skip_leaves_out_what_matches_on_all_its_axes(load):
+def test_skip_excludes_cells_that_match_on_all_axes(load):
     skip = "\nskip: [{scheme: [rope, none], seed: 7}, {scheme: plain, train_length: [long]}]"
     left = {cell.id for cell in cells_of(load(TEXT + skip))}
     everything = {cell.id for cell in cells_of(load())}
@@ -63,7 +63,7 @@ def test_skip_leaves_out_what_matches_on_all_its_axes(load):
         cells_of(load(TEXT + "\nskip: [{seed: [0, 7]}]"))
 
 
-def test_every_scheme_is_trained_once_before_any_is_trained_twice(load):
+def test_cells_of_the_first_seed_run_first(load):
     study = load()
     order = [cell.axes["seed"] for cell in running_order(cells_of(study), study)]
     assert order == ["0"] * 6 + ["7"] * 6
@@ -74,7 +74,7 @@ def test_every_scheme_is_trained_once_before_any_is_trained_twice(load):
     }
 
 
-def test_settings_written_down_are_the_same_settings(load, tmp_path):
+def test_dumped_settings_load_equal(load, tmp_path):
     study = load(TEXT + "\nskip: [{scheme: rope, seed: 7}]\nvariants: {x: {scheme: rope, method: yarn}}")
     (tmp_path / "again.yaml").write_text(dump(study), encoding="utf-8")
     assert load_settings(StudySettings, [str(tmp_path / "again.yaml")]) == study
@@ -108,12 +108,12 @@ BAD = {
 
 
 @pytest.mark.parametrize("text", BAD)
-def test_what_no_study_can_be_is_refused(load, text):
+def test_invalid_study_files_are_rejected(load, text):
     with pytest.raises(ConfigError, match=BAD[text]):
         load(text)
 
 
-def test_all_that_is_wrong_is_said_at_once(load):
+def test_all_problems_are_reported_together(load):
     with pytest.raises(ConfigError) as caught:
         load("grid: {seed: []}\nskip: [{sede: 0}]\nreport: {primary: long}")
     assert all(word in str(caught.value) for word in ("grid.seed is empty", "skip.0.sede", "report.primary"))

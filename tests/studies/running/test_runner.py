@@ -51,7 +51,7 @@ def entry(name: str, order: str, tokens: int = 100, seed: int = 0, **axes: str) 
     return {"id": name, "axes": {"scheme": name, "seed": str(seed), **axes}, "training": training}
 
 
-def test_other_text_or_more_of_it_is_noticed():
+def test_different_batches_and_unequal_tokens_are_reported():
     fair = [entry("a", "x"), entry("b", "x"), entry("c", "y", seed=1), {"axes": {}, "training": None}]
     assert [group["agree"] for group in data_order(fair)] == [True, True] and equal_tokens(fair)
     found = data_order([*fair, entry("d", "z")])
@@ -67,7 +67,7 @@ def test_other_text_or_more_of_it_is_noticed():
     assert unfair_comparisons({"data_order": data_order(fair), "equal_tokens": True}) == []
 
 
-def test_an_array_script_has_a_task_for_every_cell(tmp_path):
+def test_the_slurm_array_has_a_task_per_cell(tmp_path):
     cells = [GridCell(i, {"seed": str(i)}, ()) for i in (0, 1, 2, 5, 7, 8)]
     words = ["study.py", "a file.yaml", "report.tolerance=0.1", "--run-dir", str(tmp_path)]
     script = write_array(tmp_path, "tiny", cells, words, ["--partition=gpu", "--time=2:00:00"])
@@ -85,7 +85,7 @@ def test_an_array_script_has_a_task_for_every_cell(tmp_path):
     assert said.strip().endswith(f"study.py a file.yaml report.tolerance=0.1 --run-dir {tmp_path} --cell 5")
 
 
-def test_runs_of_numbers():
+def test_array_indices_are_ranges():
     assert [indices(n) for n in ([3], [0, 1], [2, 1, 0, 9], [1, 3, 5])] == ["3", "0-1", "0-2,9", "1,3,5"]
 
 
@@ -119,7 +119,7 @@ def test_completed_evaluations_are_skipped_and_the_others_run(monkeypatch):
     assert done == ["b", "c"]
 
 
-def test_what_is_left_of_a_training_is_told_from_its_rate(tmp_path):
+def test_the_remaining_training_time_follows_from_tokens_per_second(tmp_path):
     settings = SimpleNamespace(steps=100, trained_tokens=1000, tokens_after=lambda step: 10 * step)
     plan = SimpleNamespace(run=tmp_path, settings=settings)
     assert _training(plan) == ("0/100", "", "", "")  # type: ignore[arg-type]
@@ -128,7 +128,7 @@ def test_what_is_left_of_a_training_is_told_from_its_rate(tmp_path):
     assert _training(plan) == ("20/100", "3.5000", "40", "20 s")  # type: ignore[arg-type]
 
 
-def test_text_that_cannot_be_prepared_is_a_reason_of_its_cell(monkeypatch):
+def test_a_corpus_that_cannot_be_prepared_is_reported_with_its_cell(monkeypatch):
     def of_run(self, plan):
         raise DataError("no such folder")
 
