@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from matplotlib import rc_context
 
+from evaluation.reports.figures import STYLE
 from studies.report import figures
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -105,6 +107,22 @@ def blank_figures(monkeypatch):
         return folder / f"{name}.png"
 
     monkeypatch.setattr(figures, "save", save)
+
+
+@pytest.fixture(scope="module")
+def vector_figures():
+    """Figures are rendered as SVG only, which takes half the time: for tests of the page."""
+
+    def save(figure, folder: Path, name: str) -> Path:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{name}.png").touch()
+        with rc_context(STYLE):
+            figure.savefig(folder / f"{name}.svg", format="svg", facecolor="white", metadata={"Date": None})
+        return folder / f"{name}.png"
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(figures, "save", save)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -90,7 +90,7 @@ def test_loss_evaluations_are_not_read_as_others(record):
     assert read_other(read_study(record), "nowhere", ()) is None
 
 
-def test_the_report_has_a_section_and_figures_for_each(record, tmp_path):
+def test_the_report_has_a_section_and_figures_for_each(record, vector_figures, tmp_path):
     files = {file.name for file in write_report(record, tmp_path)}
     drawn = ("passkey_accuracy", "passkey_depth", "attention_attention", "position_by_position")
     assert {f"{name}.svg" for name in drawn} <= files
