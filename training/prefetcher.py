@@ -85,7 +85,7 @@ class Prefetcher:
             seen += bool(blind) and len(missing) < len(found)
             if seen * POLL_INTERVAL > PATIENCE and blind:
                 raise TrainingError(
-                    f"group {line} of the text is prepared, and process {blind[0]} does not see it: "
+                    f"group {line} of the text is prepared, but process {blind[0]} cannot read it: "
                     "data.root must be on a disk that all processes share"
                 )
             if not polls:

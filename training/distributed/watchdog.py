@@ -22,13 +22,13 @@ import torch.distributed as dist
 
 from training.errors import FAILED, RANK_LOST
 
-_BEATS = ".alive"
+_HEARTBEATS = ".alive"
 _GRACE = 60.0  # seconds to finish writing, or to receive the error, after another process failed
 
 
 def heartbeats_of(run: Path) -> Path:
     """The folder of heartbeats: next to the run folder, which may not exist yet or may be renamed."""
-    return run.parent / _BEATS / run.name
+    return run.parent / _HEARTBEATS / run.name
 
 
 class Watchdog:
@@ -65,9 +65,9 @@ class Watchdog:
         self._thread.join()
         words = (str(error) or type(error).__name__).splitlines()[0]
         if isinstance(error, Exception) and is_broken_link(error):
-            self._leave(f"another process is gone ({words})")
+            self._leave(f"the connection to another process was lost ({words})")
         if isinstance(error, SystemExit) and self._failure():  # the launcher terminates the others
-            self._leave("told to end")
+            self._leave("terminated by the launcher")
         if isinstance(error, Exception):
             self._write(f"process {self.rank} failed: {words}")
         if error is None:  # a heartbeat file that stops changing is reported
@@ -96,15 +96,19 @@ class Watchdog:
             if (now := self._under_way) is None:
                 in_step.restart()
             elif in_step.seconds(now) > self.timeout:
-                text = f"{now[1]} has not ended for {self.timeout:g} s: another process is dead or hangs"
+                text = (
+                    f"{now[1]} has not finished within {self.timeout:g} s: another process is dead or hangs"
+                )
                 self._leave(text)
             for peer, watch in silent.items():
-                if (beat := self._heard(peer)) is None:
+                if (beat := self._last_heartbeat(peer)) is None:
                     watch.restart()
                     continue
                 limit = self.timeout if beat.isdigit() else min(self.timeout, _GRACE)
                 if watch.seconds(beat) > limit:
-                    self._leave(f"process {peer} gave no sign for {self.timeout:g} s: it is dead or hangs")
+                    self._leave(
+                        f"process {peer} sent no heartbeat for {self.timeout:g} s: it is dead or hangs"
+                    )
 
     def _file(self, rank: int) -> Path:
         return self._folder / str(rank)
@@ -114,7 +118,7 @@ class Watchdog:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._file(self.rank).write_text(f"{self._attempt} {beat}", encoding="utf-8")
 
-    def _heard(self, peer: int) -> str | None:
+    def _last_heartbeat(self, peer: int) -> str | None:
         """The last heartbeat of a process: a number, or the error it exited with."""
         try:
             text = self._file(peer).read_text(encoding="utf-8", errors="replace")  # may be partly written
@@ -125,19 +129,19 @@ class Watchdog:
 
     def _failure(self) -> str | None:
         """The error message another process exited with; None: none."""
-        heard = (self._heard(peer) for peer in range(self.world) if peer != self.rank)
-        return next((beat for beat in heard if beat and not beat.isdigit()), None)
+        found = (self._last_heartbeat(peer) for peer in range(self.world) if peer != self.rank)
+        return next((beat for beat in found if beat and not beat.isdigit()), None)
 
     def _leave(self, text: str) -> None:
         """Exit at once: an orderly shutdown would wait for the lost process again."""
-        said = (
+        message = (
             f"{text} (training.rank_timeout). Run the same command again to resume from the last checkpoint"
         )
         status = RANK_LOST
         if (failure := self._failure()) is not None:
             self._write(failure)  # for processes that read this heartbeat only
-            said, status = failure, FAILED
-        print(f"error: (process {self.rank}) {said}", file=sys.stderr, flush=True)
+            message, status = failure, FAILED
+        print(f"error: (process {self.rank}) {message}", file=sys.stderr, flush=True)
         os._exit(status)
 
 

@@ -38,7 +38,7 @@ def test_slow_steps_one_after_the_other_are_not_one_slow_step(tmp_path, monkeypa
         assert left == []
         with watch.collective("step 9"):
             watch._done.wait(0.6)
-    assert left and left[0] == "step 9 has not ended for 0.2 s: another process is dead or hangs"
+    assert left and left[0] == "step 9 has not finished within 0.2 s: another process is dead or hangs"
 
 
 @pytest.mark.parametrize(("rank", "peer"), [(1, 0), (0, 1)])
@@ -58,7 +58,7 @@ def test_others_may_take_their_time_as_long_as_they_beat(tmp_path, monkeypatch, 
         beats.mkdir(parents=True, exist_ok=True)
         (beats / str(peer)).write_text("a 7")  # of one that was killed
         watch._done.wait(0.6)
-    assert left and left[0] == f"process {peer} gave no sign for 0.2 s: it is dead or hangs"
+    assert left and left[0] == f"process {peer} sent no heartbeat for 0.2 s: it is dead or hangs"
     assert [file.name for file in beats.iterdir()] == [str(peer)]
     (beats / str(peer)).unlink()
     with Watchdog(run, "c", rank, 2, 9):
@@ -86,7 +86,10 @@ LINK = RuntimeError("[gloo] Connection closed by peer")
 def test_an_error_of_one_process_is_that_of_all_who_lose_it_and_a_lost_one_is_not(run, capsys):
     assert fail(run, 2, ValueError("x.txt: no room\nhere"), attempt="of before") is None
     assert fail(run, 0, LINK) == RANK_LOST and fail(run, 0, SystemExit(REQUEUE)) == REQUEUE
-    assert "another process is gone ([gloo] Connection closed by peer) (tr" in capsys.readouterr().err
+    assert (
+        "the connection to another process was lost ([gloo] Connection closed by peer) (tr"
+        in capsys.readouterr().err
+    )
     assert fail(run, 2, ValueError("x.txt: no room\nhere")) is None
     assert fail(run, 0, LINK) == FAILED == fail(run, 1, SystemExit(REQUEUE))
     said = "process 2 failed: x.txt: no room"
