@@ -15,7 +15,7 @@ from evaluation.errors import EvaluationError
 from evaluation.scoring.scoring import ModelScorer
 from model import LinearMixer, TokenPositions, Transformer
 from model.attention.kernels import choose, query_block
-from model.attention.softmax import Attention
+from model.attention.mask import AttentionView
 
 # Blocks of scores alive at once, measured as resident memory: the largest value for each kind of kernel.
 BLOCKS = {"masked": 4, "views": 6, "weighed": 14}
@@ -57,27 +57,19 @@ def blocks_at_once(model: Transformer) -> int:
     """Blocks of scores (B, H, t, S) alive at once in the layers' kernels, found from a pass of two tokens."""
     device, found = model.embed.weight.device, [0]
 
-    def inspect(attention: Attention, args: tuple[Any, ...]) -> None:
-        x, span, plan = args[:3]
-        bound = plan.bind(x, None)
-        views = bound.read(attention.queries(span.of_queries(x)), bound.write(attention.keys(x)))
-        kernel = choose(views, attention.position.sink_logits(x.device), device.type)
-        if views[0].weigh is not None:
+    def inspect(views: list[AttentionView], v: torch.Tensor, scale: float, sink: Any, out: Any) -> None:
+        kernel, (first, *_) = choose(views, sink, device.type), views
+        if first.weigh is not None:
             found.append(BLOCKS["weighed"])
         elif kernel == "explicit":
             found.append(BLOCKS["views"])
-        elif device.type == "cpu" and views[0].q.shape[-1] != model.settings.head_dim:
+        elif device.type == "cpu" and first.q.shape[-1] != v.shape[-1]:
             found.append(BLOCKS["masked"])  # the fused kernel requires values as wide as keys
-        elif kernel == "blocks" and not views[0].pairs.is_by_distance:
+        elif kernel == "blocks" and not first.pairs.is_by_distance:
             found.append(BLOCKS["masked"])
 
-    layers = [layer for layer in model.modules() if isinstance(layer, Attention)]
-    hooks = [layer.register_forward_pre_hook(inspect) for layer in layers]
-    try:
-        model(torch.zeros(1, 2, dtype=torch.long, device=device), TokenPositions.plain(2, device=device))
-    finally:
-        for hook in hooks:
-            hook.remove()
+    tokens = torch.zeros(1, 2, dtype=torch.long, device=device)
+    model(tokens, TokenPositions.plain(2, device=device), hooks=[inspect] * model.settings.layers)
     return max(found)
 
 
