@@ -444,3 +444,10 @@ def test_every_evaluation_and_sample_of_the_documents_runs_on_the_quick_start(tm
     for line in COMMANDS:
         if re.match(r"python (evaluate|generate)\.py|torchrun", line):
             assert clone.command(line) == 0, line
+
+
+def test_the_files_that_the_changelog_names_exist():
+    """The last column of its tables has the current names."""
+    rows = [line.rstrip("| ").rpartition("|")[2] for line in prose(ROOT / "CHANGELOG.md").splitlines()]
+    missing = {path for row in rows for path in PATHS.findall(row) if not any(ROOT.glob(path.rstrip("/")))}
+    assert not missing
