@@ -86,7 +86,7 @@ def main() -> int:
 
 
 def split_runs(arguments: list[str]) -> tuple[list[Path], list[str]]:
-    """The run folders among the arguments, and the settings files and overrides."""
+    """The run directories among the arguments, and the settings files and overrides."""
     settings = [word for word in arguments if word.endswith((".yaml", ".yml")) or is_override(word)]
     runs = [word for word in arguments if Path(word).is_dir() or word not in settings]
     if not runs:

@@ -38,10 +38,10 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.
 
 
 def report_positions(console: Console, positions: str, length: int, trained: int, overrides: list[str]):
-    """Print the positional scheme if overrides change it or a sequence exceeds the training length."""
+    """Print the positional scheme if overrides change it or a sequence exceeds the trained length."""
     about = f"up to {length} tokens, trained at {trained}"
     if length > trained:
-        console.info(f"beyond the training length: {about}; positions: {positions}")
+        console.info(f"beyond the trained length: {about}; positions: {positions}")
     elif overrides:
         console.info(f"positions: {positions} ({about})")
 

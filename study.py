@@ -1,4 +1,4 @@
-"""Train a grid of models, evaluate each of them past its training length, and write one report.
+"""Train a grid of models, evaluate each of them past its trained length, and write one report.
 
     python study.py configs/studies/quick.yaml              train, evaluate and report
     python study.py configs/studies/quick.yaml              again: resume where it stopped

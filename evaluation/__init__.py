@@ -13,7 +13,7 @@ from evaluation.scoring.scoring import CellFailed, ModelScorer, gather, measure,
 from evaluation.scoring.targets import draw_targets, shorten_lengths
 from evaluation.scoring.text import EvaluationText
 from evaluation.settings import EvaluationSettings
-from evaluation.statistics.analysis import analyse
+from evaluation.statistics.analysis import analyze
 
 __all__ = [
     "CellFailed",
@@ -24,7 +24,7 @@ __all__ = [
     "EvaluationText",
     "Method",
     "ModelScorer",
-    "analyse",
+    "analyze",
     "comparable",
     "compatible_methods",
     "draw_figures",

@@ -25,7 +25,7 @@ from evaluation.run import EvaluatedRun
 from evaluation.scoring.evaluate import EvaluationResult, EvaluationSession
 from evaluation.scoring.methods import Method, builtin_methods, compatible_methods, resolve_methods
 from evaluation.settings import EvaluationSettings, MeasurementSettings
-from evaluation.statistics.analysis import analyse
+from evaluation.statistics.analysis import analyze
 from evaluation.stores import haystacks
 from evaluation.tasks.analysis import analyse_tasks
 from evaluation.tasks.items import draw_items
@@ -69,7 +69,7 @@ class Evaluation(ABC):
 
     @abstractmethod
     def report(self, results: list[Any], facts: dict) -> Report:
-        """Analyse the result of every run; `facts` (command, date) go to results.json."""
+        """Analyze the result of every run; `facts` (command, date) go to results.json."""
 
     def methods(self, run: EvaluatedRun) -> list[Method]:
         return resolve_methods(self.settings.methods, builtin_methods(), run.model.trained_length)
@@ -146,7 +146,7 @@ class LossEvaluation(Evaluation):
         result.facts |= facts
         exposure = run.exposure()
         below = None if exposure is None else partial(add_strip, exposure=exposure)
-        return LossReport(result, analyse(result), f"{settings.protocol}-{settings.identity()}", below)
+        return LossReport(result, analyze(result), f"{settings.protocol}-{settings.identity()}", below)
 
 
 class TaskEvaluation(Evaluation):

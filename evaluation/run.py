@@ -34,7 +34,7 @@ class EvaluatedModel:
 
 @dataclass(frozen=True)
 class EvaluatedRun:
-    """A run folder opened for evaluation.
+    """A run directory opened for evaluation.
 
     Attributes:
         name: the shortest name that tells several runs apart.

@@ -108,7 +108,7 @@ class EvaluationSettings(MeasurementSettings):
     tolerance: float = Field(
         0.02,
         gt=0,
-        description="nats; a method holds where the upper bound of its loss increase is below this",
+        description="a method holds if the upper bound of its loss increase in nats is below this",
     )
     simultaneous: Literal["bonferroni", "max-t"] = Field(
         "bonferroni",

@@ -102,7 +102,7 @@ _PLAIN: dict[str, tuple] = {
 }
 _WHY = {
     "auto_map": "it names code of its own, which is never run",
-    "quantization_config": "save the weights unquantised",
+    "quantization_config": "save the weights unquantized",
     "model_type": "only plain Llamas can be imported",
 }
 

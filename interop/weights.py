@@ -1,7 +1,7 @@
 """Names of weights here and at Hugging Face: the one place that knows both.
 
 Matrices are (out, in) on both sides, and Hugging Face's Llama pairs rotated features as our layout ``half``
-does, so that names are all that differs. (Meta's own files and llama2.c pair neighbours, ``interleaved``;
+does, so that names are all that differs. (Meta's own files and llama2.c pair neighbors, ``interleaved``;
 Hugging Face's converter reorders the rows of wq and wk for that reason.)
 """
 

@@ -58,7 +58,7 @@ class SamplingParams:
     def greedy(self) -> bool:
         return self.temperature == 0
 
-    def penalised(self, logits: Tensor, previous: Tensor | None) -> Tensor:
+    def penalized(self, logits: Tensor, previous: Tensor | None) -> Tensor:
         """logits (B, V) after the repetition penalty of the tokens marked in `previous` (B, V)."""
         if previous is None or self.repetition_penalty == 1:
             return logits
@@ -66,7 +66,7 @@ class SamplingParams:
         return torch.where(previous, torch.where(logits > 0, logits / r, logits * r), logits)
 
     def probabilities(self, logits: Tensor) -> Tensor:
-        """(B, V) unnormalised float64 probabilities, 0 for dropped tokens.
+        """(B, V) unnormalized float64 probabilities, 0 for dropped tokens.
 
         Tokens tied with the last kept probability are all kept, so the result does not depend on their order.
         """
@@ -100,7 +100,7 @@ class SamplingParams:
             previous: (B, V) tokens of each row, for the repetition penalty.
             u: (B, 1) float64 uniform random numbers in [0, 1), unused if greedy.
         """
-        logits = self.penalised(logits, previous)
+        logits = self.penalized(logits, previous)
         if self.greedy or u is None:
             return logits.argmax(-1)
         cumulative = self.probabilities(logits).cumsum(-1)

@@ -73,8 +73,8 @@ class LinearMixer(StrictSettings):
 
 
 class MupSettings(StrictSettings):
-    """Maximal update parametrisation (Yang et al. 2022, arXiv:2203.03466, table 8): a learning rate tuned at
-    one width transfers to other widths. At the base width it equals the standard parametrisation."""
+    """Maximal update parametrization (Yang et al. 2022, arXiv:2203.03466, table 8): a learning rate tuned at
+    one width transfers to other widths. At the base width it equals the standard parametrization."""
 
     base_dim: int = Field(ge=1, description="width C at which learning rates were tuned")
     base_head_dim: int | None = Field(
@@ -121,7 +121,7 @@ class ModelSettings(StrictSettings):
     mup: MupSettings | None = Field(
         None,
         description="learning rates that transfer across widths: matrices use lr · base_dim / dim, and the "
-        "head's input is divided by dim / base_dim; null: standard parametrisation",
+        "head's input is divided by dim / base_dim; null: standard parametrization",
         json_schema_extra={"counts_if_given": True},
     )
     position: AnyPosition = Field(RopeSettings.model_validate({}), description="positional scheme")

@@ -68,8 +68,8 @@ class Transformer(nn.Module):
     Args:
         settings: model sizes and positional schemes.
         vocab_size: V.
-        train_length: training length in tokens; size of learned tables.
-        original_length: reference length L0 of scaling methods; the training length, unless the run
+        train_length: trained length in tokens; size of learned tables.
+        original_length: reference length L0 of scaling methods; the trained length, unless the run
             continues a parent that was trained at another length.
     """
 
@@ -107,15 +107,15 @@ class Transformer(nn.Module):
             made[name] = SCHEMES[choice.name][1](choice, geometry)
         return made
 
-    def initialise(self, seed: int) -> Transformer:
-        """Initialise all weights from `seed`, identically on every device and rank.
+    def initialize(self, seed: int) -> Transformer:
+        """Initialize all weights from `seed`, identically on every device and rank.
 
         Matrices: N(0, 1/fan_in); those that write to the residual stream are divided by √(2·layers).
         Embeddings: N(0, 1), so that the first blocks do not dominate the token embeddings
         (docs/experiments.md). The head is small, so that the initial loss is ln V within 1% at any width.
         Tied embeddings are small too: a token would otherwise predict itself with a logit of std·C. Their
         logits stay within 0.1, and that logit within 2. With `mup`, the head and tied embeddings are
-        initialised as at the base width.
+        initialized as at the base width.
         """
         s, generator = self.settings, torch.Generator().manual_seed(seed)
         base_dim = s.mup.base_dim if s.mup else s.dim
@@ -136,12 +136,12 @@ class Transformer(nn.Module):
                     continue
                 writes = name in ("attention.wo.weight", "mlp.down.weight")
                 draw(weight, weight.shape[1] ** -0.5 / (math.sqrt(2 * s.layers) if writes else 1))
-            block.attention.position.initialise()
+            block.attention.position.initialize()
         nn.init.ones_(self.norm.weight)
         if self.head is not None:
             draw(self.head.weight, 0.1 * base_dim**-0.5)
         for scheme in self.schemes.values():
-            scheme.initialise(generator, embedding_std)
+            scheme.initialize(generator, embedding_std)
         return self
 
     def reposition(self, settings: ModelSettings) -> None:

@@ -67,7 +67,7 @@ def model_of(width: int, base: int | None, grow: str, seed: int) -> Transformer:
     settings = ModelSettings.model_validate(
         {"dim": width, "layers": 2, "heads": heads, "ffn_dim": 2 * width, "mup": mup}
     )
-    return Transformer(settings, VOCABULARY, LENGTH).initialise(seed)
+    return Transformer(settings, VOCABULARY, LENGTH).initialize(seed)
 
 
 @torch.no_grad()

@@ -125,7 +125,7 @@ def kernels(name: str) -> tuple[str, str]:
     settings = ModelSettings.model_validate(
         {"dim": 64, "layers": 2, "heads": 2, "head_dim": 32, "position": {"name": name}}
     )
-    model = Transformer(settings, vocab_size=8, train_length=16).initialise(0)
+    model = Transformer(settings, vocab_size=8, train_length=16).initialize(0)
     scheme, positions = next(iter(model.position.values())), TokenPositions.plain(8)
     assert isinstance(scheme, PositionalScheme)
     tables = scheme.tables(positions, torch.float32)

@@ -71,7 +71,7 @@ class SpanRow:
 def main() -> int:
     assert __doc__
     parser = Parser(__doc__)
-    parser.add_argument("subjects", nargs="*", default=SUBJECTS, help="run folders or names of schemes")
+    parser.add_argument("subjects", nargs="*", default=SUBJECTS, help="run directories or names of schemes")
     parser.add_argument("--length", default="131072", help="input tokens; several with commas")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of each measurement")
     parser.add_argument("--results", default=str(ROOT / "docs" / "results"), help="folder of the two files")
@@ -106,10 +106,10 @@ def model_of(subject: str, length: int) -> Transformer:
         if subject == "learned":
             words.append(f"model.position.max_length={length}")
         settings = load_settings(RunSettings, [str(ROOT / "configs" / "tiny.yaml"), *words])
-        model = Transformer(settings.model, VOCABULARY, settings.train_length).initialise(0).eval()
+        model = Transformer(settings.model, VOCABULARY, settings.train_length).initialize(0).eval()
     else:
         known = ", ".join(SCHEMES)
-        raise TrainingError(f"{subject} is neither a run folder nor a scheme; known schemes are {known}")
+        raise TrainingError(f"{subject} is neither a run directory nor a scheme; known schemes are {known}")
     if model.limit is not None and length > model.limit:
         raise TrainingError(f"{subject}: its positions end after {model.limit} tokens; lower --length")
     return model

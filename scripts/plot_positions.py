@@ -12,7 +12,7 @@ figures:
   inner_product  p_n · p_(n+d) of sinusoidal embeddings: depends on distance, not on direction
   decay          mean_j |Σ_(k<j) exp(i·d·θ_k)|, the bound on scores at distance d, by scheme, base and method
   angles         rotation angle between two tokens: RoPE and He and Xu's slower rotation
-  wavelengths    wavelength of each pair of features; marked: longer than the training length
+  wavelengths    wavelength of each pair of features; marked: longer than the trained length
   biases         bias added to a logit at distance d, in one head
   methods        frequencies under each scaling method, relative to the trained ones
 
@@ -43,8 +43,8 @@ NUMBERS = {  # option -> type, least value, default, metavar, help
     "dim": (int, 4, 128, "D", "head dimension"),
     "heads": (int, 1, 8, "H", "heads of the biases"),
     "head": (int, 0, 3, "h", "index of the plotted head"),
-    "train-length": (int, 2, 2048, "L0", "training length in tokens"),
-    "factor": (float, 1, 8.0, "s", "scaling methods are plotted for s times the training length"),
+    "train-length": (int, 2, 2048, "L0", "trained length in tokens"),
+    "factor": (float, 1, 8.0, "s", "scaling methods are plotted for s times the trained length"),
     "distance": (int, 8, 256, "N", "maximum distance in decay and inner_product"),
     "tokens": (int, 2, 8, "N", "number of tokens in encodings"),
     "dpi": (int, 50, 130, "N", "resolution of the PNG"),

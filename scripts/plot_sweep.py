@@ -55,7 +55,7 @@ class Sweep:
 
 
 def read_sweeps(study: StoredStudy, evaluation: str, over: str, lines: str) -> list[Sweep]:
-    """All lines of the grid: NLL at the training length, as trained.
+    """All lines of the grid: NLL at the trained length, as trained.
 
     Raises StudyError if the grid has other axes or cells have no results yet, and EvaluationError if they
     were evaluated on different targets.
@@ -113,7 +113,7 @@ def page(sweeps: Sequence[Sweep], command: str, figure: str, over: str, lines: s
     parts = [
         f"# Best {over} by {lines}",
         f"`{command}`",
-        f"NLL in nats per token at the training length, mean over documents and {seeds} training "
+        f"NLL in nats per token at the trained length, mean over documents and {seeds} training "
         f"seed{'s' if seeds > 1 else ''}; bold: the lowest of its line. Last column: the best {over} of "
         "each seed.",
     ]
@@ -162,13 +162,13 @@ def draw(sweeps: Sequence[Sweep], over: str, lines: str) -> Figure:
         for panel, variant in zip(panels, variants, strict=True):
             mine = [sweep for sweep in sweeps if sweep.variant == variant]
             for n, sweep in enumerate(mine):
-                colour, marker = COLOURS[n % len(COLOURS)], MARKERS[n % len(MARKERS)]
+                color, marker = COLOURS[n % len(COLOURS)], MARKERS[n % len(MARKERS)]
                 means = sweep.means
                 panel.plot(
-                    list(means), list(means.values()), color=colour, marker=marker, ms=4, label=sweep.label
+                    list(means), list(means.values()), color=color, marker=marker, ms=4, label=sweep.label
                 )
                 for value, seeds in sweep.nll.items():
-                    panel.plot([value] * len(seeds), list(seeds.values()), ".", color=colour, ms=2, alpha=0.6)
+                    panel.plot([value] * len(seeds), list(seeds.values()), ".", color=color, ms=2, alpha=0.6)
                 panel.plot(sweep.best, means[sweep.best], "o", mfc="none", mec=INK, ms=10)
             panel.set_xscale("log")
             panel.set_xticks(list(mine[0].nll), [f"{value:g}" for value in mine[0].nll])

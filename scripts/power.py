@@ -4,7 +4,7 @@
     python scripts/power.py A/.../results.json B/.../results.json --difference 0.02    seeds, or schemes
     python scripts/power.py STUDY/results.json --difference 0.02 --length 1024 --family 8
 
-Evaluations of the same scheme at the same training length are its seeds; other schemes are compared with the
+Evaluations of the same scheme at the same trained length are its seeds; other schemes are compared with the
 first one. The measured variances of seeds and of units (documents, or their authors) are taken as the true
 ones. With one seed each, only the variance between units is known, and the result applies to these
 checkpoints, not to the schemes.

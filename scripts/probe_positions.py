@@ -3,7 +3,7 @@
     python scripts/probe_positions.py runs/quickstart
     python scripts/probe_positions.py runs/studies/schemes/runs/* --out schemes.csv
 
-For each run: NLL of the second half of 64 held-out windows of the training length, its increase when the
+For each run: NLL of the second half of 64 held-out windows of the trained length, its increase when the
 position numbers of each window are permuted (the order of tokens and the attention mask are unchanged) with
 the lower end of the 95% interval over windows, the parameters of the positional scheme, and those that
 training has not changed. The increase is empty if no layer reads position numbers.
@@ -52,7 +52,7 @@ def probe(run: LoadedRun) -> dict[str, Any]:
     if added.any():  # bitwise equal: this variant of the scheme does not read positions
         low = float(added.mean() - 2.0 * added.std() / len(added) ** 0.5)
     fresh = Transformer(settings.model, model.vocab_size, settings.train_length, settings.original_length)
-    start = dict(fresh.initialise(settings.seed).named_parameters())
+    start = dict(fresh.initialize(settings.seed).named_parameters())
     own = {name: weight for name, weight in model.named_parameters() if "position" in name.split(".")}
     return {
         "run": run.folder.name,

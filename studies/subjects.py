@@ -26,7 +26,7 @@ from training.run.directory import LoadedRun, load, read_manifest
 
 
 def open_runs(folders: Sequence[Path], settings: MeasurementSettings, console: Console) -> list[EvaluatedRun]:
-    """Load the checkpoints and tokenizers of run folders for one evaluation."""
+    """Load the checkpoints and tokenizers of run directories for one evaluation."""
     return [
         _open_run(folder, name, settings, console)
         for folder, name in zip(folders, names_of(folders), strict=True)

@@ -15,7 +15,7 @@ Points = list[tuple[float, float]]
 
 
 class Shown(NamedTuple):
-    """What is drawn in one colour: the widest line, the thinner ones, bars {x: (low, high)}, and markers
+    """What is drawn in one color: the widest line, the thinner ones, bars {x: (low, high)}, and markers
     without a line."""
 
     points: Points
@@ -29,7 +29,7 @@ class End(NamedTuple):
 
     name: str
     value: str
-    colour: str
+    color: str
 
 
 def points(line: Line2D) -> Points:
@@ -50,16 +50,16 @@ def lines(axes: Axes) -> list[Line2D]:
     return [line for line in axes.lines if line.get_transform() == axes.transData and points(line)]
 
 
-def shown(axes: Axes, colour: str) -> Shown:
-    """Everything of that colour."""
-    mine = [line for line in lines(axes) if to_hex(line.get_color()) == to_hex(colour)]
+def shown(axes: Axes, color: str) -> Shown:
+    """Everything of that color."""
+    mine = [line for line in lines(axes) if to_hex(line.get_color()) == to_hex(color)]
     loose = [line for line in mine if line.get_linestyle() == "None"]
     strokes = sorted((line for line in mine if line not in loose), key=lambda line: -line.get_linewidth())
     bars = {}
     for (x, low), (_, high) in (points(line) for line in strokes if _is_bar(line)):
         bars[x] = (low, high)
     for one in axes.collections:
-        if isinstance(one, LineCollection) and to_hex(one.get_colors()[0]) == to_hex(colour):
+        if isinstance(one, LineCollection) and to_hex(one.get_colors()[0]) == to_hex(color):
             bars |= {float(at[0, 0]): (float(at[0, 1]), float(at[1, 1])) for at in one.get_segments()}
     first, *rest = [points(line) for line in strokes if not _is_bar(line)] or [[]]
     return Shown(first, rest, bars, [points(line) for line in loose if line.get_marker() != "_"])
@@ -98,7 +98,7 @@ def _split(text: str) -> tuple[str, str]:
 
 def named(axes: Axes) -> dict[str, Shown]:
     """What is drawn under each name at the right."""
-    return {end.name: shown(axes, end.colour) for end in ends(axes)}
+    return {end.name: shown(axes, end.color) for end in ends(axes)}
 
 
 def labelled(axes: Axes) -> dict[str, Points]:
@@ -111,7 +111,7 @@ def labelled(axes: Axes) -> dict[str, Points]:
 
 
 def keys(figure: Figure) -> dict[str, str]:
-    """Names and colours of the figure's or its axes' keys."""
+    """Names and colors of the figure's or its axes' keys."""
     legends = [*figure.legends, *(axes.get_legend() for axes in figure.axes if axes.get_legend())]
     found = {}
     for legend in legends:

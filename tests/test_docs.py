@@ -23,7 +23,7 @@ from torch.distributed.run import get_args_parser
 import evaluate
 from model import SCHEMES, Cache, TokenPositions, Transformer
 from tests.interop.llamas import llama
-from tests.model.zoo import V, close, ids, initialised, settings_of
+from tests.model.zoo import V, close, ids, initialized, settings_of
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = re.compile(r"arXiv:\d{4}\.\d{4,5}|without a paper|He and Xu")
@@ -76,7 +76,7 @@ def test_an_example_of_the_walk_through_works(name, tmp_path, monkeypatch):
     whole, cache = model(tokens, TokenPositions.plain(19)), Cache(model, 2, 19)
     parts = [model(tokens[:, n : n + 1], TokenPositions.plain(1, offset=n), cache=cache) for n in range(19)]
     close(torch.cat(parts, dim=1), whole)
-    without = Transformer(settings_of({"name": "none"}), V, 11).initialise(0).double().eval()
+    without = Transformer(settings_of({"name": "none"}), V, 11).initialize(0).double().eval()
     assert (without(tokens, TokenPositions.plain(19)) - whole).abs().max() > 1e-3
     assert len(EXAMPLES) == walkthrough().count("```python")
 
@@ -100,7 +100,7 @@ def example(name, folder, monkeypatch) -> Transformer:
     assert SOURCE.search(scheme.__doc__)
     monkeypatch.setitem(SCHEMES, name, (settings, scheme))
     shape = settings_of({"name": "none"}).model_copy(update={"position": settings()})
-    return initialised(Transformer(shape, V, 11), 0).double().eval()
+    return initialized(Transformer(shape, V, 11), 0).double().eval()
 
 
 # Every command of the documents runs in a copy of the clone, on a run trained there by scripts/quickstart.sh.

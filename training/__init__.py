@@ -1,4 +1,4 @@
-"""Settings, console, run folders, checkpoints, logs, optimizer and schedule."""
+"""Settings, console, run directories, checkpoints, logs, optimizer and schedule."""
 
 from training.errors import ConfigError, TrainingError
 

@@ -6,7 +6,7 @@ sampler then computes `position`, the input of positional schemes: `order` itsel
 scaled. Its random draws are a pure function of (seed, step, row in the whole step, document).
 
 Only training draws random positions. Evaluation and generation always use positions 0, 1, 2, .... Schemes
-that use absolute positions therefore do not benefit from `centre`, which trains them around 0.
+that use absolute positions therefore do not benefit from `center`, which trains them around 0.
 """
 
 import math
@@ -161,7 +161,7 @@ class CapePositions(PlainPositions):
     scale: float = Field(
         1.03, ge=1, le=100, description="maximum factor on positions; the minimum is 1/scale"
     )
-    centre: bool = Field(
+    center: bool = Field(
         False,
         description="subtract the mean first; for schemes that depend on distances only",
     )
@@ -170,14 +170,14 @@ class CapePositions(PlainPositions):
         return 1 + math.ceil((length - 1 + self.global_shift + self.local_shift) * self.scale)
 
     def apply(self, placed: PositionedTokens, draws: PositionDraws) -> PositionedTokens:
-        """Draw real positions, float64. They may be negative; with `centre`, half of them are."""
+        """Draw real positions, float64. They may be negative; with `center`, half of them are."""
 
         def symmetric(random: np.ndarray, most: float) -> np.ndarray:
             """Map random bits to uniform values in [−most, most)."""
             return (2 * fractions(random) - 1) * most
 
         position = placed.order.astype(np.float64)
-        if self.centre:
+        if self.center:
             position = position - (placed.lengths() - 1) / 2
         position = position + symmetric(draws.draw("shift"), self.global_shift)
         position = position + symmetric(draws.draw("jitter", placed.order), self.local_shift)

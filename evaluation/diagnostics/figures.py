@@ -109,13 +109,13 @@ def _limits(curves: Sequence[Curve], share: bool, log: bool) -> tuple[float, flo
 
 
 def shades(count: int) -> list[str]:
-    """Colours from dark to light for ordered values, told apart without colour too."""
+    """Colors from dark to light for ordered values, told apart without color too."""
     return [to_hex(colormaps["viridis"](at)) for at in np.linspace(0.0, 0.82, max(count, 1))]
 
 
-def shaded(label: str, x: Numbers, y: Numbers, colour: str) -> Curve:
+def shaded(label: str, x: Numbers, y: Numbers, color: str) -> Curve:
     """A curve without markers, unless it is a single point."""
-    return Curve(label, x, y, colour, marker="o" if len(x) == 1 else "")
+    return Curve(label, x, y, color, marker="o" if len(x) == 1 else "")
 
 
 def draw_attention(found: AttentionResult, folder: Path) -> list[Path]:
@@ -173,7 +173,7 @@ def by_method(found: AttentionResult, labels: Sequence[str]) -> Figure:
         for n, label in enumerate(labels):
             lengths = [at for at in found.plan.lengths if (label, at) in found.seen]
             values = [found.overall(label, at)[measure] for at in lengths]
-            style: dict[str, Any] = {"colour": COLOURS[n % len(COLOURS)], "marker": MARKERS[n % len(MARKERS)]}
+            style: dict[str, Any] = {"color": COLOURS[n % len(COLOURS)], "marker": MARKERS[n % len(MARKERS)]}
             lines.append(Curve(name_of(label), lengths, values, **style))
         return lines
 
@@ -192,9 +192,9 @@ def by_distance(found: AttentionResult, method: str, lengths: list[int]) -> Figu
     panels = []
     for layer in range(len(found.layer_kinds)):
         lines = []
-        for colour, length in zip(shades(len(lengths)), lengths, strict=True):
+        for color, length in zip(shades(len(lengths)), lengths, strict=True):
             mass = found.seen[method, length].by_distance[:, layer].mean((0, 1)).tolist()
-            lines.append(shaded(f"{length:,} tokens", _middles(found.edges(length)), mass, colour))
+            lines.append(shaded(f"{length:,} tokens", _middles(found.edges(length)), mass, color))
         flat, label = found.seen[method, lengths[-1]].visible[layer].tolist(), f"uniform at {lengths[-1]:,}"
         lines.append(_reference(label, _middles(found.edges(lengths[-1])), flat))
         panels.append(Panel(lines, _heading(found, layer)))

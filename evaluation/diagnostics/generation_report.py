@@ -128,10 +128,10 @@ class GenerationReport(Report):
             for n, source in enumerate(found.sources):
                 points = at.get((method, source, measure), [])
                 style: dict[str, Any] = {
-                    "colour": COLOURS[n % len(COLOURS)],
+                    "color": COLOURS[n % len(COLOURS)],
                     "marker": MARKERS[n % len(MARKERS)],
                 }
-                style = {"colour": INK, "dash": DASHED, "order": 2} if source == REAL else style
+                style = {"color": INK, "dash": DASHED, "order": 2} if source == REAL else style
                 x, y = [(a + b) / 2 for a, b, _ in points], [value for *_, value in points]
                 curves.append(Curve(source, x, y, **style))
             panels.append(Panel(curves, heading))

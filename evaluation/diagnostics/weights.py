@@ -134,7 +134,7 @@ class AttentionRecorder:
         keys, entropy = seen.sum(-1), torch.special.entr(shares).sum(-1)
         position = self.first_query + start + torch.arange(weights.shape[2], device=weights.device)
         first, beyond = distance == position[:, None], distance >= self.trained_length  # (1, 1, t, s)
-        deviation = _centred(logits, finite).square().sum(-1) / finite.sum(-1).clamp(min=1)
+        deviation = _centered(logits, finite).square().sum(-1) / finite.sum(-1).clamp(min=1)
         highest = logits.masked_fill(~finite, -torch.inf).amax(-1)
         measured = {  # of each query, and the queries that count
             "entropy": (entropy, some),
@@ -192,7 +192,7 @@ def _by_bucket(values: Tensor, index: Tensor, buckets: int) -> Tensor:
     return empty.scatter_add(-1, index.flatten(2).expand_as(flat), flat).double()
 
 
-def _centred(values: Tensor, counted: Tensor) -> Tensor:
+def _centered(values: Tensor, counted: Tensor) -> Tensor:
     """Values less their mean over the counted keys, 0 elsewhere."""
     values = torch.where(counted, values, 0.0)
     mean = values.sum(-1, keepdim=True) / counted.sum(-1, keepdim=True).clamp(min=1)
@@ -217,7 +217,7 @@ def _variances(
         k = repeated(view.k[:, :, block.keys].to(dtype), view.pairs.heads)
         part = part + (q @ k.mT * scale) * view.pairs.visible(start, stop, block.keys)
     finite = torch.isfinite(block.logits)
-    logits, part = _centred(block.logits, finite).double(), _centred(part, finite).double()
+    logits, part = _centered(block.logits, finite).double(), _centered(part, finite).double()
     return (logits * part).sum((-1, -2)), logits.square().sum((-1, -2))
 
 

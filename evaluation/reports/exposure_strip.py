@@ -26,11 +26,11 @@ def shares(counts: np.ndarray, tokens: int, first: int = 0) -> tuple[np.ndarray,
 
 
 def thinned(x: np.ndarray, y: np.ndarray, per_octave: int = 12) -> tuple[np.ndarray, np.ndarray]:
-    """Means of y in geometric bins of x (consecutive whole numbers), at the geometric centres."""
+    """Means of y in geometric bins of x (consecutive whole numbers), at the geometric centers."""
     bins = np.floor(np.log2(x) * per_octave).astype(np.int64)
     _, index, counts = np.unique(bins, return_inverse=True, return_counts=True)
-    centres = np.exp2(np.bincount(index, weights=np.log2(x)) / counts)
-    return centres, np.bincount(index, weights=y) / counts
+    centers = np.exp2(np.bincount(index, weights=np.log2(x)) / counts)
+    return centers, np.bincount(index, weights=y) / counts
 
 
 def add_strip(figure: Figure, axes: Axes, exposure: Exposure) -> Axes:
@@ -67,7 +67,7 @@ def add_strip(figure: Figure, axes: Axes, exposure: Exposure) -> Axes:
 
 def _draw(strip: Axes, exposure: Exposure, limits: tuple[float, float]) -> None:
     lowest, labels = 1.0, []
-    for label, counts, first, colour, dash in (
+    for label, counts, first, color, dash in (
         ("at this position", exposure.positions, exposure.first, POSITIONS, "-"),
         ("with a key at this distance", exposure.distances, 0, DISTANCES, (0, (4, 1.5))),
     ):
@@ -78,9 +78,9 @@ def _draw(strip: Axes, exposure: Exposure, limits: tuple[float, float]) -> None:
                 np.append(x[y > 0], last),
                 np.append(y[y > 0], y[y > 0][-1]),
             )  # to the last trained position
-            strip.plot(x, y, color=colour, lw=1.6, ls=dash, solid_capstyle="butt", zorder=3)
+            strip.plot(x, y, color=color, lw=1.6, ls=dash, solid_capstyle="butt", zorder=3)
             lowest = min(lowest, float(y[x >= limits[0]].min(initial=1.0)))
-            labels.append((label, (1.0, 0.78 - 0.3 * len(labels)), "axes fraction", colour))
+            labels.append((label, (1.0, 0.78 - 0.3 * len(labels)), "axes fraction", color))
     decades = min(_DECADES, max(1, math.ceil(-math.log10(lowest) + 0.2)))
     strip.set_yscale("log")
     strip.set_ylim(10.0**-decades, 2.5)
@@ -96,6 +96,6 @@ def _draw(strip: Axes, exposure: Exposure, limits: tuple[float, float]) -> None:
     if end < limits[1]:
         strip.axvspan(end, limits[1], color="#F1F1F1", lw=0, zorder=0)
         labels.insert(0, ("never trained", (end, 0.5), ("data", "axes fraction"), SOFT))
-    for text, at, where, colour in labels:
-        how = {"va": "center", "color": colour, "fontsize": 8.5, "annotation_clip": False}
+    for text, at, where, color in labels:
+        how = {"va": "center", "color": color, "fontsize": 8.5, "annotation_clip": False}
         strip.annotate(text, at, (6, 0), where, "offset points", **how)

@@ -1,5 +1,5 @@
 """Line charts in one style: panels of curves, named at their ends or in a key, below a title. PNG and SVG,
-legible at column width and without colour."""
+legible at column width and without color."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Curve:
     label: str
     x: Numbers
     y: Numbers
-    colour: str = INK
+    color: str = INK
     low: Numbers = ()
     high: Numbers = ()
     width: float = 1.5
@@ -98,14 +98,14 @@ class Curve:
             self.x,
             self.y,
             label=self.label or "_",
-            color=self.colour,
+            color=self.color,
             lw=self.width,
             ls=self.dash,
             marker=self.marker,
             markevery=self.every,
             ms=self.size,
-            mfc="white" if self.hollow else self.colour,
-            mec=self.colour if self.hollow else "white",
+            mfc="white" if self.hollow else self.color,
+            mec=self.color if self.hollow else "white",
             mew=0.9 if self.hollow else 0.6,
             zorder=self.order,
         )
@@ -118,13 +118,13 @@ class Curve:
                 "alpha": 0.75,
                 "zorder": self.order - 0.5,
             }
-            axes.errorbar(x, y, yerr=(below, above), fmt="none", color=self.colour, **how)
+            axes.errorbar(x, y, yerr=(below, above), fmt="none", color=self.color, **how)
         return line
 
 
 @dataclass(frozen=True)
 class Panel:
-    """Curves over common axes, and horizontal lines (label, y, colour) across them."""
+    """Curves over common axes, and horizontal lines (label, y, color) across them."""
 
     curves: Sequence[Curve]
     heading: str = ""
@@ -176,8 +176,8 @@ def panels_figure(
             axes.set_title(panel.heading, loc="left", **how)
             grid(axes)
             lines = [curve.draw(axes) for curve in panel.curves]
-            for _, at, colour in panel.levels:
-                axes.axhline(at, color=colour, lw=1.1, ls=DASHED, zorder=2)
+            for _, at, color in panel.levels:
+                axes.axhline(at, color=color, lw=1.1, ls=DASHED, zorder=2)
             scales(axes, panel)
             axes.set_xlabel(x if n + columns >= len(panels) else "", color=INK, parse_math=True)
             axes.set_ylabel(y if column == 0 else "", color=INK, parse_math=True)
@@ -208,10 +208,10 @@ def _key(where: Axes | Figure, lines: list[Line2D], **how: Any) -> None:
 
 
 def _ends(axes: Axes, panel: Panel, value) -> list[tuple[str, float, float, str]]:
-    """Labels of curves and levels: text, x, y, colour."""
-    found = [(curve.label, *curve.end, curve.colour) for curve in panel.curves if curve.label]
-    found += [(label, axes.get_xlim()[1], y, colour) for label, y, colour in panel.levels]
-    return [(f"{label}  {value(axes, y)}".rstrip(), x, y, colour) for label, x, y, colour in found]
+    """Labels of curves and levels: text, x, y, color."""
+    found = [(curve.label, *curve.end, curve.color) for curve in panel.curves if curve.label]
+    found += [(label, axes.get_xlim()[1], y, color) for label, y, color in panel.levels]
+    return [(f"{label}  {value(axes, y)}".rstrip(), x, y, color) for label, x, y, color in found]
 
 
 def _widest(labels) -> float:
@@ -286,17 +286,15 @@ def fit_left(figure: Figure, axes: Axes) -> None:
 
 
 def label_ends(figure: Figure, axes: Axes, labels: list[tuple[str, float, float, str]]) -> None:
-    """Direct labels (text, x, y, colour) right of the axes at the height of the line's end, moved apart where
+    """Direct labels (text, x, y, color) right of the axes at the height of the line's end, moved apart where
     they would overlap. Limits and scales of the axes must be final. The leader of a line that ends above the
     axes points to their top; a line that ends early has no leader, which would look like data."""
     height = axes.get_position().height * figure.get_figheight() * 72  # points
     gap, top = LABEL_GAP / height, axes.get_ylim()[1]
     to_axes = axes.transData - axes.transAxes
-    wanted = sorted(
-        (float(to_axes.transform((x, y))[1]), text, x, y, colour) for text, x, y, colour in labels
-    )
+    wanted = sorted((float(to_axes.transform((x, y))[1]), text, x, y, color) for text, x, y, color in labels)
     placed = within(spread([one[0] for one in wanted], gap), gap)
-    for at, (_, text, x, y, colour) in zip(placed, wanted, strict=True):
+    for at, (_, text, x, y, color) in zip(placed, wanted, strict=True):
         led = to_axes.transform((x, y))[0] > LED_FROM
         axes.annotate(
             text,
@@ -304,13 +302,13 @@ def label_ends(figure: Figure, axes: Axes, labels: list[tuple[str, float, float,
             xycoords="data",
             xytext=(1.045, at),
             textcoords="axes fraction",
-            color=colour,
+            color=color,
             fontsize=9,
             va="center",
             annotation_clip=False,
             arrowprops={
                 "arrowstyle": "-",
-                "color": colour,
+                "color": color,
                 "lw": 0.6 if led else 0.0,
                 "alpha": 0.6,
                 "shrinkA": 2,
@@ -321,7 +319,7 @@ def label_ends(figure: Figure, axes: Axes, labels: list[tuple[str, float, float,
 
 
 def spread(wanted: Sequence[float], gap: float) -> np.ndarray:
-    """Heights as near as possible to `wanted` (ascending) with at least `gap` between neighbours."""
+    """Heights as near as possible to `wanted` (ascending) with at least `gap` between neighbors."""
     least = gap * np.arange(len(wanted))
     return isotonic_regression(np.asarray(wanted) - least).x + least
 

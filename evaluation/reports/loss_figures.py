@@ -106,7 +106,7 @@ def _by_position(result: EvaluationResult, analysis: Analysis) -> Figure:
     l0, longest = result.subject.trained_length, result.plan.lengths[-1]
     curves, x, cut = [], [], []
     for method, buckets in analysis.buckets.items():
-        # Position p sees p + 1 tokens; a bucket is drawn at its geometric centre in tokens seen.
+        # Position p sees p + 1 tokens; a bucket is drawn at its geometric center in tokens seen.
         x = [math.sqrt((b.low + 1) * b.high) for b in buckets]
         curves.append(loss_curve(name_of(method), x, [b.nll for b in buckets], [b.gain for b in buckets]))
         cut = cut or [b.nll + b.gain.estimate for b in buckets]
@@ -137,22 +137,22 @@ def _figure(panel: Panel, text: FigureText, scales: Callable[[Axes, Panel], None
 
 def _styled(curves: Sequence[Curve]) -> list[Curve]:
     """Black for the checkpoint as trained, the palette in order for the others; if there are too many, only
-    the best at the longest length have colours and the rest are thin grey lines."""
+    the best at the longest length have colors and the rest are thin grey lines."""
     rest = [curve for curve in curves if curve.label != name_of(TRAINED)]
     if len(rest) > len(COLOURS):
         rest.sort(key=lambda curve: (-curve.x[-1], curve.y[-1]))
-        rest = rest[: len(COLOURS) - 1]  # the last colour is the grey of the remaining lines
+        rest = rest[: len(COLOURS) - 1]  # the last color is the grey of the remaining lines
     prominent, styles, out = {curve.label for curve in rest}, zip(COLOURS, MARKERS, strict=True), []
     for curve in curves:
         if curve.label == name_of(TRAINED):
-            colour, marker = INK, "o"
+            color, marker = INK, "o"
         elif curve.label in prominent:
-            colour, marker = next(styles)
+            color, marker = next(styles)
         else:
-            grey = {"colour": FAINT, "width": 0.8, "marker": ".", "size": 3.5, "order": 2.5}
+            grey = {"color": FAINT, "width": 0.8, "marker": ".", "size": 3.5, "order": 2.5}
             out.append(replace(curve, low=(), high=(), **grey))
             continue
-        out.append(replace(curve, colour=colour, marker=marker, width=1.7, order=4))
+        out.append(replace(curve, color=color, marker=marker, width=1.7, order=4))
     return out
 
 
@@ -171,7 +171,7 @@ def _limits(curves: Sequence[Curve], baseline: float | None) -> tuple[float, flo
 
     Grey lines far above all others leave the axes; their labels state their values.
     """
-    shown = [curve for curve in curves if curve.colour != FAINT]
+    shown = [curve for curve in curves if curve.color != FAINT]
     top = max((y for curve in shown for y in curve.y), default=math.inf)
     least = min((y for curve in curves for y in curve.y), default=0.0)
     values = [] if baseline is None else [baseline]

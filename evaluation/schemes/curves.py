@@ -63,7 +63,7 @@ def build(choice: dict[str, Any], shape: SchemeShape) -> PositionalScheme:
         key = ".".join(str(part) for part in first["loc"]) or "settings"
         raise EvaluationError(f"scheme '{name}': {key}: {first['msg']}") from None
     scheme = position_class(settings, shape.geometry)
-    scheme.initialise(torch.Generator().manual_seed(SEED), 1.0)
+    scheme.initialize(torch.Generator().manual_seed(SEED), 1.0)
     return scheme.double()
 
 

@@ -1,4 +1,4 @@
-"""Analyse per-target NLL: levels, differences, verdicts, net gains."""
+"""Analyze per-target NLL: levels, differences, verdicts, net gains."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -76,7 +76,7 @@ class Analysis:
     notes: list[str]
 
 
-def analyse(result: EvaluationResult) -> Analysis:
+def analyze(result: EvaluationResult) -> Analysis:
     """Derive all numbers of one evaluation. Raises EvaluationError if no cell has a finite mean."""
     if result.failed and not result.nll:
         raise EvaluationError(

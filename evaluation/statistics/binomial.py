@@ -22,11 +22,11 @@ def wilson(
     if not 0 < size <= n:
         raise EvaluationError(f"{n} items cannot count as {size} independent ones")
     p, z = successes / n, NormalDist().inv_cdf(1 - alpha / 2)
-    centre = (p + z * z / (2 * size)) / (1 + z * z / size)
+    center = (p + z * z / (2 * size)) / (1 + z * z / size)
     half = z / (1 + z * z / size) * math.sqrt(p * (1 - p) / size + z * z / (4 * size * size))
     # At a share of 0 or 1 one end is the share itself, without rounding error.
-    low = 0.0 if p == 0 else max(0.0, centre - half)
-    high = 1.0 if p == 1 else min(1.0, centre + half)
+    low = 0.0 if p == 0 else max(0.0, center - half)
+    high = 1.0 if p == 1 else min(1.0, center + half)
     return p, low, high
 
 

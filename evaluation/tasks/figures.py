@@ -28,7 +28,7 @@ from evaluation.scoring.methods import TRAINED
 from evaluation.tasks.analysis import DepthCell, TaskAnalysis
 from evaluation.tasks.session import TaskResult
 
-SHADES = "cividis"  # even in lightness, and the same to every kind of colour vision
+SHADES = "cividis"  # even in lightness, and the same to every kind of color vision
 
 
 def draw_task_figures(result: TaskResult, analysis: TaskAnalysis, folder: Path) -> list[Path]:
@@ -45,15 +45,15 @@ def _by_length(result: TaskResult, analysis: TaskAnalysis) -> Figure:
     drawn, curves = result.drawn, []
     for i, label in enumerate(dict.fromkeys(row.method for row in analysis.rows)):
         rows = [row for row in analysis.rows if row.method == label]
-        colour = INK if label == TRAINED else COLOURS[i % len(COLOURS)]
+        color = INK if label == TRAINED else COLOURS[i % len(COLOURS)]
         marker = "o" if label == TRAINED else MARKERS[i % len(MARKERS)]
         x = [row.length for row in rows]
         exact, right, low, high = (
             [100 * value for value in values]
             for values in zip(*((r.exact.share, r.share.share, r.low, r.high) for r in rows), strict=True)
         )
-        curves.append(Curve("", x, exact, colour, width=1.1, dash=(0, (1, 1.6))))
-        curves.append(Curve(name_of(label), x, right, colour, low, high, 1.7, marker=marker, order=4))
+        curves.append(Curve("", x, exact, color, width=1.1, dash=(0, (1, 1.6))))
+        curves.append(Curve(name_of(label), x, right, color, low, high, 1.7, marker=marker, order=4))
 
     def scales(axes: Axes, panel: Panel) -> None:
         l0 = result.subject.trained_length
@@ -122,11 +122,11 @@ def _grid(
         axes.fill([x, x + 1, x + 1, x], [y, y, y + 1, y + 1], color=shade, ec="white", lw=1.2)
         red, green, blue = shade[:3]
         ink = "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 0.5 else INK
-        s, centre = spot.share, (x + 0.5, y + 0.5)
+        s, center = spot.share, (x + 0.5, y + 0.5)
         how: dict[str, Any] = {"textcoords": "offset points", "ha": "center", "va": "center", "color": ink}
-        axes.annotate(f"{100 * s.share:.0f}", centre, xytext=(0, 4), fontsize=9.5, **how)
+        axes.annotate(f"{100 * s.share:.0f}", center, xytext=(0, 4), fontsize=9.5, **how)
         ends = f"({100 * s.low:.0f}–{100 * s.high:.0f})"
-        axes.annotate(ends, centre, xytext=(0, -7), fontsize=6.5, **how)
+        axes.annotate(ends, center, xytext=(0, -7), fontsize=6.5, **how)
     axes.set(xlim=(0, len(lengths)), ylim=(0, len(levels)))
     axes.set_xticks([i + 0.5 for i in range(len(lengths))], [f"{n:,}" for n in lengths])
     axes.set_yticks([i + 0.5 for i in range(len(levels))], [names[level] for level in levels])

@@ -37,7 +37,7 @@ class Modifiers(nn.Module):
                 f"model.position.temperature.value must have one factor per head ({heads}), got {len(given)}"
             )
 
-    def initialise(self) -> None:
+    def initialize(self) -> None:
         with torch.no_grad():
             if self.scale is not None:
                 self.scale.fill_(self.settings.temperature.initial)

@@ -343,7 +343,7 @@ class PositionalScheme(nn.Module):
         """Create parameters and tables, and check the settings against the geometry."""
 
     def learned(self, shape: tuple[int, ...], initializer: Initializer) -> nn.Parameter:
-        """A parameter, to be assigned to an attribute; `initialise` draws them in this order."""
+        """A parameter, to be assigned to an attribute; `initialize` draws them in this order."""
         self._initializers.append(initializer)
         return nn.Parameter(torch.empty(shape))
 
@@ -362,8 +362,8 @@ class PositionalScheme(nn.Module):
         """Whether the declared sequence length changes the encoding."""
         return False
 
-    def initialise(self, generator: torch.Generator, embedding_std: float) -> None:
-        """Initialise the parameters; `embedding_std` is the standard deviation of token embeddings."""
+    def initialize(self, generator: torch.Generator, embedding_std: float) -> None:
+        """Initialize the parameters; `embedding_std` is the standard deviation of token embeddings."""
         own = self.parameters(recurse=False)
         with torch.no_grad():
             for parameter, initializer in zip(own, self._initializers, strict=True):

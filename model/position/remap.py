@@ -167,7 +167,7 @@ class SelfExtend(Remap):
     exempt: ClassVar[dict[str, str]] = {"shift": "groups start at position 0: a shift changes them"}
 
     name: Literal["self_extend"] = "self_extend"
-    neighbours: int | None = Field(
+    neighbors: int | None = Field(
         None,
         ge=1,
         description="W: distances below it are unchanged; a multiple of group; "
@@ -177,26 +177,26 @@ class SelfExtend(Remap):
 
     @model_validator(mode="after")
     def _whole_groups(self):
-        if self.neighbours is not None and self.neighbours % self.group:
+        if self.neighbors is not None and self.neighbors % self.group:
             raise ValueError(
-                f"remap.neighbours {self.neighbours} must be a multiple of remap.group {self.group}, so that "
+                f"remap.neighbors {self.neighbors} must be a multiple of remap.group {self.group}, so that "
                 "grouped distances are integers"
             )
         return self
 
-    def _neighbours(self, context: RemapContext) -> int:
-        return self.neighbours or context.original_length // 2 // self.group * self.group
+    def _neighbors(self, context: RemapContext) -> int:
+        return self.neighbors or context.original_length // 2 // self.group * self.group
 
     def maps(self, n, stretch, context):
-        w, grouped = self._neighbours(context), torch.floor(n / self.group)
+        w, grouped = self._neighbors(context), torch.floor(n / self.group)
         return n, grouped + (w - w // self.group), grouped
 
     def branches(self, context):
-        w = self._neighbours(context)
+        w = self._neighbors(context)
         if not w:
             raise ModelError(
                 f"half the original length {context.original_length} is smaller than remap.group "
-                f"{self.group}: reduce remap.group, or set remap.neighbours"
+                f"{self.group}: reduce remap.group, or set remap.neighbors"
             )
         return near_and_far(w)
 

@@ -1,4 +1,4 @@
-"""Frequency scaling of rotary embeddings for sequences longer than the training length.
+"""Frequency scaling of rotary embeddings for sequences longer than the trained length.
 
 A scaling method maps the frequencies θ_0, ..., θ_(R−1) of the R = r/2 rotated pairs to new ones, and returns
 an amplitude that multiplies cos and sin. The frequencies are a geometric series, θ_0 = 1 and θ_k = b^(−2k/r)
@@ -36,7 +36,7 @@ def critical_dimension(theta: float, dims: int, length: int) -> int:
     """How many of r rotated features are in pairs that complete a rotation within `length` tokens.
 
     D_c = 2⌈(r/2)·log_b(L0 / 2π)⌉, Liu et al. 2023 (arXiv:2310.05209); 92 of 128 for b 10000 and L0 4096.
-    Beyond the training length, the other pairs have angles that never occur in training.
+    Beyond the trained length, the other pairs have angles that never occur in training.
     """
     pairs = math.ceil(dims / 2 * math.log(length / (2 * math.pi), theta))
     return 2 * min(max(pairs, 0), dims // 2)

@@ -83,7 +83,7 @@ class NoTemperature(Temperature):
 
 class FixedTemperature(Temperature):
     """A constant factor λ, or one per head: UniformScale and HeadScale of Wang et al. 2024
-    (arXiv:2404.12224), for NoPE beyond the training length, with λ chosen beforehand."""
+    (arXiv:2404.12224), for NoPE beyond the trained length, with λ chosen beforehand."""
 
     name: Literal["fixed"] = "fixed"
     value: Scale | list[Scale] = Field(1.0, description="λ, or a list with one per query head")

@@ -22,7 +22,7 @@ from studies.results.table import StudyResult
 
 TEMPLATES = Path(__file__).with_name("templates")
 TEXTS: dict[str, dict[str, str]] = yaml.safe_load((TEMPLATES / "texts.yaml").read_text(encoding="utf-8"))
-DARK = TEXTS["dark"]  # colours of the figures, and their counterparts on a dark background
+DARK = TEXTS["dark"]  # colors of the figures, and their counterparts on a dark background
 
 
 class TableCell(NamedTuple):
@@ -174,13 +174,13 @@ def _unmarked(text: str) -> str:
 
 
 def _inline_svg(figure: ReportFigure, prefix: str) -> Markup:
-    """The SVG with unique ids, colours that follow the page, and the alternative text as label."""
+    """The SVG with unique ids, colors that follow the page, and the alternative text as label."""
     svg = figure.svg[figure.svg.index("<svg") :]
     svg = re.sub(r"<(metadata|style)[^>]*>.*?</\1>\s*", "", svg, flags=re.DOTALL)
     svg = re.sub(r'\bid="([^"]+)"', rf'id="{prefix}\1"', svg)
     svg = re.sub(r'(xlink:href|href)="#([^"]+)"', rf'\1="#{prefix}\2"', svg)
     svg = re.sub(r"url\(#([^)]+)\)", rf"url(#{prefix}\1)", svg)
-    svg = re.sub(r"#[0-9a-fA-F]{6}\b", _page_colour, svg)
+    svg = re.sub(r"#[0-9a-fA-F]{6}\b", _page_color, svg)
     # Verdana has the same widths as DejaVu Sans, which few systems have.
     svg = svg.replace("'DejaVu Sans'", "'DejaVu Sans', Verdana, sans-serif")
     opening, rest = svg.split(">", 1)
@@ -188,6 +188,6 @@ def _inline_svg(figure: ReportFigure, prefix: str) -> Markup:
     return Markup(f'{opening} role="img" aria-label="{escape(figure.alt, quote=True)}">{rest.strip()}')
 
 
-def _page_colour(match: re.Match) -> str:
-    colour = match[0].lower()
-    return f"var(--f{colour[1:]}, {colour})" if colour in DARK else match[0]
+def _page_color(match: re.Match) -> str:
+    color = match[0].lower()
+    return f"var(--f{color[1:]}, {color})" if color in DARK else match[0]

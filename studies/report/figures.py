@@ -33,7 +33,7 @@ BY_LENGTH = "NLL by context length"
 MEASURES = {  # measures of attention in the figure and the table, and their headings
     "entropy_relative": "entropy / ln(visible keys)",
     "first_token": "mass on the first token",
-    "mass_beyond": "mass beyond training length",
+    "mass_beyond": "mass beyond trained length",
     "logit_std": "standard deviation of logits",
     "logit_max": "largest logit",
     "reach_90": "90% of mass within, tokens",
@@ -41,7 +41,7 @@ MEASURES = {  # measures of attention in the figure and the table, and their hea
 
 
 class FigureBuilder:
-    """Draws figures into a directory and lists their files. A variant has the same colour and marker in all
+    """Draws figures into a directory and lists their files. A variant has the same color and marker in all
     figures."""
 
     def __init__(self, study: StoredStudy, folder: Path):
@@ -64,7 +64,7 @@ class FigureBuilder:
         figure = joint_figure(series, ReferenceLines(l0, levels, top=top), text, NLL, seeds)
         caption = ["NLL of the same targets with increasing context.", *notes]
         if truncated is not None:
-            caption.append(f"Dashed: {baseline} with its context truncated to the training length.")
+            caption.append(f"Dashed: {baseline} with its context truncated to the trained length.")
         if top is not None:
             caption.append("The axis ends at the unigram model; labels of clipped lines have their values.")
         alt = _alt(
@@ -91,7 +91,7 @@ class FigureBuilder:
         below = f"{dashed} Grey: the others.\n{notes[0]}"
         text = FigureText(f"{BY_LENGTH}, one panel per variant", _loss_subtitle(table), below)
         figure = small_multiples(panels, ReferenceLines(table.trained_length, top=top), text, NLL, strips)
-        caption = [f"Each variant in colour on top of the others in grey. {dashed}", *notes]
+        caption = [f"Each variant in color on top of the others in grey. {dashed}", *notes]
         if any(strips):
             caption.append(note("strips"))
         alt = _alt("NLL against context length, one panel each", (one.label for one in series))
@@ -100,7 +100,7 @@ class FigureBuilder:
     def gain(self, table: StudyComparison) -> ReportFigure:
         """Net gain over truncation against length."""
         l0, tolerance = table.trained_length, table.tolerance
-        # All lines begin at the training length, where the gain as trained is 0.
+        # All lines begin at the trained length, where the gain as trained is 0.
         gains = {
             name: [row for row in table.select("gain", name) if row.at >= l0]
             for name in table.names
@@ -112,7 +112,7 @@ class FigureBuilder:
         ]
         bars = f"\nBars: {100 * table.confidence:g}% intervals." if barred(series) else ""
         axis = note("net_gain_axis", table) + bars
-        marks = ReferenceLines(l0, [("truncated to the training length", 0.0)], band=tolerance)
+        marks = ReferenceLines(l0, [("truncated to the trained length", 0.0)], band=tolerance)
         text = FigureText("Net gain over truncation", _loss_subtitle(table), axis)
         figure = joint_figure(series, marks, text, "net gain, nats per token")
         caption = note("net_gain", table)
@@ -130,7 +130,7 @@ class FigureBuilder:
                 DotEstimate(row.variant, row.value, row.low, row.high, *self.styles[row.variant])
                 for row in sorted(found, key=lambda row: row.value)
             ]
-            heading = f"at {length:,} tokens" + (", the training length" if length == l0 else "")
+            heading = f"at {length:,} tokens" + (", the trained length" if length == l0 else "")
             panels += [(heading, dots)] if dots else []
         title = f"Difference from {table.baseline}"
         text = FigureText(title, _loss_subtitle(table), note("difference_axis", table))
@@ -146,7 +146,7 @@ class FigureBuilder:
         return self._add(table, "difference", figure, f"{caption}.", _alt(f"{title}, nats", values))
 
     def learned(self, table: StudyComparison) -> ReportFigure:
-        """NLL at the training length, seed by seed, and of the unigram model: whether training succeeded."""
+        """NLL at the trained length, seed by seed, and of the unigram model: whether training succeeded."""
         l0, unigram = table.trained_length, table.losses.unigram
         schemes = {variant.scheme: variant.name for variant in reversed(table.variants)}  # the first of each
         dots = []
@@ -157,11 +157,11 @@ class FigureBuilder:
         dots.sort(key=lambda dot: dot.value)
         level = "" if unigram is None else f"Unigram model on the same tokens: {unigram:.3f}."
         strokes = f"Vertical strokes: single seeds. {level}".strip()
-        text = FigureText("NLL at the training length", _loss_subtitle(table), strokes)
+        text = FigureText("NLL at the trained length", _loss_subtitle(table), strokes)
         figure = dots_figure([(f"as trained, at {l0:,} tokens", dots)], text, NLL)
-        caption = f"NLL at the training length: mean, and single seeds as strokes. {level}".strip()
+        caption = f"NLL at the trained length: mean, and single seeds as strokes. {level}".strip()
         caption += " A scheme near the unigram model is undertrained." if level else ""
-        alt = _alt("NLL at the training length", (f"{dot.label} {dot.value:.3f}" for dot in dots))
+        alt = _alt("NLL at the trained length", (f"{dot.label} {dot.value:.3f}" for dot in dots))
         return self._add(table, "learned", figure, caption, f"{alt} {level}".strip())
 
     def accuracy(self, table: ResultsTable) -> ReportFigure:
@@ -216,7 +216,7 @@ class FigureBuilder:
             panels += [Panel(series, heading)] if series else []
         means = note("attention")
         text = FigureText(
-            "Attention by context length", _subtitle(table), f"{means} Dotted: the training length."
+            "Attention by context length", _subtitle(table), f"{means} Dotted: the trained length."
         )
         figure = small_multiples(panels, ReferenceLines(table.trained_length), text)
         alt = f"Small line charts against context length: {listed([one.heading for one in panels])}."
@@ -247,8 +247,8 @@ class FigureBuilder:
     def _series(self, name: str, points: Sequence[Sequence[float]]) -> Curve:
         """A line through (x, y, low, high) in the style of a variant."""
         x, y, low, high = ([float(point[part]) for point in points] for part in range(4))
-        colour, marker = self.styles[name]
-        return Curve(name, x, y, colour, low, high, width=1.6, marker=marker, order=4)
+        color, marker = self.styles[name]
+        return Curve(name, x, y, color, low, high, width=1.6, marker=marker, order=4)
 
     def _nll(self, table: StudyComparison, name: str) -> Curve:
         """NLL with the interval of the change around each level: most of the spread of levels is common to
@@ -296,7 +296,7 @@ class FigureBuilder:
         notes = ["Points without intervals."]
         if total:
             level = f"{100 * table.confidence:g}%"
-            notes = [f"Bars: {level} simultaneous intervals of the change from the training length."]
+            notes = [f"Bars: {level} simultaneous intervals of the change from the trained length."]
         if any(table.seed_count(name) > 1 for name in table.names):
             notes[0] += " Thin: single seeds."
         if total > drawn:

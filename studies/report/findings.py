@@ -21,7 +21,7 @@ def lead(table: StudyComparison) -> list[str]:
 def _verdicts(table: StudyComparison) -> str:
     l0, longest = table.trained_length, table.losses.lengths[-1]
     if longest <= l0:
-        return f"Only lengths up to the training length of {l0:,} tokens were evaluated."
+        return f"Only lengths up to the trained length of {l0:,} tokens were evaluated."
     setup = f"Trained at {l0:,} tokens, evaluated up to {longest:,} ({longest / l0:.3g}×)"
     claims = [name for name in table.names if table.claims(name)]
     if not claims:
@@ -75,12 +75,12 @@ def _truncation(table: StudyComparison) -> str:
 
 
 def _against_baseline(table: StudyComparison) -> list[str]:
-    """The differences from the baseline at the training length and at the longest primary length."""
+    """The differences from the baseline at the trained length and at the longest primary length."""
     lines, l0 = [], table.trained_length
     claimed = [row for row in table.select("difference") if row.interval and row.interval.claimed]
     for length in dict.fromkeys((l0, max(table.primary, default=l0))):
         if found := [row for row in claimed if row.length == length]:
-            at = f"{length:,}" + (", the training length" if length == l0 else "")
+            at = f"{length:,}" + (", the trained length" if length == l0 else "")
             signs = _by_sign(found, "higher (worse)", "lower (better)")
             lines.append(
                 f"NLL minus that of {table.baseline} at {at} (nats, simultaneous over "

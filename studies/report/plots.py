@@ -34,11 +34,11 @@ from evaluation.reports.figures import (
 from studies.report.document import plain, signed
 
 WIDTH = 6.0  # inches; on a phone 390 pixels wide, 8-point text is 7 pixels high
-# COLOURS without its grey, then dark colours of Tol's muted set; markers differ as well.
+# COLOURS without its grey, then dark colors of Tol's muted set; markers differ as well.
 PALETTE = (*COLOURS[:7], "#332288", "#882255", "#117733", "#8A8A2A", "#5B5B5B")
 SHAPES = (*MARKERS, "p", "h", "d", "8")
 OTHERS, BAND = "#C9C9C9", "#999999"
-SHADES = "cividis"  # uniform in lightness, suitable for all kinds of colour vision
+SHADES = "cividis"  # uniform in lightness, suitable for all kinds of color vision
 STRIP, STRIP_GAP = 0.17, 0.03  # height of an exposure strip and the gap above it, inches
 FAINTEST = 4.0  # decades of exposure that the shades of a strip cover
 TOKENS = "context length, tokens (log scale)"
@@ -46,7 +46,7 @@ Exposure = Sequence[tuple[Sequence[float], Sequence[float]]]  # (tokens of conte
 
 
 def styles_of(names: Sequence[str], baseline: str | None) -> dict[str, tuple[str, str]]:
-    """Colour and marker of each variant, the same in all figures: ink for the baseline."""
+    """Color and marker of each variant, the same in all figures: ink for the baseline."""
     rest = [name for name in names if name != baseline]
     found = {name: (PALETTE[n % len(PALETTE)], SHAPES[n % len(SHAPES)]) for n, name in enumerate(rest)}
     return found | ({baseline: (INK, "o")} if baseline is not None else {})
@@ -71,7 +71,7 @@ def barred(curves: Sequence[Curve]) -> int:
 
 @dataclass(frozen=True)
 class ReferenceLines:
-    """Everything in the axes besides the curves: training length, level lines (label, y), tolerance band."""
+    """Everything in the axes besides the curves: trained length, level lines (label, y), tolerance band."""
 
     trained_length: int
     levels: Sequence[tuple[str, float]] = ()
@@ -103,7 +103,7 @@ def joint_figure(
 
     def scales(axes: Axes, panel: Panel) -> None:
         _frame(axes, curves, marks, (low, high), 8)
-        mark(axes, marks.trained_length, f"training length {marks.trained_length:,}")
+        mark(axes, marks.trained_length, f"trained length {marks.trained_length:,}")
 
     panel = Panel([*seeds, *labelled], levels=[(label, at, SOFT) for label, at in marks.levels])
     return panels_figure([panel], text, scales, x=x, y=y, height=3.2, width=WIDTH)
@@ -126,11 +126,11 @@ def small_multiples(
         mark(axes, marks.trained_length)
         axes.tick_params(labelsize=7.5, length=2.5)
         last = panel.curves[-1]
-        heading: dict[str, Any] = {"fontsize": 9, "fontweight": "bold", "color": last.colour}
+        heading: dict[str, Any] = {"fontsize": 9, "fontweight": "bold", "color": last.color}
         heading = heading if y else {"fontsize": 7.5}
         axes.set_title(panel.heading, loc="left", pad=3, **heading)
         if last.y[-1] > axes.get_ylim()[1]:
-            how = {"ha": "right", "va": "bottom", "fontsize": 8, "color": last.colour}
+            how = {"ha": "right", "va": "bottom", "fontsize": 8, "color": last.color}
             axes.annotate(
                 f"{plain(float(last.y[-1]), 2)} ↑", (1, 1), (0, 3), "axes fraction", "offset points", **how
             )
@@ -172,7 +172,7 @@ def _strip(figure: Figure, axes: Axes, exposure: Exposure) -> None:
     strip.set_ylim(0, 2)
     for row, (context, share) in enumerate(reversed(exposure)):
         edges = [math.sqrt(a * b) for a, b in pairwise(context)]
-        # The first bin begins, and the last one ends, at its own centre.
+        # The first bin begins, and the last one ends, at its own center.
         for left, right, value in zip([context[0], *edges], [*edges, context[-1]], share, strict=True):
             if value > 0 and right > low and left < high:
                 shade = min(1.0, max(0.12, 1 + math.log10(value) / FAINTEST))
@@ -194,7 +194,7 @@ class DotEstimate:
     value: float
     low: float
     high: float
-    colour: str = INK
+    color: str = INK
     marker: str = "o"
     each: Sequence[float] = ()
 
@@ -230,7 +230,7 @@ def dots_figure(
             for at, dot in enumerate(dots):
                 _draw_dot(axes, at, dot)
                 spot = (1, at), (5, 0), ("axes fraction", "data"), "offset points"
-                axes.annotate(number(dot.value, 3), *spot, va="center", fontsize=8.5, color=dot.colour)
+                axes.annotate(number(dot.value, 3), *spot, va="center", fontsize=8.5, color=dot.color)
             axes.set_title(heading, loc="left", fontsize=9.5, fontweight="bold", color=INK, pad=4)
             axes.tick_params(labelbottom=n == len(panels) - 1)
             axes.set_xlabel(x if n == len(panels) - 1 else "", color=INK)
@@ -239,18 +239,18 @@ def dots_figure(
 
 def _draw_dot(axes: Axes, at: int, dot: DotEstimate) -> None:
     """Strokes for single seeds, a bar for the interval, a hollow marker for a point estimate."""
-    strokes = {"ls": "", "marker": "|", "ms": 11, "mew": 1.3, "color": dot.colour, "zorder": 3}
+    strokes = {"ls": "", "marker": "|", "ms": 11, "mew": 1.3, "color": dot.color, "zorder": 3}
     axes.plot(dot.each, [at] * len(dot.each), **strokes)
     claim = dot.low == dot.low
     if claim:
-        bar = {"lw": 1.8, "solid_capstyle": "butt", "color": dot.colour, "zorder": 3}
+        bar = {"lw": 1.8, "solid_capstyle": "butt", "color": dot.color, "zorder": 3}
         axes.plot([dot.low, dot.high], [at, at], **bar)
-    inside, around = (dot.colour, "white") if claim or len(dot.each) > 1 else ("white", dot.colour)
+    inside, around = (dot.color, "white") if claim or len(dot.each) > 1 else ("white", dot.color)
     axes.plot(dot.value, at, marker=dot.marker, ms=5.5, mfc=inside, mec=around, ls="", zorder=4)
 
 
 def heat_figure(maps: Sequence[tuple[str, str, dict[tuple[float, int], float]]], text: FigureText) -> Figure:
-    """One depth × length heat map per (label, colour, (depth, length) -> share), with numbers."""
+    """One depth × length heat map per (label, color, (depth, length) -> share), with numbers."""
     lengths = sorted({length for _, _, cells in maps for _, length in cells})
     depths = sorted({depth for _, _, cells in maps for depth, _ in cells})
     with rc_context(STYLE):
@@ -259,7 +259,7 @@ def heat_figure(maps: Sequence[tuple[str, str, dict[tuple[float, int], float]]],
         tall, wide = cell * len(depths) + 0.62, (WIDTH - 0.62) / columns
         figure, (bottom, top) = canvas(text, rows * tall, WIDTH)
         inch = 1 / figure.get_figheight()
-        for n, (label, colour, cells) in enumerate(maps):
+        for n, (label, color, cells) in enumerate(maps):
             row, column = divmod(n, columns)
             under = top - (row * tall + cell * len(depths) + 0.12) * inch
             area = ((0.55 + column * wide) / WIDTH, under, (wide - 0.16) / WIDTH, cell * len(depths) * inch)
@@ -272,7 +272,7 @@ def heat_figure(maps: Sequence[tuple[str, str, dict[tuple[float, int], float]]],
                 axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, **look))
                 ink = "#fefefe" if share < 0.55 else "#111111"  # like the cells, the same on a dark page
                 axes.text(x, y, f"{100 * share:.0f}", ha="center", va="center", fontsize=7, color=ink)
-            axes.set_title(label, loc="left", fontsize=9, color=colour, fontweight="bold", pad=3)
+            axes.set_title(label, loc="left", fontsize=9, color=color, fontweight="bold", pad=3)
             axes.set_xticks(range(len(lengths)), [f"{length:,}" for length in lengths], fontsize=7)
             shown = [f"{depth:.2g}" for depth in depths] if column == 0 else [""] * len(depths)
             axes.set_yticks(range(len(depths)), shown, fontsize=7)

@@ -130,10 +130,10 @@ def section(table: ResultsTable, draw: FigureBuilder) -> ReportSection:
     title, blocks = {
         TASKS: (f"Task: {task}", lambda: _task(table, draw)),
         ATTENTION: (
-            "Attention beyond the training length",
+            "Attention beyond the trained length",
             lambda: [text, draw.attention(table), tables.attention(table)],
         ),
-        GENERATION: ("Generated text beyond the training length", lambda: [text, tables.generation(table)]),
+        GENERATION: ("Generated text beyond the trained length", lambda: [text, tables.generation(table)]),
         BY_POSITION: ("NLL by position", lambda: [text, draw.by_position(table)]),
     }[table.facts["protocol"]]
     return ReportSection(f"{title} ({table.title})", blocks() if table.rows else [])

@@ -66,7 +66,7 @@ def _matrix(
 
 
 def _toned(row: StudyResult | None, positive: str, negative: str) -> Cell:
-    """The interval, coloured by its sign if it excludes zero."""
+    """The interval, colored by its sign if it excludes zero."""
     if row is None:
         return NONE
     return TableCell(with_ends(row), positive if row.low > 0 else negative if row.high < 0 else "")
@@ -122,9 +122,9 @@ def levels(table: StudyComparison) -> ReportTable:
 
 
 def verdicts(table: StudyComparison) -> ReportTable:
-    """The verdict and the change at every length beyond the training length."""
+    """The verdict and the change at every length beyond the trained length."""
     return _matrix(
-        f"Change relative to the training length {table.trained_length:,}, and the verdict",
+        f"Change relative to the trained length {table.trained_length:,}, and the verdict",
         table,
         "delta",
         table.losses.longer,
@@ -134,7 +134,7 @@ def verdicts(table: StudyComparison) -> ReportTable:
 
 
 def gains(table: StudyComparison) -> ReportTable:
-    """Net gain over truncation at every length beyond the training length."""
+    """Net gain over truncation at every length beyond the trained length."""
     return _matrix(
         "Net gain over truncation", table, "gain", table.losses.longer, _gain, note("gains", table)
     )
@@ -212,7 +212,7 @@ def _change(rows: Sequence[StudyResult | None], write: Callable[[float], str]) -
 
 
 def attention(table: ResultsTable) -> ReportTable:
-    """Measures of attention at the training length and at the longest."""
+    """Measures of attention at the trained length and at the longest."""
     ends = table.trained_length, max(row.at for row in table.rows.values() if row.length)
     rows = [
         [name, *(_change([table.get(name, m, n) for n in ends], "{:.3g}".format) for m in MEASURES)]
@@ -277,7 +277,7 @@ def basis(table: StudyComparison) -> ReportTable:
     rows = {
         "protocol": facts.get("protocol"),
         "lengths, tokens": ", ".join(f"{n:,}" for n in losses.lengths),
-        "training length": f"{losses.trained_length:,}",
+        "trained length": f"{losses.trained_length:,}",
         "targets": f"{int(losses.targets.sum()):,}",
         "units": f"{len(losses.units)} {losses.kind}s{of}",
         "names of the units": ", ".join(losses.units[:24]) + more,

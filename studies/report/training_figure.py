@@ -129,10 +129,10 @@ def _loss(
 ) -> None:
     late, early, ends, lines = [], [], [], []
     for run in runs:
-        colour, smooth = styles[run.name][0], run.smoothed(share)[0]
+        color, smooth = styles[run.name][0], run.smoothed(share)[0]
         lines.append((run.tokens.tolist(), smooth.tolist()))
-        axes.plot(*thinned(run.tokens, run.loss), color=colour, lw=0.5, alpha=0.22, zorder=2)
-        axes.plot(*thinned(run.tokens, smooth), color=colour, lw=1.6, zorder=4)
+        axes.plot(*thinned(run.tokens, run.loss), color=color, lw=0.5, alpha=0.22, zorder=2)
+        axes.plot(*thinned(run.tokens, smooth), color=color, lw=1.6, zorder=4)
         known = np.flatnonzero(np.isfinite(smooth))
         is_late = run.tokens[known] >= EARLY * most
         early += list(smooth[known][~is_late])
@@ -140,9 +140,9 @@ def _loss(
         noise = run.loss[(run.tokens >= EARLY * most) & np.isfinite(run.loss)]
         late += list(np.percentile(noise, [1, 99])) if len(noise) else []
         if len(known):
-            ends.append((run.name, run.tokens[known[-1]], smooth[known[-1]], colour))
+            ends.append((run.name, run.tokens[known[-1]], smooth[known[-1]], color))
         if len(known) and run.forked:
-            begin = {"marker": "o", "ms": 6, "mfc": "white", "mew": 1.3, "color": colour, "ls": ""}
+            begin = {"marker": "o", "ms": 6, "mfc": "white", "mew": 1.3, "color": color, "ls": ""}
             axes.plot(run.tokens[known[:1]], smooth[known[:1]], zorder=6, **begin)
     _frame(axes, most, 6)
     axes.set_ylim(*_limits(late, early))
@@ -151,19 +151,19 @@ def _loss(
     axes.set_ylabel("training loss, nats", color=INK)
     bottom, top = axes.get_ylim()
     for run in runs:
-        colour = styles[run.name][0]
+        color = styles[run.name][0]
         for step, _ in run.changes:
-            axes.axvline(run.tokens_at(step), color=colour, lw=0.9, ls=DASHED, zorder=1.5)
+            axes.axvline(run.tokens_at(step), color=color, lw=0.9, ls=DASHED, zorder=1.5)
         row, before = 0, -most
         for step, length in run.resized:
             x = run.tokens_at(step)
-            axes.axvline(x, color=colour, lw=1.1, ls=DOTTED, zorder=1.5)
+            axes.axvline(x, color=color, lw=1.1, ls=DOTTED, zorder=1.5)
             row = row + 1 if x - before < 0.07 * most else 0  # below an overlapping label
-            axes.annotate(f"{length:,}", (x, top), (3, -9 * row), color=colour, zorder=6, **ANNOTATION)
+            axes.annotate(f"{length:,}", (x, top), (3, -9 * row), color=color, zorder=6, **ANNOTATION)
             before = x
         for steps, at, marker in ((run.resumed, bottom, "|"), (run.skipped, top, "x")):
             x = [run.tokens_at(step) for step in steps]
-            axes.plot(x, [at] * len(x), marker=marker, ls="", ms=6, color=colour, clip_on=False, zorder=5)
+            axes.plot(x, [at] * len(x), marker=marker, ls="", ms=6, color=color, clip_on=False, zorder=5)
     _label(figure, axes, ends)
 
 
@@ -176,8 +176,8 @@ def _panels(runs: Sequence[TrainingCurves], styles: dict[str, tuple[str, str]]) 
             x, y = [run.tokens_at(step) for step, _ in points], [nll for _, nll in points]
             multiple = length / run.train_length
             label = run.name if len(runs) > 1 else f"{length:,} ({multiple:g} × L0)"
-            colour, marker = styles[run.name] if len(runs) > 1 else next(looks)
-            line = Curve(label, x, y, colour, width=1.3, marker=marker, size=3.6)
+            color, marker = styles[run.name] if len(runs) > 1 else next(looks)
+            line = Curve(label, x, y, color, width=1.3, marker=marker, size=3.6)
             found.setdefault(multiple, []).append((length, line))
     if len(runs) == 1:
         lines = [line for _, entries in sorted(found.items()) for _, line in entries]
@@ -220,7 +220,7 @@ def _held_out(
     axes.set_title(panel.heading, loc="left", fontsize=9, color=INK, pad=3)
     axes.tick_params(labelbottom=column is not None, labelleft=not column)
     if column is None:
-        ends = [(one.label, one.x[-1], one.y[-1], one.colour) for one in panel.curves]
+        ends = [(one.label, one.x[-1], one.y[-1], one.color) for one in panel.curves]
         _label(figure, axes, [end for end in ends if math.isfinite(end[2])])
     else:
         axes.tick_params(labelsize=7.5, length=2.5)
@@ -230,7 +230,7 @@ def _held_out(
 def _label(figure: Figure, axes: Axes, ends: Sequence[tuple[str, float, float, str]]) -> None:
     """The name and last value of each line, with an arrow if it is clipped."""
     top = axes.get_ylim()[1]
-    labels = [(_end(name, y) + (" ↑" if y > top else ""), x, y, colour) for name, x, y, colour in ends]
+    labels = [(_end(name, y) + (" ↑" if y > top else ""), x, y, color) for name, x, y, color in ends]
     label_ends(figure, axes, labels)
 
 

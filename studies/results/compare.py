@@ -1,6 +1,6 @@
 """The results of a loss evaluation, with intervals over seeds and units together (recipe (b)).
 
-The reference of a variant is the NLL of the same checkpoints as trained, at the training length L0 and on the
+The reference of a variant is the NLL of the same checkpoints as trained, at the trained length L0 and on the
 same targets. With fewer than 3 seeds or 6 units there are only point estimates. Metrics of the table:
 
     nll, nll_pooled, perplexity, bits_per_byte   mean over units, or over all targets; `nll` also of each seed
@@ -53,7 +53,7 @@ class StudyComparison(ResultsTable):
         return self.select("nll", name)
 
     def beyond(self, name: str) -> list[StudyResult]:
-        """Changes with their verdicts at the measured lengths beyond the training length."""
+        """Changes with their verdicts at the measured lengths beyond the trained length."""
         return [row for row in self.select("delta", name) if row.verdict]
 
     def claims(self, name: str) -> bool:

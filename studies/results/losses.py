@@ -23,7 +23,7 @@ class StudyLosses:
         facts: protocol, corpus, hashes and other facts from the evaluation of the first cell.
         nll: by (variant, length) and seed, (D,) mean NLL of each unit.
         pooled: by (variant, length) and seed: (mean NLL over all targets, bits per byte or None).
-        reference: by variant and seed, (D,) NLL as trained at the training length.
+        reference: by variant and seed, (D,) NLL as trained at the trained length.
         missing: by (variant, length): why there is no number. If one seed has none, the other seeds are
             dropped as well, because a mean over the successful seeds only would be biased.
         failed: entries of `missing` that could have been measured; they count in the family of comparisons.
@@ -58,16 +58,16 @@ class StudyLosses:
 
     @property
     def longer(self) -> list[int]:
-        """The lengths beyond the training length."""
+        """The lengths beyond the trained length."""
         return [length for length in self.lengths if length > self.trained_length]
 
     def seeds(self, name: str, length: int) -> tuple[str, ...]:
-        """The seeds measured at this length and as trained at the training length."""
+        """The seeds measured at this length and as trained at the trained length."""
         reference = self.reference.get(name, {})
         return tuple(seed for seed in self.nll.get((name, length), {}) if seed in reference)
 
     def shift(self, name: str, length: int) -> np.ndarray:
-        """(S, D) NLL at this length minus NLL as trained at the training length."""
+        """(S, D) NLL at this length minus NLL as trained at the trained length."""
         seeds = self.seeds(name, length)
         return stacked(self.nll[name, length], seeds) - stacked(self.reference[name], seeds)
 

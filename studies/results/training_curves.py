@@ -46,7 +46,7 @@ class TrainingCurves:
     targets: str  # hash or number of the held-out targets
 
     def smoothed(self, share: float) -> tuple[np.ndarray, int]:
-        """Mean loss over a centred window of that share of the steps, and its width. Windows do not cross
+        """Mean loss over a centered window of that share of the steps, and its width. Windows do not cross
         a change of positions or length, where the loss may jump."""
         width = max(1, round(share * len(self.steps)))
         edges = sorted({step for step, _ in [*self.changes, *self.resized]})
@@ -124,7 +124,7 @@ def _number(value: object) -> float:
 
 
 def centred_mean(values: np.ndarray, width: int) -> np.ndarray:
-    """(n,) mean of the finite values in a centred window of `width`, truncated at the ends; NaN if there are
+    """(n,) mean of the finite values in a centered window of `width`, truncated at the ends; NaN if there are
     none."""
     before = (width - 1) // 2
     good = np.isfinite(values)

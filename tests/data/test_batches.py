@@ -160,7 +160,7 @@ def test_permuted_is_a_permutation(n, key):
 
 
 def test_permutation_spreads():
-    """Neighbours end up far apart, and every place is reached alike over many keys."""
+    """Neighbors end up far apart, and every place is reached alike over many keys."""
     n = 50
     images = np.array([permuted(np.arange(n), n, key) for key in range(1000)])
     counts = np.array([np.bincount(images[:, i], minlength=n) for i in range(n)])

@@ -29,7 +29,7 @@ SAMPLERS = {
     "offset": OffsetPositions(max_offset=9),
     "subset": SubsetPositions(max_length=31),
     "subset of the batch": SubsetPositions(max_length=31, per="batch"),
-    "cape": CapePositions(global_shift=4, local_shift=0.4, scale=1.5, centre=True),
+    "cape": CapePositions(global_shift=4, local_shift=0.4, scale=1.5, center=True),
     "pose": PosePositions(target=29),
 }
 RULES = [ExposureRule(), ExposureRule(3), ExposureRule(3, 2), ExposureRule(1, 40), ExposureRule(50, 2)]

@@ -21,7 +21,7 @@ EVERY = {
     "random_subset": {"max_length": 97},
     "random_subset-batch": {"max_length": 97, "per": "batch"},
     "cape": {"global_shift": 7.5, "local_shift": 0.49, "scale": 1.5},
-    "cape-centre": {"centre": True},
+    "cape-center": {"center": True},
     "pose": {"target": 71},
 }
 names = st.sampled_from([*EVERY, "plain"])
@@ -113,7 +113,7 @@ def test_offsets_are_even_over_0_to_K_and_one_for_each_text():
     assert all(near(found.count(k), len(found), 1 / 5) for k in range(5))
 
 
-def test_draws_of_neighbours_know_nothing_of_each_other():
+def test_draws_of_neighbors_know_nothing_of_each_other():
     """Rows, documents, steps and seeds one apart agree as often as chance has it."""
     begins = np.ones((300, 8), dtype=bool)  # eight texts of one token a row
 
@@ -223,10 +223,10 @@ def test_cape_scale_is_even_in_the_logarithm_and_comes_last():
 
 
 def test_cape_centres_each_text_before_it_is_shifted():
-    found = texts(draw("cape", "intra_document", global_shift=0, local_shift=0, scale=2, centre=True))
+    found = texts(draw("cape", "intra_document", global_shift=0, local_shift=0, scale=2, center=True))
     assert len({len(text) for text in found}) > 3
     assert all(abs(text.mean()) < 1e-12 for text in found)
-    shifted = texts(draw("cape", "intra_document", global_shift=5, local_shift=0, scale=1, centre=True))
+    shifted = texts(draw("cape", "intra_document", global_shift=5, local_shift=0, scale=1, center=True))
     assert max(abs(text.mean()) for text in shifted) > 2
 
 

@@ -77,6 +77,6 @@ def test_a_short_stage_sees_text_from_all_over_the_line():
         assert (epochs == 0).all()
         tenths = np.bincount(starts * 10 // (slots * 128), minlength=10) / 800
         assert tenths.min() > 0.03 and tenths.max() < 0.2  # 100 slots a tenth: 0.1 ± 0.03
-        # Neighbours of one slot are not read in a row.
+        # Neighbors of one slot are not read in a row.
         same = starts[1:] // 128 == starts[:-1] // 128
         assert same.mean() < 0.05

@@ -51,7 +51,7 @@ def tiny():
     def make(position=None, *, train_length=16, dtype=torch.float32, seed=0, layers=3):
         extra = {} if position is None else {"position": position}
         settings = ModelSettings(dim=24, layers=layers, heads=6, kv_heads=2, ffn_dim=40, **extra)
-        return Transformer(settings, VOCAB, train_length).initialise(seed).to(dtype).eval()
+        return Transformer(settings, VOCAB, train_length).initialize(seed).to(dtype).eval()
 
     return make
 

@@ -1,4 +1,4 @@
-"""evaluate.py on a run folder: the whole line, from files on disk to files on disk."""
+"""evaluate.py on a run directory: the whole line, from files on disk to files on disk."""
 
 import json
 import random
@@ -67,7 +67,7 @@ def make_run(home, name, position, *more):
     )
     prepared = prepare(settings.data, workers=1)
     length = settings.train_length
-    model = Transformer(settings.model, prepared.tokenizer.vocab_size, length).initialise(1 + settings.seed)
+    model = Transformer(settings.model, prepared.tokenizer.vocab_size, length).initialize(1 + settings.seed)
     about = {"data": str(prepared.folder), "data_hash": prepared.train.hash}
     run = create_run(home / name, settings, prepared.tokenizer, ["test"], about)
     save_weights_only(run, model)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from evaluation import analyse
+from evaluation import analyze
 from evaluation.reports.loss import LossReport
 
 
@@ -17,7 +17,7 @@ def test_results_hold_every_unit_and_whether_the_training_text_has_it(do, make_s
     store = make_store([90, 120, 75, 99, 130, 81, 77], seed=1, clusters=clusters)
     train = make_store([300, 40], seed=2, clusters=["cy", "doc3"])
     result = do(store=store, train=train)
-    LossReport(result, analyse(result)).write(tmp_path)
+    LossReport(result, analyze(result)).write(tmp_path)
     report = json.loads((tmp_path / "results.json").read_text())
     assert report["units"] == {
         "kind": "cluster",
@@ -40,7 +40,7 @@ def test_units_of_the_training_text_are_shown_apart(do, make_store, tmp_path):
     store = make_store([75 + 3 * i for i in range(16)], seed=1, clusters=names)
     train = make_store([300, 40], seed=2, clusters=["known", "author 3"])
     result = do(store=store, train=train, methods=["trained", "truncate", "yarn"])
-    analysis = analyse(result)
+    analysis = analyze(result)
     unseen, seen = analysis.parts
     assert (unseen.seen, unseen.units, unseen.documents, unseen.n_targets) == (False, 6, 12, 120)
     assert (seen.seen, seen.units, seen.documents, seen.n_targets) == (True, 2, 4, 40)
@@ -77,7 +77,7 @@ def test_units_of_the_training_text_are_shown_apart(do, make_store, tmp_path):
 
 def test_reach_and_ratios_are_said_and_kept(do, tmp_path):
     result = do(methods=["trained", "truncate", "window"])
-    analysis = analyse(result)
+    analysis = analyze(result)
     assert [one.method for one in analysis.reaches] == ["trained", "window"]
     text = "\n".join(LossReport(result, analysis).summary())
     assert "Context reach, as trained: " in text and "Gain per doubling, nats: 16 to 32 " in text
@@ -94,11 +94,11 @@ def test_reach_and_ratios_are_said_and_kept(do, tmp_path):
     assert cell["gain_per_doubling"] == last["gain"] and cells["trained", 16]["gain_per_doubling"] is None
     assert cell["perplexity_ratio"] == pytest.approx(cell["perplexity"] / cells["trained", 16]["perplexity"])
     assert cell["perplexity_ratio_low"] == pytest.approx(np.exp(cell["delta_low"]))
-    assert not analyse(do(protocol="non-overlapping")).reaches
+    assert not analyze(do(protocol="non-overlapping")).reaches
 
 
 def test_verdicts_can_share_their_level_by_max_t(do):
-    plain, joint = (analyse(do(simultaneous=how)) for how in ("bonferroni", "max-t"))
+    plain, joint = (analyze(do(simultaneous=how)) for how in ("bonferroni", "max-t"))
     one, other = plain.verdicts[1].verdicts[-1].delta, joint.verdicts[1].verdicts[-1].delta
     assert one.estimate == other.estimate and one.half != other.half and joint.family == plain.family == 6
     assert "simultaneous over 6 comparisons (max-t)" in "\n".join(
@@ -109,7 +109,7 @@ def test_verdicts_can_share_their_level_by_max_t(do):
 def test_every_derived_column_by_hand(do):
     """Seven documents; verdicts of three methods at two lengths are one family."""
     result = do()
-    analysis = analyse(result)
+    analysis = analyze(result)
     rows = {(row["method"], row["length"]): row for row in LossReport(result, analysis).rows()}
     base, unit = result.nll["trained", 16], result.unit
 
@@ -152,7 +152,7 @@ def half_of(units, sd):
 
 def test_the_last_bucket_of_positions_is_the_one_reported(do):
     result = do(protocol="by-position", lengths=[64], methods=["trained", "truncate", "yarn"])
-    analysis = analyse(result)
+    analysis = analyze(result)
     text = "\n".join(LossReport(result, analysis).summary())
     for method, buckets in analysis.buckets.items():
         *_, before, last = buckets
@@ -162,7 +162,7 @@ def test_the_last_bucket_of_positions_is_the_one_reported(do):
 
 def test_reasons_of_rules_that_do_not_apply_are_footnotes_on_request(do):
     result = do(matrix=True)
-    report = LossReport(replace(result, left_out={"alibi": "cannot become alibi"}), analyse(result))
+    report = LossReport(replace(result, left_out={"alibi": "cannot become alibi"}), analyze(result))
     brief, verbose = (report.footnotes(verbose) for verbose in (False, True))
     assert brief[-1] == "1 built-in method does not apply here: alibi (--verbose: why)"
     assert verbose[-1].split() == ["alibi:", "cannot", "become", "alibi"] and len(verbose) == len(brief) + 1

@@ -66,8 +66,10 @@ FAULTS = [
     refused("steps in place of tokens", "train", "training.steps=5", names=("training.tokens",)),
     refused("a scheme's other name", "train", "model.position.name=rotary", names=("did you mean rope?",)),
     refused("a scheme's other file", "train", str(POSITIONS / "nope.yaml"), names=("none.yaml?",)),
-    refused("run folder is a file", "train", "--run-dir", "file", names=("file", "--run-dir"), tiny=True),
-    refused("run folder in a file", "train", "--run-dir", "file/x", names=("file/x", "--run-dir"), tiny=True),
+    refused("run directory is a file", "train", "--run-dir", "file", names=("file", "--run-dir"), tiny=True),
+    refused(
+        "run directory in a file", "train", "--run-dir", "file/x", names=("file/x", "--run-dir"), tiny=True
+    ),
     refused("generate without a run", "generate", names=("RUN",)),
     *(
         refused(f"generate on {device}", "generate", "run", "--device", device, names=(device, "auto, cpu"))

@@ -1,4 +1,4 @@
-"""Output that cannot be written, run folders that are removed during training, launchers that are killed."""
+"""Output that cannot be written, run directories removed during training, killed launchers."""
 
 import os
 import signal
@@ -88,7 +88,7 @@ def hung_up(folder: Path, words: list[str]) -> Result:
 
 
 def loses(name: str, saves: bool, folder: Path, words: list[str]) -> Result:
-    """`name` in the run folder is removed; where the folder is still there, what was trained is saved."""
+    """`name` in the run directory is removed; where the folder is still there, what was trained is saved."""
     training = Training(folder, [*words, UNSAVED])
     gone = training.run / name
     os.rename(gone, folder / "gone")  # at once, also where the training is writing into it
@@ -127,7 +127,7 @@ FAULTS = [
     Fault("standard error full", partial(trains, os.devnull, "/dev/full"), status=0),
     Fault("closed output", partial(trains, None, None), status=0),
     Fault("closed terminal", hung_up, status=REQUEUE, names=("SIGHUP", "saved")),
-    Fault("run folder removed", partial(loses, "", False), names=("/run was removed",)),
+    Fault("run directory removed", partial(loses, "", False), names=("/run was removed",)),
     Fault("metrics removed", partial(loses, "metrics.jsonl", True), names=("/run/metrics.jsonl",)),
     Fault("manifest removed", partial(loses, "manifest.json", True), names=("/run/manifest.json",)),
     Fault("no manifest", without_manifest, names=("run", "manifest.json", "--restart")),

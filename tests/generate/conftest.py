@@ -1,4 +1,4 @@
-"""Tokenizers small enough to be trained on the spot, and a run folder."""
+"""Tokenizers small enough to be trained on the spot, and a run directory."""
 
 import io
 
@@ -49,7 +49,7 @@ def tokenizer(request):
 
 @pytest.fixture(scope="session")
 def run(tmp_path_factory):
-    """An untrained byte model with a learned table of 48 rows beside a rotary run folder of length 16."""
+    """An untrained byte model with a learned table of 48 rows beside a rotary run directory of length 16."""
     root = tmp_path_factory.mktemp("runs")
     for name, position, length in (("rope", {"name": "rope"}, 16), ("learned", {"name": "learned"}, 48)):
         shape = ModelSettings(dim=16, layers=2, heads=2, ffn_dim=24, position=position)
@@ -59,7 +59,7 @@ def run(tmp_path_factory):
             data=DataSettings(tokenizer=BytesSettings()),
             training={"validation": {"targets": 8}},
         )
-        model = Transformer(shape, 258, length).initialise(5)
+        model = Transformer(shape, 258, length).initialize(5)
         with torch.no_grad():
             model.head.weight.mul_(30)
             model.head.weight[256:] = 0  # control symbols would end the texts

@@ -48,7 +48,7 @@ def test_filters_by_hand(sampling, expected):
 def test_repetition_penalty_by_hand():
     logits = torch.tensor([[2.0, -1.0, 3.0, -4.0]], dtype=torch.float64)
     seen = torch.tensor([[True, True, False, False]])
-    got = SamplingParams(repetition_penalty=2.0).penalised(logits, seen)
+    got = SamplingParams(repetition_penalty=2.0).penalized(logits, seen)
     assert got.tolist() == [[1.0, -2.0, 3.0, -4.0]]
     # It applies before the choice, greedy included: 2.0 falls behind 1.5 when divided by 1.6.
     close = torch.tensor([[2.0, 1.5, 0.0, -1.0]])

@@ -46,7 +46,7 @@ def tiny(position: dict, train_length: int = 9, dtype=torch.float64) -> Transfor
     model = Transformer(settings, 31, train_length)
     if model.limit is not None and train_length == 9:
         return tiny(position, 40, dtype)
-    model.initialise(1).to(dtype)
+    model.initialize(1).to(dtype)
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if weight.ndim == 2 and not name.startswith("position"):
@@ -115,7 +115,7 @@ def test_repetition_penalty_counts_prompt_and_new_tokens_but_no_padding():
     model = tiny({"name": "rope"})
     strong = SamplingParams(temperature=0, repetition_penalty=1e9)
     found = rows(model, sampling=strong)
-    with torch.no_grad():  # the slow twin: penalise by hand from full passes
+    with torch.no_grad():  # the slow twin: penalize by hand from full passes
         for prompt, row in zip(RAGGED, found, strict=True):
             ids = list(prompt)
             for _ in range(NEW):

@@ -28,7 +28,7 @@ def rope(**keys) -> dict:
         ({"architectures": ["LlamaForSequenceClassification"]}, "architectures"),
         ({"sliding_window": 128}, "sliding_window = 128"),
         ({"auto_map": {"AutoModel": "evil.Model"}}, "auto_map .*never run"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config .*unquantised"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config .*unquantized"),
         ({"hidden_size": "absent"}, "no 'hidden_size'"),
         ({"num_hidden_layers": 0}, "num_hidden_layers must be a whole number above 0, it is 0"),
         ({"vocab_size": "53"}, "vocab_size must be a whole number"),

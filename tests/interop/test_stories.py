@@ -133,7 +133,7 @@ def test_greedy_text_token_by_token(reference, cache, dtype):
 
 
 def interleaved_from_bin(file: Path) -> Transformer:
-    """llama2.c's own file: seven int32, then float32 in a fixed order; neighbouring features form a pair."""
+    """llama2.c's own file: seven int32, then float32 in a fixed order; neighboring features form a pair."""
     raw = file.read_bytes()
     dim, hidden, layers, heads, groups, vocab, length = struct.unpack("<7i", raw[:28])
     rest = torch.from_numpy(np.frombuffer(raw[28:], "<f4").copy())
@@ -178,7 +178,7 @@ def interleaved_from_bin(file: Path) -> Transformer:
 
 
 def test_both_layouts_of_the_same_trained_weights_agree(reference, imported):
-    """The original file pairs neighbours, its Hugging Face form pairs halves: the logits are the same."""
+    """The original file pairs neighbors, its Hugging Face form pairs halves: the logits are the same."""
     original = interleaved_from_bin(STORIES / "stories260K.bin")
     wq = "layers.2.attention.wq.weight"
     assert not torch.equal(original.state_dict()[wq], imported.state_dict()[wq]), (

@@ -16,7 +16,7 @@ def made(name: str, dim: int, train: int = 16, original: int | None = None, **ke
     settings, scheme = SCHEMES[name]
     geometry = HeadGeometry(dim, 2, dim // 2, train, original or train, 2)
     out = scheme(settings(**keys), geometry).double()
-    out.initialise(torch.Generator().manual_seed(3), 1.0)
+    out.initialize(torch.Generator().manual_seed(3), 1.0)
     return out
 
 

@@ -13,7 +13,7 @@ def scheme_of(name: str, heads: int = 6, original: int = 16, **keys) -> Position
     """The scheme alone, in float64, its parameters drawn."""
     settings, scheme = SCHEMES[name]
     out = scheme(settings(**keys), HeadGeometry(28, heads, 10, original, original, heads)).double()
-    out.initialise(torch.Generator().manual_seed(3), 1.0)
+    out.initialize(torch.Generator().manual_seed(3), 1.0)
     return out
 
 

@@ -25,7 +25,7 @@ def made(name: str, features: int = D, spread: float = 0.4, **keys) -> Positiona
     settings, scheme = SCHEMES[name]
     out = scheme(settings(**{"theta": THETA, **keys}), HeadGeometry(28, H, features, L0, L0, G)).double()
     generator = torch.Generator().manual_seed(3)
-    out.initialise(generator, 1.0)
+    out.initialize(generator, 1.0)
     with torch.no_grad():
         for p in out.parameters():
             p += spread * torch.randn(p.shape, generator=generator)

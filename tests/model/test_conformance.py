@@ -24,7 +24,7 @@ from tests.model.zoo import (
     close,
     every_case,
     ids,
-    initialised,
+    initialized,
     is_relative,
     packed,
     reach_of,
@@ -81,7 +81,7 @@ def test_a_parameter_without_initializer_is_an_error():
     model = Transformer(settings_of({"name": "none"}), V, TRAIN)
     model.position["all"].register_parameter("extra", torch.nn.Parameter(torch.zeros(3)))
     with pytest.raises(ValueError, match="shorter"):
-        initialised(model, 0)
+        initialized(model, 0)
 
 
 @every_case

@@ -92,8 +92,8 @@ def test_a_constant_gate_is_alibi_of_slope_minus_ln_sigma_beta(layout):
 @torch.no_grad()
 def test_gates_that_read_nothing_start_as_alibi(gate):
     settings = settings_of({"name": "fox", "gate": gate})
-    fox = Transformer(settings, V, S).initialise(4).double()
-    alibi = Transformer(settings_of({"name": "alibi"}), V, S).initialise(4).double()
+    fox = Transformer(settings, V, S).initialize(4).double()
+    alibi = Transformer(settings_of({"name": "alibi"}), V, S).initialize(4).double()
     assert len(list(fox.parameters())) - len(list(alibi.parameters())) == (3 if gate == "constant" else 0)
     tokens = ids(2, S)
     atol = 1e-10 if gate == "fixed" else 1e-5  # β is a float32 number
@@ -116,12 +116,12 @@ def test_forgetting_gates_go_beside_a_rotation():
     close(real(positions, output_of(scheme, positions, "auto")), real(positions, expected), atol=1e-12)
 
 
-def test_sums_of_fifty_thousand_gates_still_tell_neighbours_apart():
+def test_sums_of_fifty_thousand_gates_still_tell_neighbors_apart():
     """Float32 gates; the exact sum of those between two tokens, near and far, whole and in two pieces."""
     count, geometry = 50_000, HeadGeometry(C, H, D, S, S, H)
     settings, kind = SCHEMES["fox"]
     scheme = kind(settings(), geometry)
-    scheme.initialise(torch.Generator().manual_seed(0), 1.0)
+    scheme.initialize(torch.Generator().manual_seed(0), 1.0)
     x, positions = normal(1, count, C, seed=1).float(), TokenPositions.plain(count)
     tables = scheme.tables(positions, torch.float32)
     context = AttentionContext(positions, positions, positions, 1, H, x.device, tables)
@@ -216,14 +216,14 @@ def test_extras_are_computed_in_full_precision_under_autocast(name):
 
 @pytest.mark.parametrize("name", ALL)
 def test_every_layer_has_projections_of_its_own(name):
-    model = Transformer(settings_of({"name": name}), V, S).initialise(1)
+    model = Transformer(settings_of({"name": name}), V, S).initialize(1)
     assert len(model.position) == model.settings.layers == 3
     (a, b, _), drawn = model.position.values(), 0
     for p, q in zip(a.parameters(), b.parameters(), strict=True):
         assert torch.isfinite(p).all()
         drawn += bool((p != q).any())
     assert drawn or name == "carope"  # which starts as RoPE in every layer
-    again = Transformer(settings_of({"name": name}), V, S).initialise(1)
+    again = Transformer(settings_of({"name": name}), V, S).initialize(1)
     for p, q in zip(model.parameters(), again.parameters(), strict=True):
         close(p, q, atol=0)
 

@@ -36,7 +36,7 @@ def test_integers_along_a_learned_direction():
     for row, n in zip(out[0], range(2, 6), strict=True):
         close(row, n * 0.5 * direction, atol=1e-15)
     big = made("integer", 4000, direction="learned")
-    big.initialise(torch.Generator().manual_seed(0), 0.02)
+    big.initialize(torch.Generator().manual_seed(0), 0.02)
     assert float(next(big.parameters()).detach().std()) == pytest.approx(0.02, rel=0.05)
 
 

@@ -156,10 +156,10 @@ class FireByTheListing(nn.Module):
         positions = torch.arange(tokens, dtype=torch.float64)
         rel = positions[:, None] - positions[None, :]
         threshold = abs(self.multiplier * self.length)
-        normaliser = torch.maximum(positions, torch.tensor(threshold, dtype=torch.float64))[:, None]
+        normalizer = torch.maximum(positions, torch.tensor(threshold, dtype=torch.float64))[:, None]
         rel = torch.log(torch.abs(self.c * rel) + 1)
-        normaliser = torch.log(torch.abs(self.c * normaliser) + 1) + 1e-6
-        return self.mlp((rel / normaliser)[..., None]).permute(2, 0, 1)
+        normalizer = torch.log(torch.abs(self.c * normalizer) + 1) + 1e-6
+        return self.mlp((rel / normalizer)[..., None]).permute(2, 0, 1)
 
 
 @given(

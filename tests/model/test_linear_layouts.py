@@ -119,7 +119,7 @@ def test_packed_documents_equal_separate_ones_also_through_a_cache_and_kept(form
 @every_form
 @torch.no_grad()
 def test_a_packed_document_does_not_attend_to_other_documents(form):
-    """Not by one bit, though the sums of all documents are made at once; nor if a neighbour is enormous."""
+    """Not by one bit, though the sums of all documents are made at once; nor if a neighbor is enormous."""
     model = linear("rope", form, dtype=torch.float32)
     tokens, positions = ids(1, 18), packed([[5, 7, 6]])
     model.embed.weight[0] *= 1e6

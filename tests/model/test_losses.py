@@ -1,4 +1,4 @@
-"""The loss, the initialisation, and what the model says of its own size."""
+"""The loss, the initialization, and what the model says of its own size."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_packed_loss_is_the_loss_of_the_documents():
 
 
 def first_loss(tokens: torch.Tensor, vocab: int, **keys) -> float:
-    net = Transformer(ModelSettings(heads=4, **keys), vocab, 256).initialise(seed=1)
+    net = Transformer(ModelSettings(heads=4, **keys), vocab, 256).initialize(seed=1)
     length = tokens.shape[1] - 1
     with torch.no_grad():
         return float(net(tokens[:, :-1], TokenPositions.plain(length), targets=tokens[:, 1:]).mean())
@@ -125,7 +125,7 @@ def test_a_seed_gives_the_same_weights_and_another_seed_others(name):
     def drawn(seed):
         net = Transformer(settings_of({"name": name}, tie_embeddings=True), V, 11)
         torch.manual_seed(seed * 1000 + 77)  # the global generator plays no part
-        return net.initialise(seed).state_dict()
+        return net.initialize(seed).state_dict()
 
     first, torch_state = drawn(3), torch.get_rng_state()
     again, other = drawn(3), drawn(4)
@@ -139,7 +139,7 @@ def test_a_seed_gives_the_same_weights_and_another_seed_others(name):
 def test_initialisation_leaves_the_global_generator_alone():
     net = Transformer(settings_of({"name": "learned"}), V, 11)
     before = torch.get_rng_state()
-    net.initialise(0)
+    net.initialize(0)
     assert torch.equal(before, torch.get_rng_state())
 
 
@@ -147,7 +147,7 @@ def test_the_residual_stream_keeps_its_size_at_any_depth():
     """Outputs of blocks are scaled down by √(2·layers): the stream's variance does not grow with depth."""
     sizes = []
     for layers in (2, 24):
-        net = Transformer(ModelSettings(dim=64, layers=layers, heads=4), 512, 32).initialise(0)
+        net = Transformer(ModelSettings(dim=64, layers=layers, heads=4), 512, 32).initialize(0)
         grown = []
         net.norm.register_forward_pre_hook(lambda _, args, out=grown: out.append(args[0].std()))
         with torch.no_grad():

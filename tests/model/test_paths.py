@@ -124,15 +124,15 @@ def test_carope_rotates_by_powers_of_each_tokens_base(layout, start):
 @torch.no_grad()
 def test_carope_starts_as_rope_and_is_rope_where_every_f_is_the_same():
     theta, tokens, positions = 700.0, ids(2, S), TokenPositions.plain(S)
-    carope = Transformer(settings_of({"name": "carope", "theta": theta}), V, S).initialise(4).double()
-    rope = Transformer(settings_of({"name": "rope", "theta": theta}), V, S).initialise(4).double()
+    carope = Transformer(settings_of({"name": "carope", "theta": theta}), V, S).initialize(4).double()
+    rope = Transformer(settings_of({"name": "rope", "theta": theta}), V, S).initialize(4).double()
     expected = rope(tokens, positions)
     close(carope(tokens, positions), expected, atol=1e-5)  # b is a float32 number
     for scheme in carope.position.values():
         features = carope.settings.head_dim
         scheme.bias.fill_(math.log(math.exp(theta ** (2 / features) - 1) - 1))
     close(carope(tokens, positions), expected, atol=1e-10)
-    moved = Transformer(settings_of({"name": "carope", "start": "paper"}), V, S).initialise(4).double()
+    moved = Transformer(settings_of({"name": "carope", "start": "paper"}), V, S).initialize(4).double()
     assert (moved(tokens, positions) - expected).abs().max() > 1e-3
 
 
@@ -142,7 +142,7 @@ def test_without_a_bias_carope_is_not_rope():
     x, positions = normal(1, 2, C), TokenPositions.plain(2)
     for start, expected in (("paper", 0.5906), ("rope", 0.7499)):
         scheme = kind(settings(start=start), HeadGeometry(C, 2, 64, S, S, 2)).double()
-        scheme.initialise(torch.Generator().manual_seed(0), 1.0)
+        scheme.initialize(torch.Generator().manual_seed(0), 1.0)
         with torch.no_grad():
             scheme.weight.zero_()
             context = AttentionContext(positions, positions, positions, 1, 2, x.device)
@@ -156,7 +156,7 @@ def test_running_angles_keep_their_precision_far_out():
     """CARoPE's first pair turns by exactly one radian a token, in float32 and after 60,000 tokens too."""
     count, (settings, kind) = 60_000, SCHEMES["carope"]
     scheme, positions = kind(settings(), HeadGeometry(C, 1, D, S, S, 1)), TokenPositions.plain(count)
-    scheme.initialise(torch.Generator().manual_seed(0), 1.0)
+    scheme.initialize(torch.Generator().manual_seed(0), 1.0)
     with torch.no_grad():
         context = AttentionContext(positions, positions, positions, 1, 1, torch.device("cpu"))
         angles = scheme.plan(context).compute_extras(normal(1, count, C).float(), None)

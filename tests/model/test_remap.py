@@ -60,7 +60,7 @@ CASES = {
     "leaky": ({"name": "leaky_rerope", "distance": 5, "factor": 3.0}, leaky(5, 3)),
     "leaky-default": ({"name": "leaky_rerope"}, leaky(8, 16)),
     "leaky-auto": ({"name": "leaky_rerope", "factor": "auto", "distance": 6}, leaky(6, (T - 6) / 10)),
-    "self-extend": ({"name": "self_extend", "neighbours": 6, "group": 3}, self_extend(6, 3)),
+    "self-extend": ({"name": "self_extend", "neighbors": 6, "group": 3}, self_extend(6, 3)),
     "self-extend-default": ({"name": "self_extend"}, self_extend(8, 8)),
     "self-extend-rounded": ({"name": "self_extend", "group": 5}, self_extend(5, 5)),
     "dual-chunk": ({"name": "dual_chunk", "chunk": 7, "local": 2}, dual_chunk(7, 2)),
@@ -181,8 +181,8 @@ def test_the_amplitude_of_the_dual_chunk_code():
 
 
 def test_self_extend_as_drawn_in_the_paper():
-    """Ten tokens, groups of two, four neighbours: the last query sees the first key six away."""
-    shown = shown_by({"name": "self_extend", "neighbours": 4, "group": 2}, 10)
+    """Ten tokens, groups of two, four neighbors: the last query sees the first key six away."""
+    shown = shown_by({"name": "self_extend", "neighbors": 4, "group": 2}, 10)
     assert [round(x) for x in shown[9].tolist()] == [6, 6, 5, 5, 4, 4, 3, 2, 1, 0]
     assert [round(x) for x in shown[6, :7].tolist()] == [5, 5, 4, 3, 2, 1, 0]
 
@@ -214,7 +214,7 @@ def test_remapped_distances_are_integers_and_monotonic(case):
 def test_self_extend_reaches_as_far_as_it_says():
     """(L0 − W)·G + W tokens show distances below L0 only; one token more shows L0."""
     reach = (L0 - 8) * 4 + 8
-    shown = shown_by({"name": "self_extend", "neighbours": 8, "group": 4}, reach + 1).round()
+    shown = shown_by({"name": "self_extend", "neighbors": 8, "group": 4}, reach + 1).round()
     assert shown[:reach].max() == L0 - 1 and shown.max() == L0
 
 
@@ -232,8 +232,8 @@ PLAIN = [
     ({"name": "rerope", "distance": 7}, 8),
     ({"name": "leaky_rerope", "distance": 7, "factor": 2.0}, 8),
     ({"name": "leaky_rerope", "distance": 3, "factor": 1.0}, None),
-    ({"name": "self_extend", "neighbours": 6, "group": 3}, 7),
-    ({"name": "self_extend", "neighbours": 6, "group": 1}, None),
+    ({"name": "self_extend", "neighbors": 6, "group": 3}, 7),
+    ({"name": "self_extend", "neighbors": 6, "group": 1}, None),
     ({"name": "dual_chunk", "chunk": 7, "local": 2}, 8),
 ]
 
@@ -261,11 +261,11 @@ def test_a_remap_is_legal_at_test_time_and_changes_no_weight():
     )
 
 
-def test_neighbours_that_are_no_multiple_of_the_group():
-    text = refused({"name": "self_extend", "neighbours": 10, "group": 4})
-    assert "remap.neighbours 10" in text and "remap.group 4" in text
+def test_neighbors_that_are_no_multiple_of_the_group():
+    text = refused({"name": "self_extend", "neighbors": 10, "group": 4})
+    assert "remap.neighbors 10" in text and "remap.group 4" in text
     text = refused({"name": "self_extend"}, length=14)
-    assert "original length 14" in text and "remap.group" in text and "remap.neighbours" in text
+    assert "original length 14" in text and "remap.group" in text and "remap.neighbors" in text
 
 
 def test_a_local_share_as_large_as_the_chunk():
@@ -289,7 +289,7 @@ def test_a_leaky_distance_that_leaves_auto_no_room():
         {"name": "leaky_rerope", "factor": 0.5},
         {"name": "leaky_rerope", "factor": "automatic"},
         {"name": "self_extend", "group": 0},
-        {"name": "self_extend", "neighbours": 0},
+        {"name": "self_extend", "neighbors": 0},
         {"name": "dual_chunk", "chunk": 1},
         {"name": "dual_chunk", "local": 0},
     ],

@@ -76,7 +76,7 @@ def test_learned_frequencies_are_exponentials_of_the_parameters(share, layout):
 @torch.no_grad()
 def test_before_training_learned_frequencies_are_those_of_rope(share, layout):
     both = [
-        Transformer(settings_of({"name": name, "layout": layout, **keys}), V, L0).double().initialise(4)
+        Transformer(settings_of({"name": name, "layout": layout, **keys}), V, L0).double().initialize(4)
         for name, keys in (("rope", {}), ("learned_rope", {"share": share}))
     ]
     tokens = ids(2, 19)
@@ -303,7 +303,7 @@ def test_values_out_of_range_are_refused(position):
 def test_pairs_need_an_even_head_dimension_and_polar_features_do_not(name):
     settings = ModelSettings(dim=45, heads=3, position={"name": name})
     if name == "pope":
-        assert Transformer(settings, V, L0).initialise(0)(ids(1, 4), TokenPositions.plain(4)).isfinite().all()
+        assert Transformer(settings, V, L0).initialize(0)(ids(1, 4), TokenPositions.plain(4)).isfinite().all()
         return
     with pytest.raises(ModelError, match=f"{name} .* even .* got 15: change model.dim"):
         Transformer(settings, V, L0)

@@ -31,7 +31,7 @@ def made(name: str, *, initial: bool = False, **keys) -> PositionalScheme:
     settings, scheme = SCHEMES[name]
     out = scheme(settings(**keys), HeadGeometry(C, H, D, S, S, G)).double()
     generator = torch.Generator().manual_seed(4)
-    out.initialise(generator, 1.0)
+    out.initialize(generator, 1.0)
     if not initial:
         with torch.no_grad():
             for p in out.parameters():

@@ -73,7 +73,7 @@ EXTRAS: dict[str, dict[str, dict]] = {
         },
         "rerope": {"remap": {"name": "rerope", "distance": 4}},
         "leaky": {"remap": {"name": "leaky_rerope", "distance": 4, "factor": "auto"}},
-        "self-extend": {"remap": {"name": "self_extend", "neighbours": 3, "group": 3}},
+        "self-extend": {"remap": {"name": "self_extend", "neighbors": 3, "group": 3}},
         "dual-chunk": {"remap": {"name": "dual_chunk", "chunk": 5, "local": 2, "mscale": True}},
         "lambda": {"remap": {"name": "lambda", "limit": 4}, "window": 6, "sinks": 2},
         "streaming": {"remap": {"name": "streaming"}, "window": 6, "sinks": 2},
@@ -172,7 +172,7 @@ def build(
 
     A scheme's tables are N(0, 1); what it has in each layer are projections of that layer's input."""
     position = CASES[position] if isinstance(position, str) else position
-    model = initialised(Transformer(settings_of(position, **keys), V, train, original), seed)
+    model = initialized(Transformer(settings_of(position, **keys), V, train, original), seed)
     generator = torch.Generator().manual_seed(seed + 1)
     with torch.no_grad():
         for name, p in model.named_parameters():
@@ -196,14 +196,14 @@ def shared(case: str) -> Transformer:
     return build(case)
 
 
-def initialised(model: Transformer, seed: int) -> Transformer:
-    """The model with its initial weights, every one of which `initialise` must write."""
+def initialized(model: Transformer, seed: int) -> Transformer:
+    """The model with its initial weights, every one of which `initialize` must write."""
     with torch.no_grad():
         for p in model.parameters():
             p.fill_(torch.nan)
-    model.initialise(seed)
+    model.initialize(seed)
     for name, p in model.named_parameters():
-        assert p.isfinite().all(), f"{name} is not initialised"
+        assert p.isfinite().all(), f"{name} is not initialized"
     return model
 
 

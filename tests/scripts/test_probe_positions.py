@@ -13,7 +13,7 @@ from scripts import probe_positions
 @pytest.mark.parametrize(("name", "reads"), [("learned", True), ("none", False)])
 def test_loss_changes_only_where_positions_are_read(name, reads, monkeypatch):
     settings = ModelSettings(dim=24, layers=2, heads=2, position={"name": name})
-    model = Transformer(settings, 17, 8).initialise(5)
+    model = Transformer(settings, 17, 8).initialize(5)
     tokens = torch.from_numpy(np.random.default_rng(1).integers(0, 17, (6, 9)))
     monkeypatch.setattr(probe_positions, "held_out", lambda run, rng: tokens)
     if reads:
@@ -26,7 +26,7 @@ def test_loss_changes_only_where_positions_are_read(name, reads, monkeypatch):
     assert (row["parameters"] > 0) is reads
     if reads:
         assert row["permuted_low"] < row["permuted"] and row["permuted"] != 0
-        model.initialise(5)
+        model.initialize(5)
         assert probe_positions.probe(run)["unchanged"]
     else:
         assert row["permuted"] is None and row["permuted_low"] is None

@@ -17,7 +17,7 @@ def shape_of(*words: str) -> ModelShape:
 def kept_bytes(shape: ModelShape, sequences: int) -> int:
     """Bytes of all that a forward pass of the model leaves for its backward pass, weights apart."""
     s = shape.settings
-    model = Transformer(s.model, 258, s.train_length).initialise(0)
+    model = Transformer(s.model, 258, s.train_length).initialize(0)
     tokens = torch.randint(258, (sequences, s.train_length + 1))
     weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
     kept = {}

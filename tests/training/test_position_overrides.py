@@ -130,7 +130,7 @@ def test_learned_temperatures_are_neither_added_nor_taken_away(word):
     ("words", "message"),
     [
         (["scaling={name: longrope, long_factor: [1, 2, 3]}"], "6 numbers.*got 3"),
-        (["remap={name: self_extend, neighbours: 12, group: 8}"], "12 must be a multiple of remap.group 8"),
+        (["remap={name: self_extend, neighbors: 12, group: 8}"], "12 must be a multiple of remap.group 8"),
         (["remap={name: self_extend, group: 64}"], "remap.group 64"),
         (["remap={name: dual_chunk, chunk: 4}"], "remap.chunk 4"),
         (["scaling={name: yarm}"], "yarn"),

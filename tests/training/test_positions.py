@@ -21,7 +21,7 @@ from training.run.checks import check_model
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 B, T = 4, 11
-SAMPLERS = ["random_offset", "random_subset", "random_subset-batch", "cape", "cape-centre", "pose"]
+SAMPLERS = ["random_offset", "random_subset", "random_subset-batch", "cape", "cape-center", "pose"]
 WHOLE = [name for name in SAMPLERS if not name.startswith("cape")]
 
 

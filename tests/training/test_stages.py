@@ -217,7 +217,7 @@ def test_what_positions_learn_has_its_own_rate_and_no_decay(case):
     s = load_settings(
         RunSettings, ["training.optimizer.weight_decay=0.5", "training.optimizer.positions_lr=0.03"]
     )
-    net = Transformer(ModelSettings(dim=12, layers=2, heads=3, position=LEARNERS[case]), 31, 7).initialise(0)
+    net = Transformer(ModelSettings(dim=12, layers=2, heads=3, position=LEARNERS[case]), 31, 7).initialize(0)
     optimizer = make_optimizer(net, s.training.optimizer)
     own = [name for name, _ in net.named_parameters() if "position" in name.split(".")]
     group = next(group for group in optimizer.param_groups if group["name"] == "positions")

@@ -286,7 +286,7 @@ def test_an_altered_shard_is_found_by_its_hash_before_training(words, tmp_path, 
 
 def test_gate_keeps_weights_and_moments_from_the_first_bad_step_on():
     settings = ModelSettings(dim=24, layers=1, heads=3)
-    model = Transformer(settings, 11, 7).initialise(0)
+    model = Transformer(settings, 11, 7).initialize(0)
     optimizer = make_optimizer(model, AdamWSettings(lr=0.1))
     gate = StepGuard(StopOnNonFinite(), None, "cpu")
     parallel = Parallel(TrainingSettings())

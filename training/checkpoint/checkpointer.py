@@ -116,7 +116,9 @@ class Checkpointer(CheckpointWriter):
         state: dict = restore(run.model, self.optimizer, found, self.ema) if found else {}
         self.saved = found.step if found else 0
         run.parallel.agree(
-            self.saved, "the newest checkpoint", "the run folder must be on a disk that all processes share"
+            self.saved,
+            "the newest checkpoint",
+            "the run directory must be on a disk that all processes share",
         )
         run.model.reposition(stage_after(stages_of(settings), self.saved).model)
         self.guard.load(state.get("gate", {}))

@@ -156,7 +156,7 @@ class RunSettings(Settings):
 
     @property
     def plan(self) -> tuple[Segment, ...]:
-        """The segments that determine the order of the data: those of the stages, with neighbours of equal
+        """The segments that determine the order of the data: those of the stages, with neighbors of equal
         length and batch size as one."""
         return tuple(
             Segment(*size, sum(segment.steps for segment in group))

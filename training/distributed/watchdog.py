@@ -1,7 +1,7 @@
 """Detects that another process of a run died or hangs, long before a collective times out.
 
 A thread of every process monitors two things. First, the duration of collective work such as a step: a
-process that hangs blocks all others. Second, heartbeats: each process writes a file next to the run folder
+process that hangs blocks all others. Second, heartbeats: each process writes a file next to the run directory
 every few seconds; the main process reads all heartbeats, the others that of the main process. A process may
 prepare data, validate or save for any length of time while others wait. Where that folder is not shared, only
 collective work is monitored.
@@ -27,7 +27,7 @@ _GRACE = 60.0  # seconds to finish writing, or to receive the error, after anoth
 
 
 def heartbeats_of(run: Path) -> Path:
-    """The folder of heartbeats: next to the run folder, which may not exist yet or may be renamed."""
+    """The folder of heartbeats: next to the run directory, which may not exist yet or may be renamed."""
     return run.parent / _HEARTBEATS / run.name
 
 

@@ -83,12 +83,12 @@ class MetricsLogger:
 
     @property
     def status(self) -> int:
-        """The exit status to request from all processes where part of the run folder is lost, so that they
+        """The exit status to request from all processes where part of the run directory is lost, so that they
         save and report it after the same step; else 0."""
         return INTERRUPTED if self._lost() else 0
 
     def check(self) -> None:
-        """Raises TrainingError where part of the run folder is lost."""
+        """Raises TrainingError where part of the run directory is lost."""
         if (lost := self._lost()) is not None:
             raise TrainingError(
                 f"{lost} was removed or moved during training: restore it, then run the same command again"
@@ -97,7 +97,7 @@ class MetricsLogger:
     def sync(self) -> None:
         """Flush the metrics to the disk before a checkpoint.
 
-        Raises TrainingError where the run folder is lost: saving would create another one in its place.
+        Raises TrainingError where the run directory is lost: saving would create another one in its place.
         """
         if self._lost() == self.folder:
             self.check()

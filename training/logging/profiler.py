@@ -1,4 +1,4 @@
-"""Traces of training steps with torch.profiler, written to the run folder."""
+"""Traces of training steps with torch.profiler, written to the run directory."""
 
 import os
 from pathlib import Path

@@ -33,7 +33,7 @@ def _open_wandb(settings: RunSettings, folder: Path, step: int) -> tuple[Send, C
         resume="allow" if w.mode == "online" else None,
         config=settings.model_dump(mode="json"),
         # Without a timeout, the end of a run would wait as long as the network is down, even after a signal.
-        # Unsent data stay in the run folder, for `wandb sync`.
+        # Unsent data stay in the run directory, for `wandb sync`.
         settings={"finish_timeout": FINISH, "finish_timeout_raises": True},
     )
     run.define_metric("step")
@@ -46,7 +46,7 @@ def _open_wandb(settings: RunSettings, folder: Path, step: int) -> tuple[Send, C
 
 
 def _open_tensorboard(settings: RunSettings, folder: Path, step: int) -> tuple[Send, Close]:
-    """TensorBoard event files in the run folder, numbers only. Purges earlier values after `step`."""
+    """TensorBoard event files in the run directory, numbers only. Purges earlier values after `step`."""
     module = importlib.import_module("torch.utils.tensorboard")
     writer = module.SummaryWriter(log_dir=str(folder / "tensorboard"), purge_step=step + 1)
 

@@ -1,4 +1,4 @@
-"""Run folders: creation, checks on resume, locking, and loading of the model and tokenizer.
+"""Run directories: creation, checks on resume, locking, and loading of the model and tokenizer.
 
 runs/<config>-<choices>-<identity>/
     settings.yaml    every setting, resolved
@@ -54,7 +54,7 @@ _SAME = {  # manifest keys whose values must not change on resume
 
 
 def run_folder(settings: RunSettings, arguments: Sequence[str], root: str | Path = "runs") -> Path:
-    """The default run folder: `<root>/<first file>-<choices not in that file>-<identity>`, such as
+    """The default run directory: `<root>/<first file>-<choices not in that file>-<identity>`, such as
     runs/tiny-alibi-0123456789. Other overrides with equal settings give the same folder."""
     stem, end = stem_of(arguments), identity(settings)
     known = [folder for folder in sorted(Path(root).glob(f"{escape(stem)}-*{end}")) if is_run(folder)]
@@ -86,7 +86,7 @@ def stem_of(arguments: Sequence[str]) -> str:
 
 
 def check_folder(folder: Path) -> None:
-    """Raise TrainingError for a run folder that cannot be created, before any other work."""
+    """Raise TrainingError for a run directory that cannot be created, before any other work."""
     nearest = next(path for path in (folder, *folder.parents) if path.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
         raise TrainingError(
@@ -123,7 +123,7 @@ def create_run(
     extra: dict | None = None,
     processes: dict | None = None,
 ) -> Path:
-    """Create a run folder. The manifest is written last: a folder with a manifest is a run.
+    """Create a run directory. The manifest is written last: a folder with a manifest is a run.
 
     Args:
         extra: further entries of the manifest: data folder, `data_hash`, parameter count and the like.
@@ -199,7 +199,7 @@ def changed(old: RunSettings, new: RunSettings, free: bool = True) -> list[str]:
 
 
 def set_aside(folder: Path) -> Path | None:
-    """Rename a run folder to `<name>.old1` (or the next free number), so that a new run can use its name."""
+    """Rename a run to `<name>.old1` (or the next free number), so that a new run can use the name."""
     if not folder.exists():
         return None
     number = 1
@@ -269,10 +269,10 @@ def load(
     console=None,
     weights: Literal["ema", "last"] | None = None,
 ) -> LoadedRun:
-    """Load the model and the tokenizer of a run folder, in evaluation mode.
+    """Load the model and the tokenizer of a run directory, in evaluation mode.
 
     Args:
-        run: the run folder.
+        run: the run directory.
         overrides: of the positional scheme, e.g. `model.position.scaling.name=yarn`, applied to the settings
             the checkpoint was last trained with (`training.stages`), or another model; see `override`.
         dtype: dtype of the weights; None: float64 if they are stored in it, else float32.
@@ -281,7 +281,7 @@ def load(
         weights: the weights of the last step, or their EMA (`training.ema`); None: the EMA if there is one.
 
     Raises:
-        TrainingError: not a run folder, no good checkpoint, no EMA in it, another tokenizer, or an override
+        TrainingError: not a run, no good checkpoint, no EMA in it, another tokenizer, or an override
             outside the positional scheme.
         ModelError: an override that the trained scheme does not allow.
     """
@@ -333,5 +333,5 @@ def not_a_run(folder: Path) -> str:
     if not folder.exists():
         near = sorted(path.parent.name for path in folder.parent.glob(f"*/{MANIFEST}"))
         known = f"; {folder.parent} holds {', '.join(near)}" if near else ""
-        return f"{folder}: no such run folder{known}"
-    return f"{folder} is not a run folder: it has no {MANIFEST}"
+        return f"{folder}: no such run directory{known}"
+    return f"{folder} is not a run directory: it has no {MANIFEST}"

@@ -6,7 +6,7 @@ the learning-rate schedule differ, it is bit for bit the run trained under its s
 
 Settings that are not given are those of the parent. In an extension run there are three exceptions:
 `original_length` is the parent's train_length, the seed is the parent's plus 1 (another order of the text),
-and the parent's stages are dropped. The run folder stores all it needs to resume without its parent.
+and the parent's stages are dropped. The run directory stores all it needs to resume without its parent.
 """
 
 from collections.abc import Sequence
@@ -60,7 +60,7 @@ class ParentRun:
         return [text for text in changed(self.settings, settings) if not text.startswith("parent")]
 
     def trained_tokenizer(self) -> BaseModel:
-        """The settings of the tokenizer, read from the file in the run folder."""
+        """The settings of the tokenizer, read from the file in the run directory."""
         tokenizer = self.settings.data.tokenizer
         if not isinstance(tokenizer, SentencePieceSettings):
             return tokenizer

@@ -1,4 +1,4 @@
-"""Everything that exists before the first step: command line, settings, data, model, run folder."""
+"""Everything that exists before the first step: command line, settings, data, model, run directory."""
 
 import sys
 from argparse import Namespace
@@ -132,7 +132,7 @@ def dry_run(options: Namespace) -> int:
 
 @contextmanager
 def open_run(options: Namespace, interrupts: Interrupts, draw_targets: DrawTargets) -> Iterator[TrainingRun]:
-    """Prepare the data, build the model, and create or reopen the run folder, which stays locked until the
+    """Prepare the data, build the model, and create or reopen the run directory, which stays locked until the
     block ends. An extension run starts with a checkpoint of step 0."""
     settings, parent, parallel, console = _launch(options)
     if not options.force:
@@ -153,7 +153,7 @@ def open_run(options: Namespace, interrupts: Interrupts, draw_targets: DrawTarge
         data = parallel.main_first(prepared)
         if parent is not None:
             check_text(settings, data, parent.about["tokenizer_hash"])
-        model = make_model(settings, data.tokenizer.vocab_size).initialise(settings.seed)
+        model = make_model(settings, data.tokenizer.vocab_size).initialize(settings.seed)
         is_double = settings.training.precision == "float64"
         model.to(parallel.device, torch.float64 if is_double else torch.float32)
         check_sharding(settings, model, parallel.sharded)
@@ -229,7 +229,7 @@ def step0_score(draw: DrawTargets, data: PreparedData, settings: RunSettings, de
 def _locked_folder(
     run: TrainingRun, parent: ParentRun | None, processes: dict, restart: bool
 ) -> Iterator[None]:
-    """Create the run folder, or check that the existing one has these settings; locked in the block."""
+    """Create the run directory, or check that the existing one has these settings; locked in the block."""
     folder = run.folder
     if restart and folder.exists():
         with held(folder):  # an error where the run is being trained

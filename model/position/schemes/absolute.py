@@ -1,6 +1,6 @@
 """Schemes added to the token embedding: sinusoids, learned vectors, and simple baselines.
 
-Each baseline is a step towards sinusoids and fails beyond the training length for its own reason: numbers
+Each baseline is a step towards sinusoids and fails beyond the trained length for its own reason: numbers
 grow without bound, fractions exceed 1 (or depend on the length), higher bits were never set, slow sines are
 linear.
 """
@@ -59,7 +59,7 @@ class BinarySettings(PositionSettings):
         None,
         ge=1,
         description="number of positions that must be representable, checked at model creation; null: the "
-        "training length",
+        "trained length",
     )
 
 
@@ -135,7 +135,7 @@ class IntegerEncoding(AdditiveEncoding):
 
     The number grows without bound. LayerNorm would remove it, as a constant over features; RMSNorm, which
     this model uses, does not. Large numbers dominate the token embedding, and bfloat16 represents integers
-    only up to 256. ``direction: learned`` adds scale·n·u instead, u (C,) initialised like token embeddings.
+    only up to 256. ``direction: learned`` adds scale·n·u instead, u (C,) initialized like token embeddings.
     """
 
     settings: IntegerSettings
@@ -144,8 +144,8 @@ class IntegerEncoding(AdditiveEncoding):
         is_learned = self.settings.direction == "learned"
         self.direction = self.learned((self.geometry.dim,), normal(1.0)) if is_learned else None
 
-    def initialise(self, generator: torch.Generator, embedding_std: float) -> None:
-        super().initialise(generator, embedding_std)
+    def initialize(self, generator: torch.Generator, embedding_std: float) -> None:
+        super().initialize(generator, embedding_std)
         if self.direction is not None:
             with torch.no_grad():
                 self.direction *= embedding_std
@@ -217,7 +217,7 @@ class SineEncoding(AdditiveEncoding):
     """p_n[i] = sin(n/2^i), i = 0..C−1; with ``base`` b: sin(n·b^(−i/(C−1))). A baseline without a paper.
 
     Feature i repeats after 2π·2^i tokens. Without cosines, no linear map transforms p_n to p_(n+k), so
-    distances are hard to compute; features far above log2 of the training length are nearly linear, n/2^i.
+    distances are hard to compute; features far above log2 of the trained length are nearly linear, n/2^i.
     """
 
     settings: SineSettings
@@ -280,7 +280,7 @@ class Sinusoidal(PositionalScheme):
 
 
 class Learned(PositionalScheme):
-    """x_n + E[n], as in GPT-2 (Radford et al. 2019); E is initialised from N(0, 0.02²), small relative to
+    """x_n + E[n], as in GPT-2 (Radford et al. 2019); E is initialized from N(0, 0.02²), small relative to
     token embeddings.
 
     Positions beyond the R rows of the table are an error, unless ``extend`` selects row n mod R (repeat), the

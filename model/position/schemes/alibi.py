@@ -26,7 +26,7 @@ class AlibiSettings(DistanceSettings):
         None, description="slope of each head in logits per token; null: geometric, 2^(−8/H) to 2^(−8)"
     )
     learned: bool = Field(
-        False, description="learn the slopes, initialised to the geometric ones; worse in the paper"
+        False, description="learn the slopes, initialized to the geometric ones; worse in the paper"
     )
     shared: bool = Field(True, description="share learned slopes between layers")
 

@@ -89,7 +89,7 @@ class SelectiveRope(ContentRotation):
     """a_n[k] = b^(−2k/D)·Σ_{t≤n} φ_t[k], φ = conv_4(W₂ W₁ x), rank 16, no activation; b = 500,000.
 
     Movahedi et al. 2025, Selective RoPE (arXiv:2511.17388), in the default form of the released code without
-    gate or bias. The released code normalises each head's part of x to length 1; here x is RMS-normalised and
+    gate or bias. The released code normalizes each head's part of x to length 1; here x is RMS-normalized and
     used as is, a difference that W₁ can learn. Angles are per key/value head. Tested against the formula in
     loops, not against the released code.
     """
@@ -129,7 +129,7 @@ class CaropeSettings(ContentSettings):
     name: Literal["carope"] = "carope"
     start: Literal["rope", "paper"] = Field(
         "rope",
-        description="rope: a learned bias, initialised to RoPE of base theta; paper: no bias, initialised to "
+        description="rope: a learned bias, initialized to RoPE of base theta; paper: no bias, initialized to "
         "f = 0.59, far from RoPE's 0.75 (D = 64)",
     )
     theta: float = Field(10_000.0, gt=1, description="initial base with `start: rope`")

@@ -27,7 +27,7 @@ class Cope(PositionalScheme):
     gates g_nj = σ(q_n·k_j/√D). Golovneva et al. 2024 (arXiv:2405.18719), section 4.
 
     As in the authors' listing, gates use the scaled logits (``gate: scaled``), q·e is added after the 1/√D
-    scale, the heads share e (P, D), and e is initialised to 0, which is NoPE. A logit temperature scales q,
+    scale, the heads share e (P, D), and e is initialized to 0, which is NoPE. A logit temperature scales q,
     and therefore the gates. Only visible keys are counted: with a window, sinks continue the count of the
     window's oldest key. P cannot be changed after training: rows that no count has
     reached are untrained.

@@ -41,7 +41,7 @@ class Fire(PositionalScheme):
 
     ψ(x) = ln(1 + |c·x|); f = Linear(1, width) → ReLU → Linear(width, H); c starts at 0.1, T = |m·512| with m
     from 1, both learned; ε = 1e-6. Li et al. 2023 (arXiv:2310.04418), section 3 and the listing of the
-    appendix; layers use PyTorch's initialisation. The listing's output bias is omitted, because the softmax
+    appendix; layers use PyTorch's initialization. The listing's output bias is omitted, because the softmax
     cancels it. Logarithms and network run in float32 or float64.
 
     Beyond T the bias depends on n, not on distance alone, so positions must not be shifted.
@@ -56,7 +56,7 @@ class Fire(PositionalScheme):
         self.outer = nn.Linear(self.settings.width, self.geometry.heads, bias=False)
         self.c, self.multiplier = nn.Parameter(torch.empty(1)), nn.Parameter(torch.empty(1))
 
-    def initialise(self, generator: torch.Generator, embedding_std: float) -> None:
+    def initialize(self, generator: torch.Generator, embedding_std: float) -> None:
         """Linear layers U(±1/√fan_in), as in PyTorch."""
         with torch.no_grad():
             for layer in (self.inner, self.outer):

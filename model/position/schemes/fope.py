@@ -28,7 +28,7 @@ class FopeSettings(RotationSettings):
         description="drop frequencies below 2π / max_length; fixed after training; null: original_length",
     )
     gain: float = Field(
-        0.3, ge=0, description="Xavier gain of the noise added to the identity to initialise the mixtures"
+        0.3, ge=0, description="Xavier gain of the noise added to the identity to initialize the mixtures"
     )
     clipped: Literal["identity", "ones"] = Field(
         "identity",
@@ -46,7 +46,7 @@ class Fope(PositionalScheme):
     over the J frequencies θ_j ≥ 2π/L0; lower frequencies are dropped. Hua et al. 2024 (arXiv:2412.17739).
 
     Based on a description of a fork of the released code; not compared with the paper's text. A and B are
-    learned per key/value head and layer, initialised to the identity plus N(0, gain²/J), the Xavier variance
+    learned per key/value head and layer, initialized to the identity plus N(0, gain²/J), the Xavier variance
     of one J × J matrix (the fork includes the heads in the fan). For dropped frequencies, the fork sets both
     cos and sin to 1, a scaled rotation by 45° at all positions (`clipped: ones`); the paper uses a zero
     frequency, i.e. cos 1 and sin 0 (`clipped: identity`, the default). Scores are not a function of distance

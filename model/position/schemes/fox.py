@@ -27,7 +27,7 @@ class FoxSettings(ContentSettings):
     name: Literal["fox"] = "fox"
     gate: Literal["linear", "constant", "fixed"] = Field(
         "linear",
-        description="computed from each token; a learned constant per head, initialised as in ALiBi; or the "
+        description="computed from each token; a learned constant per head, initialized as in ALiBi; or the "
         "fixed ALiBi slopes",
     )
     rotary: bool = Field(False, description="also apply RoPE")

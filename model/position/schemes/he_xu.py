@@ -1,4 +1,4 @@
-"""Rotations by less than 90° within the training length."""
+"""Rotations by less than 90° within the trained length."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class HyperbolicSettings(PositionSettings):
         0.1, gt=0, description="decay rate θ' = θ_0·(1 + margin); the slowest feature decays at θ_0·margin"
     )
     damping: Literal["fixed", "learned"] = Field(
-        "fixed", description="learned: one margin per layer, initialised to margin"
+        "fixed", description="learned: one margin per layer, initialized to margin"
     )
 
     @property

@@ -16,7 +16,7 @@ from model.position.token_positions import TokenPositions
 SMALLEST = 1e-2  # minimum of all learned parameters, as in the released code
 LARGEST_POWER = 2.0  # beyond it the kernel is no longer conditionally positive definite
 
-# For each form and parameter: range of its uniform initialisation (low, high), and its maximum.
+# For each form and parameter: range of its uniform initialization (low, high), and its maximum.
 RANGES: dict[str, dict[str, tuple[float, float, float | None]]] = {
     "log": {"r1": (0.0, 2.0, None), "r2": (0.0, 1.0, None)},
     "power": {"r1": (0.0, 1.0, None), "r2": (0.0, 2.0, LARGEST_POWER)},
@@ -46,8 +46,8 @@ class Kerple(DistanceBias):
     Chi et al. 2022 (arXiv:2205.09921): the logarithmic, power and 3-parameter-log kernels. Per head r1, r2,
     r3 ≥ 1e-2, and the exponents (r2 of power, r3 of log3) are at most 2. As in the released code, the
     parameters themselves are clamped to these ranges before each training pass, so that clamped parameters
-    still get gradients. Initialised as in the released code: log r1 ~ U(0, 2), r2 ~ U(0, 1); power r1 ~ U(0,
-    1) and the exponent ~ U(0, 2). log3, which has no released code, is initialised as log: r3 = 1.
+    still get gradients. Initialized as in the released code: log r1 ~ U(0, 2), r2 ~ U(0, 1); power r1 ~ U(0,
+    1) and the exponent ~ U(0, 2). log3, which has no released code, is initialized as log: r3 = 1.
     """
 
     settings: KerpleSettings

@@ -16,18 +16,18 @@ from model.position.table import wide
 
 
 class LearnedRopeSettings(RotationSettings, AngleSharingSettings):
-    """Rotary positions with learned frequencies, initialised as in RoPE."""
+    """Rotary positions with learned frequencies, initialized as in RoPE."""
 
     name: Literal["learned_rope"] = "learned_rope"
 
 
 class LearnedRope(PositionalScheme):
-    """RoPE with θ_k = exp(ω_k), ω learned, initialised to ln b^(−2k/D); Su's blog on learning θ (kexue.fm).
+    """RoPE with θ_k = exp(ω_k), ω learned, initialized to ln b^(−2k/D); Su's blog on learning θ (kexue.fm).
     With `share: head` this is the simplest form of GRAPE (arXiv:2512.07805); its other forms are not
     included.
 
-    The parameter is ω_k − ln b^(−2k/D), initialised to 0: the same function and gradient, but exactly RoPE at
-    initialisation in any dtype (ln θ in bfloat16 would have an error of 3%).
+    The parameter is ω_k − ln b^(−2k/D), initialized to 0: the same function and gradient, but exactly RoPE at
+    initialization in any dtype (ln θ in bfloat16 would have an error of 3%).
 
     There is no table: angles are computed in each pass, in float64 where available, and reduced modulo 2π
     before rounding. On devices without float64, angles at position n have an error of n·6e-8 radians, 0.06 at

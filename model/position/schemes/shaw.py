@@ -25,7 +25,7 @@ class Shaw(PositionalScheme):
     """logit = q_n·(k_m + a_c)/√D and, with ``values``, output_n = Σ_m α_nm (v_m + b_c), c = min(n − m, K).
     Shaw, Uszkoreit, Vaswani 2018 (arXiv:1803.02155), equations 3 and 4, past side only.
 
-    The heads share a and b (K + 1, D), initialised from N(0, 1/D). K cannot be changed after training. Sinks
+    The heads share a and b (K + 1, D), initialized from N(0, 1/D). K cannot be changed after training. Sinks
     have distance K, as all distant keys.
     """
 

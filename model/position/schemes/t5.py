@@ -32,7 +32,7 @@ class T5Settings(SharableSettings):
     )
     shared: bool = Field(True, description="share the learned parameters between all layers")
     unscaled: bool = Field(
-        False, description="omit the factor 1/√D on q·k, as in T5, whose queries are initialised smaller"
+        False, description="omit the factor 1/√D on q·k, as in T5, whose queries are initialized smaller"
     )
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""evaluate.py with protocol=attention and protocol=generation, from a run folder to files."""
+"""evaluate.py with protocol=attention and protocol=generation, from a run directory to files."""
 
 import csv
 import io

@@ -11,7 +11,7 @@ from matplotlib import colormaps
 from matplotlib.colors import to_hex
 from scipy import stats
 
-from evaluation import analyse, draw_figures
+from evaluation import analyze, draw_figures
 from evaluation.diagnostics import AttentionResult, generation_report
 from evaluation.diagnostics import figures as attention_figures
 from evaluation.diagnostics.generation import REAL
@@ -30,7 +30,7 @@ def drawn(result, tmp_path):
     kept = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("evaluation.reports.loss_figures.save", lambda figure, *_: kept.append(figure))
-        draw_figures(result, analyse(result), tmp_path)
+        draw_figures(result, analyze(result), tmp_path)
     (figure,) = kept
     return figure.axes[0], figure.texts[-1].get_text()
 

@@ -31,9 +31,9 @@ def test_shares_are_of_all_training_tokens_by_tokens_of_context():
 
 def test_thinning_keeps_short_lengths_and_means():
     x = np.arange(1, 4097, dtype=float)
-    centres, means = thinned(x, x)
-    assert np.allclose(centres[:4], [1, 2, 3, 4]) and len(centres) < 140 and (np.diff(centres) > 0).all()
-    assert means == pytest.approx(centres, rel=0.002)
+    centers, means = thinned(x, x)
+    assert np.allclose(centers[:4], [1, 2, 3, 4]) and len(centers) < 140 and (np.diff(centers) > 0).all()
+    assert means == pytest.approx(centers, rel=0.002)
 
 
 def test_strip_ends_where_training_did_and_moves_nothing_else():

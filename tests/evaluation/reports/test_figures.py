@@ -27,18 +27,18 @@ def test_labels_stay_within_the_axes_where_they_fit(wanted, gap):
     assert placed[0] >= -1e-9 and placed[-1] <= 1 + 1e-9
 
 
-def test_of_many_lines_the_best_have_the_colours_and_one_far_off_leaves_with_its_number():
+def test_of_many_lines_the_best_have_the_colors_and_one_far_off_leaves_with_its_number():
     names = ["as trained", *(f"method {i}" for i in range(20)), "far off"]
     ends = [3.0, *np.linspace(2.4, 3.2, 20), 9.0]
     lines = [Curve(n, [256.0, 512.0], [2.4, float(end)]) for n, end in zip(names, ends, strict=True)]
     figure = length_figure(lines, 2.4, 256, FigureText("A title", "runs/x"))
     axes = figure.axes[0]
     assert axes.get_ylim()[1] < 4
-    colour = {text.get_text().split("  ")[0]: text.get_color() for text in axes.texts}
+    color = {text.get_text().split("  ")[0]: text.get_color() for text in axes.texts}
     labels = {text.get_text() for text in axes.texts}
     assert "far off  9.00 ↑" in labels and "method 19  3.20" in labels
-    assert colour["as trained"] == INK and colour["far off"] == colour["method 7"] == FAINT
-    assert len({colour[f"method {i}"] for i in range(7)} - {FAINT, INK}) == 7
+    assert color["as trained"] == INK and color["far off"] == color["method 7"] == FAINT
+    assert len({color[f"method {i}"] for i in range(7)} - {FAINT, INK}) == 7
 
 
 MANY = [3.0, *np.linspace(2.4, 2.5, 24).tolist(), 9.0]

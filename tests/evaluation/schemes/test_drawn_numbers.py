@@ -30,7 +30,7 @@ def test_every_line_has_the_numbers_of_its_table():
             found = labelled(axes) if label else {None: points(lines(axes)[0])}
             words = {one: f"pair {one}" if label == "pair" else one for one in labels}
             assert set(found) == set(words.values())
-            colours = keys(drawing.figure) | {end.name: end.colour for end in ends(axes)}
+            colors = keys(drawing.figure) | {end.name: end.color for end in ends(axes)}
             for one, word in words.items():
                 own = where | ({label: one} if label else {})
                 xs, ys = (column(drawing, key, **own) for key in (x, y))
@@ -39,7 +39,7 @@ def test_every_line_has_the_numbers_of_its_table():
                 )
                 if label:
                     (line,) = [line for line in lines(axes) if line.get_label() == word]
-                    assert to_hex(line.get_color()) == colours[word]
+                    assert to_hex(line.get_color()) == colors[word]
     drawing = FIGURES["encodings"](ask)
     for axes in drawing.figure.axes:
         values = column(drawing, "value", scheme=axes.get_label())

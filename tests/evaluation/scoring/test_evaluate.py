@@ -9,7 +9,7 @@ from evaluation import (
     EvaluationError,
     EvaluationSettings,
     EvaluationText,
-    analyse,
+    analyze,
     draw_figures,
     resolve_methods,
 )
@@ -139,7 +139,7 @@ def test_bits_per_byte_are_not_given_where_the_tokens_lost_text(do, make_store, 
     result = do(store=store)
     ids = result.plan.target_ids(EvaluationText(store))
     assert result.n_bytes == sum(pieces[i] for i in ids) > len(ids)
-    cell = next(row for row in analyse(result).rows if row.length == 64 and row.method == "trained")
+    cell = next(row for row in analyze(result).rows if row.length == 64 and row.method == "trained")
     nats = result.nll["trained", 64].sum()
     assert cell.bits_per_byte == pytest.approx(nats / np.log(2) / result.n_bytes, rel=1e-12)
     store.bytes[3] += 1  # a byte of this document stands behind no token
@@ -174,14 +174,14 @@ def test_a_non_finite_cell_fails_alone(do, subject, monkeypatch):
     result = do(console)
     assert set(result.failed) == {("yarn", 16), ("yarn", 32), ("yarn", 64)}
     assert ("window", 64) in result.nll and any("skipped" in line for line in console.lines)
-    text = "\n".join(LossReport(result, analyse(result)).summary())
+    text = "\n".join(LossReport(result, analyze(result)).summary())
     assert "Not measured: yarn at 16: the loss is not finite" in text
 
 
 @pytest.mark.parametrize("protocol", ["sliding", "non-overlapping", "by-position"])
 def test_the_other_protocols_run_to_a_report(do, protocol, tmp_path):
     result = do(protocol=protocol)
-    analysis = analyse(result)
+    analysis = analyze(result)
     LossReport(result, analysis).write(tmp_path / "out")
     assert [p.stat().st_size > 5000 for p in draw_figures(result, analysis, tmp_path / "out")] == [True]
     report = json.loads((tmp_path / "out" / "results.json").read_text())
@@ -196,7 +196,7 @@ def test_the_other_protocols_run_to_a_report(do, protocol, tmp_path):
 
 def test_results_say_what_they_rest_on(do, tmp_path):
     result = do()
-    analysis = analyse(result)
+    analysis = analyze(result)
     LossReport(result, analysis).write(tmp_path)
     with (tmp_path / "results.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -254,22 +254,22 @@ def test_bits_per_byte_are_over_the_bytes_of_the_targets_that_count(do, make_sto
     kept = np.arange(len(ids)) % 3 != 0
     raw = sum(len(tokenizer.pieces[one]) for one in ids[kept])
     assert result.n_bytes == raw < len(b"".join(tokenizer.pieces[one] for one in ids))
-    for row in analyse(result).rows:
+    for row in analyze(result).rows:
         bits = result.nll[row.method, row.length].sum() / np.log(2)
         assert row.bits_per_byte == pytest.approx(bits / raw)
 
 
 def test_what_was_not_tested_is_not_said_to_hold_nowhere(do, make_store):
     tested, untested = do(), do(store=make_store([90, 120, 75], seed=1))
-    assert "Of 2 methods tested" in headline(tested, analyse(tested))
-    said = headline(untested, analyse(untested))  # three documents are points only
+    assert "Of 2 methods tested" in headline(tested, analyze(tested))
+    said = headline(untested, analyze(untested))  # three documents are points only
     assert "held" not in said and "None of the 2 methods" in said and "best there is" in said
 
 
 def test_clusters_are_the_units_where_the_corpus_has_them(do, make_store):
     clusters = ["ann", "ann", "bob", None, "cy", "cy", None]
     store = make_store([90, 120, 75, 99, 130, 81, 77], seed=1, clusters=clusters)
-    analysis = analyse(do(store=store))
+    analysis = analyze(do(store=store))
     assert (analysis.units, analysis.unit_kind, analysis.documents) == (5, "cluster", 7)
     assert all(v.word == "points only" for method in analysis.verdicts for v in method.verdicts)
     assert "point estimates" in "\n".join(LossReport(do(store=store), analysis).summary())
@@ -281,9 +281,9 @@ def test_bfloat16_is_checked_against_float32_before_a_verdict(do):
     assert max(abs(v) for v in result.precision.values()) > 0
     worst = max(abs(v) for v in result.precision.values())
     # Verdicts depend on the tolerance they are asked at: withheld below ten times the error.
-    strict = analyse(do(dtype="bfloat16", methods=["trained", "truncate", "yarn"], tolerance=worst))
+    strict = analyze(do(dtype="bfloat16", methods=["trained", "truncate", "yarn"], tolerance=worst))
     assert any("no verdict" in note for note in strict.notes)
-    loose = analyse(
+    loose = analyze(
         do(dtype="bfloat16", methods=["trained", "truncate", "yarn"], tolerance=max(1.0, 11 * worst))
     )
     assert not loose.notes and len(loose.verdicts) == 2
@@ -293,7 +293,7 @@ def test_bits_per_byte_need_the_bytes_of_every_target(do, tokenizer):
     result = do()
     ids = result.plan.target_ids
     assert ids and result.n_bytes and result.n_bytes > result.plan.n_targets
-    row = analyse(result).rows[0]
+    row = analyze(result).rows[0]
     assert row.bits_per_byte == pytest.approx(result.nll["trained", 16].sum() / np.log(2) / result.n_bytes)
 
 

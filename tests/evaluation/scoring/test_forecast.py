@@ -24,7 +24,7 @@ LENGTH, KEEP = 41, 9  # several times the zoo's trained length
 
 def zoo_model(case, dtype):
     """A model of the zoo's shape whose attention says something, also with schemes that start at zero."""
-    model = Transformer(settings_of(CASES[case]), V, TRAIN).initialise(3)
+    model = Transformer(settings_of(CASES[case]), V, TRAIN).initialize(3)
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for name, weight in model.named_parameters():

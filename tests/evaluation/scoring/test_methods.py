@@ -40,7 +40,7 @@ def host_of(label):
 @torch.no_grad()
 def test_a_builtin_rule_changes_what_lies_past_the_trained_length_and_is_the_same_through_a_cache(label):
     root, asked = host_of(label)
-    trained = Transformer(root.model, V, L0).initialise(0).double().eval()
+    trained = Transformer(root.model, V, L0).initialize(0).double().eval()
     ruled = Transformer(asked.model, V, L0).double().eval()
     ruled.load_state_dict(trained.state_dict())
     text, length = torch.arange(4 * L0)[None] % V, 4 * L0
@@ -66,7 +66,7 @@ def test_a_builtin_rule_changes_what_lies_past_the_trained_length_and_is_the_sam
 @torch.no_grad()
 def test_going_on_past_the_declared_length_is_refused_where_a_rule_follows_it(label):
     _, asked = host_of(label)
-    model = Transformer(asked.model, V, L0).initialise(0).eval()
+    model = Transformer(asked.model, V, L0).initialize(0).eval()
     cache, text = Cache(model, 1, 3 * L0), torch.zeros(1, 2 * L0, dtype=torch.long)
     model(text, TokenPositions.plain(2 * L0), cache=cache)
     with pytest.raises(ModelError, match="declare the final length"):

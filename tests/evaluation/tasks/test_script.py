@@ -1,4 +1,4 @@
-"""evaluate.py protocol=tasks on run folders: from files on disk to files on disk."""
+"""evaluate.py protocol=tasks on run directories: from files on disk to files on disk."""
 
 import json
 import sys
@@ -38,7 +38,7 @@ def home(tmp_path_factory):
         more = ["data.tokenizer.name=bytes", "data.valid_fraction=0.5", f"data.root={home / 'prepared'}"]
         settings = load_settings(RunSettings, [*SHAPE, *words, *more])
         prepared = prepare(settings.data, workers=1)
-        model = Transformer(settings.model, prepared.tokenizer.vocab_size, 128).initialise(1)
+        model = Transformer(settings.model, prepared.tokenizer.vocab_size, 128).initialize(1)
         about = {"data": str(prepared.folder), "data_hash": prepared.train.hash}
         save_weights_only(create_run(home / name, settings, prepared.tokenizer, ["test"], about), model)
     return home

@@ -153,7 +153,7 @@ def test_shares_average_over_haystacks_and_their_units_are_kept(tmp_path):
 @functools.cache
 def small_model():
     settings = ModelSettings(dim=24, layers=2, heads=6, kv_heads=2, ffn_dim=40)
-    return Transformer(settings, TOKENIZER.vocab_size, 100).initialise(1).to(torch.float64).eval()
+    return Transformer(settings, TOKENIZER.vocab_size, 100).initialize(1).to(torch.float64).eval()
 
 
 @pytest.fixture(scope="module")

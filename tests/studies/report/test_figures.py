@@ -288,8 +288,8 @@ def test_figures_of_tasks_attention_and_positions_show_the_measured_numbers(monk
                 ]
                 for one in cells(scheme, "attention")
             ]
-            colour = figures.draw.styles[scheme][0]
-            close(shown(panel, colour).points, (256, 512, 1024), np.mean(rows, axis=0))
+            color = figures.draw.styles[scheme][0]
+            close(shown(panel, color).points, (256, 512, 1024), np.mean(rows, axis=0))
         (by_position,) = figures["position_by_position"].axes
         buckets = [one["by_position"]["trained"] for one in cells(scheme, "position")]
         x = [math.sqrt((b["low"] + 1) * b["high"]) for b in buckets[0]]
@@ -304,10 +304,10 @@ def test_a_sweep_shows_means_and_seeds_and_rings_the_best(tmp_path):
     rates = sorted(map(float, VALUES))
     for axes, scheme in zip(figure.axes, ("a", "b"), strict=True):
         assert axes.get_title() == scheme and axes.get_xlabel() == "rate"
-        for colour, width in zip(plot_sweep.COLOURS, ("32", "64"), strict=False):
+        for color, width in zip(plot_sweep.COLOURS, ("32", "64"), strict=False):
             best = BEST[scheme, width]
             nll = [2 + 0.1 * math.log2(rate / best) ** 2 for rate in rates]
-            one = shown(axes, colour)
+            one = shown(axes, color)
             close(one.points, rates, [value + 0.002 for value in nll])
             assert len(one.marks) == 4
             for seeds, rate, value in zip(one.marks, rates, nll, strict=True):
@@ -334,8 +334,8 @@ def test_training_curves_show_the_logged_metrics(tmp_path):
         close(found.thin[0], tokens, values)
         (end,) = [end for end in ends(loss) if end.name == name]
         assert end.value == f"{smooth[-1]:.3f}"
-        close(shown(rate, end.colour).points, tokens, 1e-3 * steps)
+        close(shown(rate, end.color).points, tokens, 1e-3 * steps)
         for panel, nll in zip(panels, ((2.0, 2.0), (3.3, 3.4)), strict=True):
-            close(shown(panel, end.colour).points, (3000, 4000), nll)
+            close(shown(panel, end.color).points, (3000, 4000), nll)
     assert [panel.get_title(loc="left")[:15] for panel in panels] == ["held out, 1 × L", "held out, 2 × L"]
     assert all(axes.get_ylabel() for axes in (loss, panels[0], rate)) and rate.get_xlabel()

@@ -86,21 +86,19 @@ def test_the_page_is_well_formed_and_accessible(page):
     assert ("html", {"lang": "en"}) in page.tags
 
 
-def test_every_figure_colour_has_a_dark_counterpart(written):
+def test_every_figure_color_has_a_dark_counterpart(written):
     for file in (written[0] / "figures").glob("*.svg"):
-        used = {
-            colour.lower() for colour in re.findall(r"#[0-9a-fA-F]{6}\b", file.read_text(encoding="utf-8"))
-        }
+        used = {color.lower() for color in re.findall(r"#[0-9a-fA-F]{6}\b", file.read_text(encoding="utf-8"))}
         assert used <= set(DARK), file.name
 
 
-def _luminance(colour: str) -> float:
-    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+def _luminance(color: str) -> float:
+    parts = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     red, green, blue = (c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
-def test_dark_text_colours_have_enough_contrast():
+def test_dark_text_colors_have_enough_contrast():
     card = _luminance(DARK["#ffffff"])
     lines = {"#e6e6e6", "#c9c9c9", "#999999", "#ffffff"}  # grid, others, axes, the page itself
     for light, dark in DARK.items():

@@ -97,7 +97,7 @@ def test_the_report_has_a_section_and_figures_for_each(record, vector_figures, t
     text = (tmp_path / "report.md").read_text(encoding="utf-8")
     for title in (
         "Task: passkey",
-        "Attention beyond the training length",
+        "Attention beyond the trained length",
         "Generated text beyond",
         "NLL by position",
     ):
@@ -105,7 +105,7 @@ def test_the_report_has_a_section_and_figures_for_each(record, vector_figures, t
     assert "above chance up to 512" in text and "**alibi**: accuracy 90%" in text
     assert "| rope | greedy | 50% → 70% | 2.00 → 4.00 | 128–256 → 512–1,024 |" in text
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
-    # Words in the cells of a heat map keep their colour on a dark page, as the cells do.
+    # Words in the cells of a heat map keep their color on a dark page, as the cells do.
     assert "fill: #111111" in page and "fill: #fefefe" in page
 
 

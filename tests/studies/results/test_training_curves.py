@@ -19,7 +19,7 @@ from training.run.directory import MANIFEST
 
 
 def make_run(folder, steps=range(1, 41), length=16, tokenizer="a", loss=lambda step: 8 / step, lineage=()):
-    """A run folder as training leaves it: killed after the last step and resumed at half of it."""
+    """A run directory as training leaves it: killed after the last step and resumed at half of it."""
     folder.mkdir(parents=True)
     (folder / "settings.yaml").write_text(
         f"train_length: {length}\ntraining: {{validation: {{targets: 8}}}}\n"
@@ -131,7 +131,7 @@ def test_clipped_lines_are_annotated_with_their_first_value(tmp_path, first, lef
 
 
 def test_invalid_runs_are_rejected(tmp_path):
-    with pytest.raises(StudyError, match="no such run folder"):
+    with pytest.raises(StudyError, match="no such run directory"):
         read_curves(tmp_path / "none", "x")
     write_json(tmp_path / MANIFEST, {"format": 1})
     with pytest.raises(StudyError, match="no trained step"):

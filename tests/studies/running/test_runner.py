@@ -29,7 +29,7 @@ NOVELS = load_settings(StudySettings, [str(ROOT / "configs" / "studies" / "novel
 def start(label: str, seed: int) -> dict:
     files = [str(ROOT / word) for word in NOVELS.grid["scheme"][label]]
     settings = load_settings(RunSettings, [*files, "model.dim=32", "model.heads=4", "model.layers=4"])
-    model = Transformer(settings.model, 71, settings.train_length).initialise(seed)
+    model = Transformer(settings.model, 71, settings.train_length).initialize(seed)
     return {name: weight.detach() for name, weight in model.named_parameters()}
 
 

@@ -158,7 +158,7 @@ def test_what_proves_nothing_is_refused(words, tmp_path, monkeypatch):
         (["--steps", "7"], "7 steps are too few .* set --steps 9, or --kills 2$"),
         (["--steps", "0"], "--steps must be at least 1, not 0"),
         (["--ranks", "0", "1"], "--ranks must be at least 1, not 0"),
-        (["runs/none"], "runs/none: no such run folder; .*pass a run, YAML files or overrides"),
+        (["runs/none"], "runs/none: no such run directory; .*pass a run, YAML files or overrides"),
     ):
         with pytest.raises(TrainingError, match=said):
             called(monkeypatch, verify_resume, *words, *options, "--out", tmp_path / "out")

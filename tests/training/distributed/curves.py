@@ -1,4 +1,4 @@
-"""Short trainings without a run folder, alone or as one of several processes."""
+"""Short trainings without a run directory, alone or as one of several processes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Training:
         t = self.settings.training
         self.parallel = Parallel(t)
         self._autocast = autocast = autocast_type(t.precision, self.parallel.device)
-        self.model: Transformer = make_model(self.settings, prepared.tokenizer.vocab_size).initialise(5)
+        self.model: Transformer = make_model(self.settings, prepared.tokenizer.vocab_size).initialize(5)
         self.model.to(torch.float64 if t.precision == "float64" else torch.float32).train()
         if prepare is not None:
             prepare(self.model)

@@ -14,7 +14,7 @@ from training.optim.optimizer import guarded_step, make_optimizer, set_learning_
 
 
 def build():
-    return Transformer(ModelSettings(dim=24, layers=1, heads=3, ffn_dim=40), 31, 8).initialise(0)
+    return Transformer(ModelSettings(dim=24, layers=1, heads=3, ffn_dim=40), 31, 8).initialize(0)
 
 
 def update(model, optimizer, tokens, held):

@@ -118,7 +118,7 @@ def test_processes_have_the_curve_of_one(curves, prepared, world):
 def test_a_training_is_the_loss_over_all_targets_by_hand(curves, prepared):
     """The first updates from the definition: mean over the step's targets, whole gradient clipped, AdamW."""
     settings = load_settings(RunSettings, SMALL)
-    model = make_model(settings, prepared.tokenizer.vocab_size).initialise(5).double()
+    model = make_model(settings, prepared.tokenizer.vocab_size).initialize(5).double()
     a, batches = settings.training.optimizer, make_batches(settings, prepared)
     moments = {name: (torch.zeros_like(w), torch.zeros_like(w)) for name, w in model.named_parameters()}
     for number in range(3):

@@ -15,7 +15,7 @@ def build(dim, mup=None, tie_embeddings=False, **more):
     settings = ModelSettings(
         dim=dim, layers=2, heads=dim // 8, tie_embeddings=tie_embeddings, mup=mup, **more
     )
-    return Transformer(settings, V, T).initialise(3)
+    return Transformer(settings, V, T).initialize(3)
 
 
 def logits(model, seed=0):
@@ -24,7 +24,7 @@ def logits(model, seed=0):
 
 
 @pytest.mark.parametrize("tie_embeddings", [True, False])
-def test_at_the_base_width_it_is_the_standard_parametrisation_to_the_bit(tie_embeddings):
+def test_at_the_base_width_it_is_the_standard_parametrization_to_the_bit(tie_embeddings):
     plain, ours = (
         build(16, tie_embeddings=tie_embeddings),
         build(16, {"base_dim": 16, "base_head_dim": 8}, tie_embeddings=tie_embeddings),
@@ -77,7 +77,7 @@ def test_the_head_is_divided_and_drawn_as_at_the_base():
 def test_attention_falls_as_one_over_d_where_heads_grow(head_dim, mup, scale):
     """Logits of attention are what attend() is told to scale by, here seen by the watch."""
     settings = ModelSettings(dim=32, layers=1, heads=2, head_dim=head_dim, mup=mup, position={"name": "none"})
-    model, seen = Transformer(settings, V, T).initialise(0), []
+    model, seen = Transformer(settings, V, T).initialize(0), []
     model(torch.arange(T)[None], TokenPositions.plain(T), hooks=[lambda *told: seen.append(told[2])])
     assert seen == [pytest.approx(scale, rel=1e-12)]
 

@@ -75,5 +75,5 @@ def test_differences_from_the_parent_are_those_of_training(family, monkeypatch, 
     with pytest.raises(EvaluationError, match=r"checkpoint 12 of .*mother is not the parent"):
         here(monkeypatch, compare_parent.main, child)
     shutil.rmtree(mother)
-    with pytest.raises(TrainingError, match="no such run folder"):
+    with pytest.raises(TrainingError, match="no such run directory"):
         here(monkeypatch, compare_parent.main, child)

@@ -1,4 +1,4 @@
-"""Run folders: made, resumed, held, loaded."""
+"""Run directories: made, resumed, held, loaded."""
 
 import errno
 import json
@@ -56,7 +56,7 @@ def run(tmp_path, settings):
 
 
 def fill(run, settings, step=4, seed=1):
-    model = Transformer(settings.model, ByteTokenizer().vocab_size, settings.train_length).initialise(seed)
+    model = Transformer(settings.model, ByteTokenizer().vocab_size, settings.train_length).initialize(seed)
     save_checkpoint(run, step, model, make_optimizer(model, settings.training.optimizer), {"step": step})
     return model
 
@@ -213,7 +213,7 @@ def test_load_chooses_and_falls_back(run, settings, capsys):
 
 
 def test_weights_alone_are_enough(run, settings):
-    model = Transformer(settings.model, 258, settings.train_length).initialise(3).double()
+    model = Transformer(settings.model, 258, settings.train_length).initialize(3).double()
     save_weights_only(run, model)
     found = load(run)
     assert found.step == 0 and torch.equal(logits(found.model), logits(model))
@@ -240,9 +240,9 @@ def test_overrides_of_positions_alone(run, settings):
 def test_what_cannot_be_loaded(run, settings, tmp_path):
     with pytest.raises(TrainingError, match="no checkpoint yet"):
         load(run)
-    with pytest.raises(TrainingError, match=r"no such run folder; .* holds x"):
+    with pytest.raises(TrainingError, match=r"no such run directory; .* holds x"):
         load(run.with_name("y"))
-    with pytest.raises(TrainingError, match=r"not a run folder: it has no manifest.json"):
+    with pytest.raises(TrainingError, match=r"not a run directory: it has no manifest.json"):
         load(tmp_path)
     fill(run, settings)
     about = json.loads((run / "manifest.json").read_text())

@@ -164,7 +164,7 @@ def test_the_parent_may_vanish(parent, tmp_path, monkeypatch):
     assert load(cut).settings.original_length == 24
     with pytest.raises(TrainingError, match=r"other settings.*\n.*model.position.scaling"):
         trained(monkeypatch, f"parent.run={mother}", *TUNE, "train_length=48", "--run-dir", cut)
-    with pytest.raises(TrainingError, match="no such run folder"):
+    with pytest.raises(TrainingError, match="no such run directory"):
         trained(monkeypatch, *words, "--run-dir", tmp_path / "new")
 
 
@@ -206,7 +206,7 @@ def test_changes_on_the_way_are_behind_a_branch(parent, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["parent.run=nowhere"], "parent.run: nowhere: no such run folder"),
+        (["parent.run=nowhere"], "parent.run: nowhere: no such run directory"),
         (["parent={checkpoint: 3}"], r"parent\.run is missing"),
         (["parent.run={parent}", "parent.checkpoint=7"], "no checkpoint of step 7; it has 12"),
         (["parent.run={parent}", "model.dim=64"], "model.dim "),

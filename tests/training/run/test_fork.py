@@ -225,7 +225,7 @@ def test_weights_without_an_optimizer_are_no_fork(stem, tmp_path):
 
 
 def test_a_fork_of_nothing_and_of_itself(stem, tmp_path):
-    with pytest.raises(TrainingError, match="no such run folder"):
+    with pytest.raises(TrainingError, match="no such run directory"):
         trained("--fork", tmp_path / "none")
     with pytest.raises(TrainingError, match=r"parent\.run"):
         trained("--fork", stem, "--run-dir", stem)
