@@ -36,7 +36,7 @@ def forget(folder: Path, step: int) -> None:
             shutil.rmtree(checkpoint)
 
 
-def test_stages_of_length_resume_to_the_bit_across_their_edges(words, tmp_path, monkeypatch, capsys):
+def test_resume_is_bit_exact_across_stage_boundaries(words, tmp_path, monkeypatch, capsys):
     words, whole = [*words, *STAGES], tmp_path / "whole"
     assert here(monkeypatch, *words, "--run-dir", str(whole)) == 0
     said = capsys.readouterr().err
@@ -72,7 +72,7 @@ def test_stages_of_length_resume_to_the_bit_across_their_edges(words, tmp_path, 
     assert open_prepared(manifest["data"]).train.hash == manifest["data_hash"]
 
 
-def test_stages_longer_than_every_document_are_refused_before_a_run_is_made(words, tmp_path, monkeypatch):
+def test_stages_longer_than_every_document_are_rejected(words, tmp_path, monkeypatch):
     folder = tmp_path / "never"
     long = [*words, "train_length=2000", "training.tokens=64000", "training.batch_size=2"]
     stages = "training.stages=[{length: 20, duration: 0.5}, {length: 2000}]"
@@ -83,7 +83,7 @@ def test_stages_longer_than_every_document_are_refused_before_a_run_is_made(word
     assert not folder.exists()
 
 
-def test_mixture_and_stages_resume_twice_across_an_epoch_of_each_text(words, tmp_path, monkeypatch, capsys):
+def test_mixture_with_stages_resumes_across_epochs(words, tmp_path, monkeypatch, capsys):
     more = tmp_path / "more"
     more.mkdir()
     for i in range(4):
@@ -126,7 +126,7 @@ def sizes(run: Path) -> list[int]:
     return [open_prepared(path).train.n_tokens - 1 for path in (manifest["data"], *manifest["mixture"])]
 
 
-def test_training_begins_on_the_first_group_and_resumes_across_groups(words, tmp_path, monkeypatch):
+def test_streaming_starts_on_first_group_and_resumes_across_groups(words, tmp_path, monkeypatch):
     words = [*words, "training.tokens=15360", "data.group_bytes=4000", "training.batch_size=32"]
     words += ["training.checkpoint.interval=1", "training.checkpoint.keep=40", "data.max_bytes=10000"]
     words += ["training.validation.interval=null"]
@@ -156,7 +156,7 @@ def test_training_begins_on_the_first_group_and_resumes_across_groups(words, tmp
     assert not state.exists()
 
 
-def test_a_fork_of_text_in_groups_may_go_on_with_other_text(words, tmp_path, monkeypatch):
+def test_fork_of_streamed_run_with_other_data(words, tmp_path, monkeypatch):
     """The groups behind it are its parent's: what its own steps use is what is checked when it resumes."""
     words = [*words, "data.group_bytes=4000", "data.max_bytes=10000", "training.validation.interval=null"]
     words += [f"data.root={tmp_path / 'a'}", "training.checkpoint.keep=40"]
@@ -178,7 +178,7 @@ def test_a_fork_of_text_in_groups_may_go_on_with_other_text(words, tmp_path, mon
 
 
 @pytest.mark.slow
-def test_stages_go_through_groups_and_resume_across_the_edges_of_both(words, tmp_path, monkeypatch):
+def test_streaming_with_stages_resumes_across_boundaries(words, tmp_path, monkeypatch):
     stages = "training.stages=[{length: 12, duration: 0.5, batch_size: 32}, {length: 24, batch_size: 16}]"
     words = [*words, stages, "training.tokens=15360", "training.batch_size=16", "data.group_bytes=4000"]
     words += ["training.checkpoint.interval=1", "training.checkpoint.keep=40", "data.max_bytes=10000"]

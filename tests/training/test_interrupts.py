@@ -31,7 +31,7 @@ def _all_as_before():
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
-def test_before_the_first_step_it_leaves_at_once(number, capsys):
+def test_sigterm_before_first_step_exits_immediately(number, capsys):
     tidied = []
     with pytest.raises(SystemExit) as caught, Interrupts():
         try:
@@ -44,7 +44,7 @@ def test_before_the_first_step_it_leaves_at_once(number, capsys):
     assert capsys.readouterr().err == f"{said} Run the same command again to resume\n"
 
 
-def test_ctrl_c_before_the_first_step_is_ctrl_c():
+def test_sigint_before_first_step_raises_keyboard_interrupt():
     with pytest.raises(KeyboardInterrupt), Interrupts():
         send(signal.SIGINT)
 
@@ -60,7 +60,7 @@ def test_ctrl_c_before_the_first_step_is_ctrl_c():
         ([signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGINT], REQUEUE, signal.SIGUSR1),
     ],
 )
-def test_from_the_first_step_on_it_is_noted(numbers, status, received, capsys):
+def test_signal_after_first_step_is_deferred(numbers, status, received, capsys):
     with Interrupts() as interrupts:
         interrupts.begin_steps()
         send(*numbers)
@@ -68,7 +68,7 @@ def test_from_the_first_step_on_it_is_noted(numbers, status, received, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_a_hangup_that_is_ignored_stays_ignored():
+def test_ignored_sighup_stays_ignored():
     """nohup starts processes so."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
@@ -93,7 +93,7 @@ with Interrupts() as interrupts:
 """
 
 
-def test_a_second_ctrl_c_ends_a_process_whose_main_thread_hears_none():
+def test_second_sigint_exits_blocked_process():
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen([sys.executable, "-c", DEAF], **pipes) as process:
         assert process.stdout and process.stderr
@@ -125,6 +125,6 @@ with Interrupts() as interrupts:
 """
 
 
-def test_what_a_fork_is_sent_is_for_that_fork():
+def test_signals_to_forked_child_are_not_recorded():
     done = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

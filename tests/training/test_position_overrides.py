@@ -81,7 +81,7 @@ ILLEGAL = [(scheme, word) for scheme, (_, words) in ROWS.items() for word in [*w
 
 
 @pytest.mark.parametrize(("scheme", "words"), LEGAL)
-def test_legal_overrides_are_taken_and_keep_every_weight(scheme, words):
+def test_valid_overrides_keep_all_weights(scheme, words):
     root = trained(f"model.position.name={scheme}")
     asked = override(root, of(scheme, words))
     assert asked != root and asked.model.position.name == scheme
@@ -94,7 +94,7 @@ def test_legal_overrides_are_taken_and_keep_every_weight(scheme, words):
 
 
 @pytest.mark.parametrize(("scheme", "word"), ILLEGAL)
-def test_illegal_overrides_are_refused_and_the_message_names_what_is_legal(scheme, word):
+def test_invalid_overrides_name_valid_settings(scheme, word):
     root = trained(f"model.position.name={scheme}")
     with pytest.raises((ModelError, ConfigError)) as refused:
         override(root, of(scheme, [word]))
@@ -107,7 +107,7 @@ def test_illegal_overrides_are_refused_and_the_message_names_what_is_legal(schem
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_no_scheme_becomes_another_and_what_is_legal_exists(scheme):
+def test_scheme_name_cannot_be_overridden(scheme):
     settings = SCHEMES[scheme][0]
     assert settings.test_time <= set(settings.model_fields) - {"name", "sink_logit"}
     assert {"window", "sinks", "temperature"} <= settings.test_time
@@ -119,7 +119,7 @@ def test_no_scheme_becomes_another_and_what_is_legal_exists(scheme):
 
 
 @pytest.mark.parametrize("word", ["temperature={name: ssmax}", "temperature={name: head}"])
-def test_learned_temperatures_are_neither_added_nor_taken_away(word):
+def test_learned_temperature_cannot_be_overridden(word):
     with pytest.raises(ModelError, match=r"temperature.*is learned.* legal for a checkpoint"):
         override(trained(), of("rope", [word]))
     with pytest.raises(ModelError, match="is learned"):
@@ -137,7 +137,7 @@ def test_learned_temperatures_are_neither_added_nor_taken_away(word):
         (["window=0"], "at least 1"),
     ],
 )
-def test_sizes_that_cannot_work_are_refused_before_weights_are_read(words, message):
+def test_invalid_sizes_are_rejected_before_loading_weights(words, message):
     with pytest.raises((ModelError, ConfigError), match=message):
         override(trained(), of("rope", words))
 
@@ -149,7 +149,7 @@ def test_only_positions_may_change():
         override(trained(), ["training.optimizer.lr=1.0"])
 
 
-def test_a_word_may_multiply_what_was_trained():
+def test_override_may_multiply_trained_value():
     root = trained("model.position.theta=300")
     assert override(root, ["model.position.theta={theta*8}"]).model.position.theta == 2400
     with pytest.raises(ModelError, match=r"model.position.window: offset does not exist for 'rope'"):
@@ -158,14 +158,14 @@ def test_a_word_may_multiply_what_was_trained():
         override(root, ["model.position.window={window*2}"])
 
 
-def test_where_positions_end():
+def test_position_limits():
     root = trained("model.position.name=learned")
     assert longest_input(root) == L0
     assert longest_input(override(root, ["model.position.extend=clip"])) is None
     assert longest_input(trained()) is None
 
 
-def test_a_pattern_takes_a_rule_in_every_kind_that_can():
+def test_pattern_applies_override_to_every_supporting_layer_type():
     root = trained(f"model.position={PATTERN}")
     kinds = override(root, ["model.position.scaling.name=yarn"]).model.kinds
     assert kinds["near"].scaling.name == "yarn" and kinds["far"] == root.model.kinds["far"]
@@ -182,7 +182,7 @@ def test_a_pattern_takes_a_rule_in_every_kind_that_can():
     assert (kinds["near"].window, kinds["far"].window) == (4, 20)
 
 
-def test_a_pattern_keeps_narrower_windows_unless_their_kind_is_named():
+def test_pattern_keeps_narrower_windows_by_default():
     root = trained(f"model.position={PATTERN}")
     kinds = override(root, ["model.position.window=16"]).model.kinds
     assert (kinds["near"].window, kinds["far"].window) == (8, 16)
@@ -206,7 +206,7 @@ def test_a_pattern_keeps_narrower_windows_unless_their_kind_is_named():
         (["model.position.layout=interleaved"], r"near: .*layout cannot be changed after training\n"),
     ],
 )
-def test_what_a_pattern_refuses_names_what_is_legal_for_each_kind(words, message):
+def test_pattern_errors_name_valid_overrides_per_layer_type(words, message):
     with pytest.raises((ModelError, ConfigError), match=message) as refused:
         override(trained(f"model.position={PATTERN}"), words)
     text = str(refused.value)
@@ -214,7 +214,7 @@ def test_what_a_pattern_refuses_names_what_is_legal_for_each_kind(words, message
     assert text.count("legal for layers of kind 'far' trained with 'none': sinks, temperature, window") == 1
 
 
-def test_three_weights_that_do_not_fit_are_named():
+def test_weight_mismatch_names_three_parameters():
     old = load_settings(RunSettings, [])
     new = load_settings(RunSettings, ["model.position={name: fire, shared: false}"])
     with pytest.raises(TrainingError, match="do not fit") as error:

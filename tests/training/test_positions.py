@@ -58,7 +58,7 @@ def losses(net: Transformer, batch: Batch, tokens: torch.Tensor | None = None) -
 
 @pytest.mark.parametrize("packing", ["concat", "intra_document"])
 @pytest.mark.parametrize("scheme", ["rope", "alibi", "none"])
-def test_an_offset_is_not_seen_by_what_knows_distances_alone(scheme, packing):
+def test_offset_does_not_change_relative_schemes(scheme, packing):
     net = build(scheme)
     there, here = batch_of("random_offset", packing), batch_of("plain", packing)
     assert (there.position > here.position).all(dim=-1).any()
@@ -66,7 +66,7 @@ def test_an_offset_is_not_seen_by_what_knows_distances_alone(scheme, packing):
 
 
 @pytest.mark.parametrize("packing", ["concat", "intra_document"])
-def test_an_offset_is_seen_by_sinusoidal_positions(packing):
+def test_offset_changes_sinusoidal_positions(packing):
     net = build("sinusoidal")
     change = losses(net, batch_of("random_offset", packing)) - losses(net, batch_of("plain", packing))
     assert change.abs().max() > 0.01
@@ -74,7 +74,7 @@ def test_an_offset_is_seen_by_sinusoidal_positions(packing):
 
 @pytest.mark.parametrize("name", [name for name in SAMPLERS if name != "random_offset"])
 @pytest.mark.parametrize("scheme", ["rope", "alibi", "sinusoidal"])
-def test_the_other_samplers_are_seen_by_every_scheme(name, scheme):
+def test_other_samplers_change_every_scheme(name, scheme):
     net = build(scheme)
     assert (losses(net, batch_of(name)) - losses(net, batch_of("plain"))).abs().max() > 0.01
 
@@ -92,7 +92,7 @@ def seen(net: Transformer, batch: Batch) -> torch.Tensor:
 
 @pytest.mark.parametrize("packing", ["concat", "intra_document"])
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_who_sees_whom_does_not_change(name, packing):
+def test_attention_mask_is_unchanged(name, packing):
     """By order and document: a token sees itself and what stands before it in its text."""
     begins = [[0, 2 + r % 3, 7] if packing == "intra_document" else [0] for r in range(B)]
     first = torch.tensor([[max(b for b in begins[r] if b <= t) for t in range(T)] for r in range(B)])
@@ -107,7 +107,7 @@ def test_who_sees_whom_does_not_change(name, packing):
 
 @pytest.mark.parametrize("packing", ["concat", "intra_document"])
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_micro_batches_take_their_own_rows(name, packing):
+def test_micro_batches_use_their_own_rows(name, packing):
     net, batch = build("sinusoidal"), batch_of(name, packing)
     whole = losses(net, batch)
     for size in (1, 3):
@@ -119,7 +119,7 @@ def test_micro_batches_take_their_own_rows(name, packing):
 
 @pytest.mark.parametrize("scheme", ["rope", "alibi", "sinusoidal"])
 @pytest.mark.parametrize("name", ["random_offset", "cape", "pose"])
-def test_drawn_positions_are_not_compiled_again_at_every_step(name, scheme):
+def test_sampled_positions_do_not_recompile(name, scheme):
     torch._dynamo.reset()
     net, plain, counter = build(scheme, layers=2).train(), build(scheme, layers=2), CompileCounter()
     net.compile(fullgraph=True, backend=counter)
@@ -156,7 +156,7 @@ PATTERN = "model.position={name: pattern, layers: [a, b], kinds: {a: {name: rope
         ([LEARNED, "data.positions={name: pose, target: 301}"], "up to 300, and positions end at 299"),
     ],
 )
-def test_positions_a_scheme_does_not_have_are_refused_before_any_data(words, said):
+def test_unsupported_positions_are_rejected(words, said):
     settings = load_settings(RunSettings, ["train_length=64", "training.validation.multiples=[1]", *words])
     with pytest.raises(TrainingError, match=said):
         check_model(settings)
@@ -171,11 +171,11 @@ def test_positions_a_scheme_does_not_have_are_refused_before_any_data(words, sai
         ["data.positions.name=cape"],
     ],
 )
-def test_positions_a_scheme_has_are_not(words):
+def test_supported_positions_are_accepted(words):
     check_model(load_settings(RunSettings, ["train_length=64", "training.validation.multiples=[1]", *words]))
 
 
-def test_a_range_too_short_for_the_window_is_refused_with_the_settings():
+def test_range_shorter_than_window_is_rejected():
     with pytest.raises(TrainingError, match=r"max_length = 63 .* train_length = 64"):
         words = ["data.positions={name: random_subset, max_length: 63}", "train_length=64"]
         load_settings(RunSettings, words)
@@ -184,7 +184,7 @@ def test_a_range_too_short_for_the_window_is_refused_with_the_settings():
 @pytest.mark.parametrize(
     "file", sorted((CONFIGS / "data" / "positions").glob("*.yaml")), ids=lambda f: f.stem
 )
-def test_examples_can_be_trained(file):
+def test_example_configs_build(file):
     settings = load_settings(RunSettings, [str(CONFIGS / "tiny.yaml"), str(file)])
     assert settings.data.positions.name != "plain"
     check_model(settings)

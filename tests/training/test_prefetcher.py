@@ -74,7 +74,7 @@ def _at_once(monkeypatch):
     monkeypatch.setattr(module, "PATIENCE", 0.0055)
 
 
-def test_processes_look_together_once_a_group_and_read_ahead_within_one():
+def test_ranks_synchronize_once_per_group():
     world = World([])
     supply = world.supply(["a", "b"])
     ahead = []
@@ -89,7 +89,7 @@ def test_processes_look_together_once_a_group_and_read_ahead_within_one():
     assert world.checked == [["a", "b"]] and world.said == []
 
 
-def test_whoever_has_the_text_waits_for_who_has_not_outside_of_what_is_timed():
+def test_waiting_for_other_ranks_is_not_timed():
     world = World([NOT_YET] * 3)
     assert [step for step, _ in world.supply().batches(3, 4)] == [3]
     assert world.looks == ["read", *[1] * 4, "clock"] and world.said == [
@@ -109,7 +109,7 @@ def test_whoever_has_the_text_waits_for_who_has_not_outside_of_what_is_timed():
         (REQUEUE, INTERRUPTED, REQUEUE),
     ],
 )
-def test_a_signal_to_any_ends_all_with_one_status(mine, other, status):
+def test_signal_to_any_rank_stops_all_with_same_status(mine, other, status):
     world = World([(True, other, None)])
     world.interrupts.status = mine
     supply = world.supply()
@@ -117,7 +117,7 @@ def test_a_signal_to_any_ends_all_with_one_status(mine, other, status):
     assert supply.status == status and world.fetched == [0, 1, 2]
 
 
-def test_what_fails_on_one_is_raised_on_all():
+def test_error_on_one_rank_is_raised_on_all():
     with pytest.raises(DataError, match="process 1 failed: the disk is gone"):
         list(World([(False, 0, "the disk is gone")]).supply().batches(3, 9))
 
@@ -128,7 +128,7 @@ def test_what_fails_on_one_is_raised_on_all():
         list(World([], damaged).supply().batches(3, 9))
 
 
-def test_a_signal_that_steps_brought_is_heard_before_a_wait():
+def test_pending_signal_is_handled_before_waiting():
     world = World([], ready=lambda line: False)
     world.asked = REQUEUE
     supply = world.supply()
@@ -136,7 +136,7 @@ def test_a_signal_that_steps_brought_is_heard_before_a_wait():
     assert supply.status == REQUEUE and world.looks == ["read"]
 
 
-def test_files_are_checked_beside_what_is_timed_and_signals_are_heard_meanwhile():
+def test_file_checks_are_not_timed_and_handle_signals():
     begun, done = threading.Event(), threading.Event()
 
     def slow(line):
@@ -155,7 +155,7 @@ def test_files_are_checked_beside_what_is_timed_and_signals_are_heard_meanwhile(
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ESTALE, "Stale file handle"), ValueError("Expecting value")])
-def test_a_disk_that_fails_for_a_moment_is_asked_again(error):
+def test_transient_disk_errors_are_retried(error):
     def fails(times):
         def ready(line):
             if len(world.looks) <= times:
@@ -170,6 +170,6 @@ def test_a_disk_that_fails_for_a_moment_is_asked_again(error):
         list(fails(99).supply().batches(3, 4))
 
 
-def test_text_that_one_process_never_sees_is_not_waited_for_for_ever():
+def test_missing_data_on_one_rank_raises():
     with pytest.raises(TrainingError, match=r"group 1 .* process 1 .* data.root"):
         list(World([NOT_YET] * 99).supply().batches(3, 9))

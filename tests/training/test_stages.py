@@ -29,7 +29,7 @@ def settings(changes: list[tuple], *words: str) -> RunSettings:
     return load_settings(RunSettings, [*SMALL, f"training.stages=[{', '.join(stages)}]", *words])
 
 
-def test_stages_by_share_and_by_step_and_each_keeps_what_came_before():
+def test_stages_by_fraction_and_step_inherit_previous():
     s = settings([(0.5, "model.position.theta=5"), (6, DROP)])
     stages = stages_of(s)
     assert [stage.start for stage in stages] == [0, 10, 16]
@@ -60,7 +60,7 @@ def staged(stages: str, *words: str) -> RunSettings:
     return load_settings(RunSettings, [*SMALL, f"training.stages=[{stages}]", *words])
 
 
-def test_a_curriculum_by_hand():
+def test_length_curriculum():
     """960 tokens: 240 in windows of 6, 12 steps of 36 tokens, the rest at full length."""
     s = staged(
         "{length: 6, duration: 0.25}, {length: 12, duration: 4, batch_size: 3, "
@@ -120,12 +120,12 @@ def test_a_curriculum_by_hand():
         ),
     ],
 )
-def test_a_plan_that_does_not_fit_is_refused_in_a_sentence(stages, said):
+def test_invalid_schedule_is_rejected(stages, said):
     with pytest.raises((ConfigError, TrainingError), match=said):
         stages_of(staged(stages))
 
 
-def test_shares_that_make_the_whole_fit_although_steps_are_rounded():
+def test_fractions_summing_to_one_fit_after_rounding():
     s = staged("{length: 8, duration: 0.31}, {length: 24, duration: 0.69}")
     assert s.plan == ((8, 6, 6), (24, 2, 13))
     assert identity(staged("{length: 24}")) != identity(load_settings(RunSettings, SMALL))
@@ -134,7 +134,7 @@ def test_shares_that_make_the_whole_fit_although_steps_are_rounded():
         check_processes(s, 3)
 
 
-def test_a_fork_keeps_the_stages_that_its_order_comes_from(tmp_path):
+def test_fork_keeps_stages_that_determine_data_order(tmp_path):
     two = "{length: 12, duration: 10}, {length: 24, duration: 10}"
     old = staged(two)
 
@@ -173,24 +173,24 @@ ILLEGAL = {
         *(([(5, word)], said) for word, said in ILLEGAL.items()),
     ],
 )
-def test_a_change_that_cannot_be_is_refused_before_any_data(changes, said):
+def test_invalid_position_changes_are_rejected(changes, said):
     with pytest.raises((ConfigError, TrainingError, ModelError), match=said):
         check_model(settings(changes))
 
 
-def test_a_change_is_laid_over_every_kind_of_layer_that_can_take_it():
+def test_position_change_applies_to_every_supporting_layer_type():
     kinds = "{name: pattern, layers: [near, far], kinds: {near: {name: rope, window: 5}, far: {name: none}}}"
     near, far = stages_of(settings([(5, DROP)], f"model.position={kinds}"))[1].model.kinds.values()
     assert near.scaling.name == "drop" and near.window == 5 and far.name == "none"
 
 
-def test_changes_make_another_run():
+def test_position_changes_affect_identity():
     runs = [settings([]), settings([(5, DROP)]), settings([(6, DROP)])]
     assert identity(runs[0]) == identity(load_settings(RunSettings, SMALL))
     assert len({identity(run) for run in runs}) == 3
 
 
-def test_learning_rates_by_hand():
+def test_learning_rates_per_stage():
     linear = ["training.optimizer.lr=1", "training.lr_schedule={name: linear, warmup: 0}"]
     s = settings([(10, DROP, 4)], *linear, "training.optimizer.positions_lr=0.1")
     stages = stages_of(s)
@@ -213,7 +213,7 @@ LEARNERS = {
 
 
 @pytest.mark.parametrize("case", LEARNERS)
-def test_what_positions_learn_has_its_own_rate_and_no_decay(case):
+def test_position_parameters_have_their_own_lr_and_no_decay(case):
     s = load_settings(
         RunSettings, ["training.optimizer.weight_decay=0.5", "training.optimizer.positions_lr=0.03"]
     )
@@ -238,12 +238,12 @@ def test_what_positions_learn_has_its_own_rate_and_no_decay(case):
             torch.testing.assert_close(weight.detach(), decayed - 0.01)
 
 
-def test_nothing_learned_is_nothing_counted():
+def test_no_group_without_position_parameters():
     assert learnt_by_positions(build("rope")) == 0 and learnt_by_positions(build("none-ssmax")) > 0
 
 
 @pytest.mark.parametrize("case", ["rope", "rope-sinks", "none-ssmax", "learned"])
-def test_repositioned_is_what_it_would_have_been_from_the_start(case):
+def test_position_change_equals_model_built_with_it(case):
     net = build(case)
     words = {"rope": {"scaling": {"name": "drop"}, "window": 4}, "rope-sinks": {"theta": 70.0, "window": 3}}
     position = net.settings.position.model_copy(update={"window": 6})
@@ -269,7 +269,7 @@ def test_repositioned_is_what_it_would_have_been_from_the_start(case):
     close(torch.cat(parts, 1), fresh(tokens, places))
 
 
-def test_dropped_rotations_are_no_positions_at_all():
+def test_dropped_rotations_equal_nope():
     rotated, bare = build("rope"), build("none")
     bare.load_state_dict(rotated.state_dict())
     position = rotated.settings.position.model_validate({"name": "rope", "scaling": {"name": "drop"}})
@@ -278,7 +278,7 @@ def test_dropped_rotations_are_no_positions_at_all():
     close(rotated(tokens, TokenPositions.plain(19)), bare(tokens, TokenPositions.plain(19)))
 
 
-def test_what_the_weights_do_not_allow_leaves_the_model_as_it_was():
+def test_incompatible_change_keeps_model():
     net = build("rope")
     before, position = net.settings, net.settings.position.model_copy(update={"fraction": 0.5})
     with pytest.raises(ModelError, match="fraction cannot be changed"):
@@ -286,7 +286,7 @@ def test_what_the_weights_do_not_allow_leaves_the_model_as_it_was():
     assert net.settings == before
 
 
-def test_a_compiled_pass_follows_and_is_compiled_once_more_at_most():
+def test_position_change_recompiles_at_most_once():
     torch._dynamo.reset()
     net, plain, counter = (
         build("rope-sinks", layers=1).train(),

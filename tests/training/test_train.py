@@ -63,7 +63,7 @@ def whole(words, tmp_path, monkeypatch) -> Path:
     return folder
 
 
-def test_run_tells_every_step_and_validates_beyond_the_trained_length(whole, corpus):
+def test_run_logs_every_step_and_validates_beyond_trained_length(whole, corpus):
     found = lines(whole)
     steps = [line["step"] for line in found if line["kind"] == "train"]
     assert steps == list(range(1, 13))
@@ -83,7 +83,7 @@ def test_run_tells_every_step_and_validates_beyond_the_trained_length(whole, cor
     ("number", "status"),
     [(signal.SIGINT, INTERRUPTED), (signal.SIGTERM, REQUEUE), (signal.SIGUSR1, REQUEUE)],
 )
-def test_a_signal_saves_a_checkpoint_and_exits(words, whole, tmp_path, monkeypatch, capsys, number, status):
+def test_signal_saves_checkpoint_and_exits(words, whole, tmp_path, monkeypatch, capsys, number, status):
     folder, real = tmp_path / "stopped", MetricsLogger.step
 
     def step(self, done, *args):
@@ -103,7 +103,7 @@ def test_a_signal_saves_a_checkpoint_and_exits(words, whole, tmp_path, monkeypat
 
 
 @pytest.mark.slow
-def test_a_signal_to_a_process_saves_a_checkpoint_and_exits(words, tmp_path):
+def test_signal_to_process_saves_checkpoint_and_exits(words, tmp_path):
     words, folder = [*words, "training.tokens=15360"], tmp_path / "stopped"
     slow = [*words, "training.checkpoint.interval=null", "training.validation.interval=1"]
     with subprocess.Popen(
@@ -122,7 +122,7 @@ def test_a_signal_to_a_process_saves_a_checkpoint_and_exits(words, tmp_path):
     assert again.returncode == 0 and "resuming after step" in again.stderr
 
 
-def test_a_signal_while_the_first_step_waits_has_nothing_to_save(words, tmp_path, monkeypatch, capsys):
+def test_signal_during_first_data_wait_saves_nothing(words, tmp_path, monkeypatch, capsys):
     def has_stream(self, line, verify):
         signal.raise_signal(signal.SIGTERM)
         return False
@@ -137,7 +137,7 @@ def test_a_signal_while_the_first_step_waits_has_nothing_to_save(words, tmp_path
     assert not list((tmp_path / "run" / "checkpoints").glob("step-*"))
 
 
-def test_two_processes_give_the_losses_of_one(words, tmp_path, monkeypatch):
+def test_two_processes_match_single_process(words, tmp_path, monkeypatch):
     exact = [*words, "training.precision=float64", "data.packing=intra_document"]
     assert here(monkeypatch, *exact, "--run-dir", str(tmp_path / "one")) == 0
     two = [*exact, "training.micro_batch_size=3", "--run-dir", str(tmp_path / "two")]
@@ -159,7 +159,7 @@ def test_two_processes_give_the_losses_of_one(words, tmp_path, monkeypatch):
             assert all(abs(a["nll"][length] - b["nll"][length]) < 1e-9 for length in a["nll"])
 
 
-def test_micro_batches_change_nothing(words, tmp_path, monkeypatch):
+def test_micro_batches_do_not_change_losses(words, tmp_path, monkeypatch):
     exact = [*words, "training.precision=float64", "data.packing=intra_document"]
     for size in (8, 3, 1):
         folder = tmp_path / str(size)
@@ -173,7 +173,7 @@ def test_micro_batches_change_nothing(words, tmp_path, monkeypatch):
     assert len(set(whole)) == 12
 
 
-def test_drawn_positions_reach_the_model_and_come_again_on_resume(words, tmp_path, monkeypatch):
+def test_sampled_positions_are_reproduced_on_resume(words, tmp_path, monkeypatch):
     words = [*words, "model.position.name=sinusoidal", "training.micro_batch_size=3"]
     drawn, folder = [*words, "data.packing=intra_document", "data.positions.name=cape"], tmp_path / "drawn"
     assert here(monkeypatch, *words, "data.packing=intra_document", "--run-dir", str(tmp_path / "plain")) == 0
@@ -190,7 +190,7 @@ def test_drawn_positions_reach_the_model_and_come_again_on_resume(words, tmp_pat
     assert all(ours[name].equal(again[name]) for name in ours)
 
 
-def test_non_finite_loss_stops_before_the_update_and_names_the_step(words, tmp_path, monkeypatch):
+def test_non_finite_loss_stops_before_update(words, tmp_path, monkeypatch):
     folder = tmp_path / "broken"
     wild = [
         *words,
@@ -209,7 +209,7 @@ def test_non_finite_loss_stops_before_the_update_and_names_the_step(words, tmp_p
     assert steps_of(tmp_path / "dead") == []
 
 
-def test_kept_by_policy_and_written_beside_the_steps_it_is_the_same_run(words, tmp_path, monkeypatch, capsys):
+def test_checkpoint_policy_and_async_save_do_not_change_run(words, tmp_path, monkeypatch, capsys):
     """... also under a clock that jumps by hours, to and fro, and with a mirror that cannot be reached."""
     words = [*words, "training.checkpoint.interval=4", "training.samples.prompts=[]"]
     plain, folder = tmp_path / "plain", tmp_path / "policy"
@@ -242,7 +242,7 @@ def unreachable() -> SimpleNamespace:
     return SimpleNamespace(init=init)
 
 
-def test_a_wandb_folder_that_cannot_be_written_stops_nothing(words, tmp_path, monkeypatch, capsys):
+def test_unwritable_wandb_directory_does_not_stop_training(words, tmp_path, monkeypatch, capsys):
     """The real library, offline, where a file stands in the way of its folder."""
     pytest.importorskip("wandb")
     folder = tmp_path / "run"
@@ -257,20 +257,20 @@ def test_a_wandb_folder_that_cannot_be_written_stops_nothing(words, tmp_path, mo
     assert "wandb is disabled; training continues" in said and "Not a directory" in said
 
 
-def test_text_too_short_for_the_lengths_leaves_no_run_behind(words, tmp_path, monkeypatch):
+def test_too_short_data_creates_no_run(words, tmp_path, monkeypatch):
     folder = tmp_path / "never"
     with pytest.raises(EvaluationError, match=r"0 of \d+ .*lower targets|longest usable length"):
         here(monkeypatch, *words, "train_length=4096", "training.tokens=40k", "--run-dir", str(folder))
     assert not folder.exists()
 
 
-def test_no_held_out_text_names_the_setting(words, tmp_path, monkeypatch):
+def test_missing_validation_data_names_setting(words, tmp_path, monkeypatch):
     with pytest.raises(TrainingError, match=r"no documents .* data.valid_fraction above 0"):
         here(monkeypatch, *words, "data.valid_fraction=0", "--run-dir", str(tmp_path / "never"))
     assert not (tmp_path / "never").exists()
 
 
-def test_an_altered_shard_is_found_by_its_hash_before_training(words, tmp_path, monkeypatch):
+def test_modified_shard_is_detected_before_training(words, tmp_path, monkeypatch):
     root, folder = tmp_path / "prepared", tmp_path / "never"
     assert here(monkeypatch, *words, f"data.root={root}", "--run-dir", str(tmp_path / "first")) == 0
     shard = next(root.glob("*/train/*.tokens"))
@@ -284,7 +284,7 @@ def test_an_altered_shard_is_found_by_its_hash_before_training(words, tmp_path, 
     assert not folder.exists()
 
 
-def test_gate_keeps_weights_and_moments_from_the_first_bad_step_on():
+def test_step_guard_keeps_weights_and_moments():
     settings = ModelSettings(dim=24, layers=1, heads=3)
     model = Transformer(settings, 11, 7).initialize(0)
     optimizer = make_optimizer(model, AdamWSettings(lr=0.1))
@@ -310,7 +310,7 @@ def test_gate_keeps_weights_and_moments_from_the_first_bad_step_on():
     assert all(a.equal(b) for a, b in zip(now, moments, strict=True))
 
 
-def test_a_skipped_step_changes_neither_weights_nor_their_mean(words, tmp_path, monkeypatch):
+def test_skipped_step_changes_neither_weights_nor_ema(words, tmp_path, monkeypatch):
     """The mean is updated after the weights, and only by steps that were applied."""
     real, calls = train.forward_backward, []
 
@@ -338,7 +338,7 @@ def test_a_skipped_step_changes_neither_weights_nor_their_mean(words, tmp_path, 
 
 
 @pytest.mark.parametrize("bos", [True, False])
-def test_samples_begin_as_the_training_text_does(words, tmp_path, monkeypatch, bos):
+def test_samples_start_with_bos(words, tmp_path, monkeypatch, bos):
     prompts, real = [], validation.Generation
 
     def generation(model, ids, *args, **more):
@@ -361,7 +361,7 @@ CHANGE = [  # after 12 of 24 steps; what positions learn goes on, at its own rat
 ]
 
 
-def test_a_change_on_the_way_comes_at_its_step_whatever_happened_before(words, tmp_path, monkeypatch, capsys):
+def test_position_change_happens_at_its_step_after_resume(words, tmp_path, monkeypatch, capsys):
     words = [*words, *CHANGE, "training.checkpoint.keep=40", "training.validation.interval=12"]
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     assert here(monkeypatch, *words, "--run-dir", str(whole)) == 0
@@ -417,7 +417,7 @@ def test_a_change_on_the_way_comes_at_its_step_whatever_happened_before(words, t
     assert manifest["evaluated_as"]["scaling"]["name"] == "drop" and last > 0
 
 
-def test_a_rate_for_positions_that_learn_nothing_is_said_to_be_unused(words, tmp_path, monkeypatch, capsys):
+def test_unused_position_lr_warns(words, tmp_path, monkeypatch, capsys):
     assert (
         here(monkeypatch, *words, "training.optimizer.positions_lr=1", "--run-dir", str(tmp_path / "a")) == 0
     )

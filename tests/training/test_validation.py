@@ -17,7 +17,7 @@ def due(steps, **settings):
     return sorted(validation_steps(ValidationSettings(**settings), steps))
 
 
-def test_looks_are_regular_as_told_and_at_the_end():
+def test_validation_steps_are_regular_and_include_the_last():
     assert due(10, interval=4) == [4, 8, 10]
     assert due(10, interval=None) == [10]
     assert due(100, interval=50, at=[0.25, 0.001, 3, 50]) == [1, 3, 25, 50, 100]
@@ -29,7 +29,7 @@ def test_looks_are_regular_as_told_and_at_the_end():
         ValidationSettings(at=[2.5])
 
 
-def test_a_look_is_said_with_its_change():
+def test_validation_logs_change():
     assert validation_in_words({16: 2.0, 32: 3.25}, {}) == ["16: 2.0000", "32: 3.2500"]
     assert validation_in_words({16: 1.5, 32: 3.5, 64: 1.0}, {16: 2.0, 32: 3.25}) == [
         "16: 1.5000 (-0.5000)", "32: 3.5000 (+0.2500)", "64: 1.0000",
@@ -46,7 +46,7 @@ def test_a_look_is_said_with_its_change():
         ("", ""),
     ],
 )
-def test_a_sample_goes_on_from_the_first_whole_words_of_a_held_out_document(bos, text, expected):
+def test_sample_continues_validation_document(bos, text, expected):
     tokenizer = ByteTokenizer()
     document = np.array([tokenizer.bos_id] * bos + tokenizer.encode(text))
     assert len(text) < OPENING or len(expected) < OPENING

@@ -22,7 +22,7 @@ from training.errors import INTERRUPTED, TrainingError
 from training.files import is_disk_full
 
 
-def test_the_newest_the_multiples_and_the_best_stay():
+def test_keeps_latest_milestone_and_best_checkpoints():
     steps = [5, 10, 15, 20, 25, 30]
     assert kept(steps, CheckpointSettings(keep=2), None) == {25, 30}
     assert kept(steps, CheckpointSettings(interval=5, keep=1, keep_interval=10), None) == {10, 20, 30}
@@ -31,7 +31,7 @@ def test_the_newest_the_multiples_and_the_best_stay():
     assert kept(steps, CheckpointSettings(keep=1, best=2), 7) == {30}
 
 
-def test_the_best_is_that_of_the_length_asked_for_and_survives(tmp_path):
+def test_best_checkpoint_uses_configured_length(tmp_path):
     settings = CheckpointSettings(keep=1, best=2)
     losses = [{24: 3.0, 48: 5.0}, {24: 2.5, 48: 4.0}, {24: 2.0, 48: 4.5}, {}, {24: 1.0, 48: float("nan")}]
     with CheckpointWriter(tmp_path, settings, 24) as saver:
@@ -44,7 +44,7 @@ def test_the_best_is_that_of_the_length_asked_for_and_survives(tmp_path):
     assert steps_of(tmp_path) == [5]
 
 
-def test_only_the_newest_are_kept_and_those_left_behind_go(tmp_path):
+def test_keeps_only_latest_and_removes_superseded(tmp_path):
     pair, settings = trained(1), CheckpointSettings(keep=2)
     for step in (10, 20, 30, 25):  # resumed from 20: 30 was damaged
         with CheckpointWriter(tmp_path, settings, 24) as saver:
@@ -55,7 +55,7 @@ def test_only_the_newest_are_kept_and_those_left_behind_go(tmp_path):
     ]  # fmt: skip
 
 
-def test_what_was_left_behind_is_not_the_best(tmp_path):
+def test_superseded_checkpoints_are_not_best(tmp_path):
     pair, settings = trained(0), CheckpointSettings(keep=2, best=1)
     for step, nll in ((10, 2.0), (30, 1.0), (12, 3.0), (14, 4.0)):
         with CheckpointWriter(tmp_path, settings, 24) as saver:
@@ -67,7 +67,7 @@ def content(run, step: int) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in folder_of(run, step).iterdir()}
 
 
-def test_beside_the_steps_the_bytes_are_those_of_a_save_at_once(tmp_path, monkeypatch):
+def test_async_save_equals_sync_save(tmp_path, monkeypatch):
     """The thread is held back until the weights, moments and generator have moved on."""
     gate, real = threading.Event(), module.save_file
 
@@ -109,7 +109,7 @@ class Copies(TorchDispatchMode):
 @pytest.mark.parametrize(
     ("device", "copied", "times"), [("cpu", False, 0), ("cpu", True, 1), ("cuda", True, 1)]
 )
-def test_a_tensor_is_copied_once_wherever_it_was(device, copied, times):
+def test_snapshot_copies_each_tensor_once(device, copied, times):
     with FakeTensorMode(), Copies() as copies:  # of a GPU, nothing is needed but its name
         net = torch.nn.Module()
         net.register_parameter("weight", torch.nn.Parameter(torch.empty(5, 3, device=device)))
@@ -128,7 +128,7 @@ def full(*_: object) -> None:
 
 
 @pytest.mark.parametrize("told_by", ["status", "wait", "save", "leaving"])
-def test_what_goes_wrong_beside_the_steps_is_told(tmp_path, monkeypatch, told_by):
+def test_async_save_errors_are_raised(tmp_path, monkeypatch, told_by):
     pair = trained(1)
     save_checkpoint(tmp_path, 1, *pair)
     good = content(tmp_path, 1)
@@ -159,7 +159,7 @@ class Other:
         return [value, self._words]
 
 
-def test_what_fails_on_one_process_fails_on_all():
+def test_save_error_on_one_rank_raises_on_all_ranks():
     with pytest.raises(TrainingError, match=r"process 1 could not save: no such luck"):
         on_all(Other("no such luck"), "save", lambda: 3)
     with pytest.raises(TrainingError) as caught:
@@ -169,7 +169,7 @@ def test_what_fails_on_one_process_fails_on_all():
         on_all(Other("no such luck"), "save", lambda: 1 // 0)
 
 
-def test_the_error_of_the_loop_is_told_and_the_save_under_way_is_finished(tmp_path):
+def test_training_error_waits_for_pending_save(tmp_path):
     with (
         pytest.raises(KeyError),
         CheckpointWriter(tmp_path, CheckpointSettings(asynchronous=True), 24) as saver,
@@ -179,7 +179,7 @@ def test_the_error_of_the_loop_is_told_and_the_save_under_way_is_finished(tmp_pa
     assert find_checkpoint(tmp_path).step == 4
 
 
-def test_the_newest_from_before_a_run_diverged_stays(tmp_path):
+def test_keeps_latest_checkpoint_before_divergence(tmp_path):
     with CheckpointWriter(tmp_path, CheckpointSettings(keep=1), 24) as saver:
         for step, state in enumerate([{}, {}, {DIVERGED: True}, {DIVERGED: True}], 1):
             saver.write(step, *trained(0), state)

@@ -57,7 +57,7 @@ def assert_same(a, b):
 
 @pytest.mark.parametrize("optimizer", [AdamWSettings(), MuonSettings()], ids=lambda settings: settings.name)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_resuming_is_exact_to_the_bit(tmp_path, dtype, optimizer):
+def test_resume_is_bit_exact(tmp_path, dtype, optimizer):
     straight = trained(3, dtype=dtype, settings=optimizer)
     saved = save_checkpoint(tmp_path, 3, *straight, {"tokens": 45, "attempt": 1})
     expected = [update(*straight) for _ in range(4)]
@@ -71,14 +71,14 @@ def test_resuming_is_exact_to_the_bit(tmp_path, dtype, optimizer):
     assert_same(straight, resumed)
 
 
-def test_an_untouched_optimizer_restores_too(tmp_path):
+def test_restores_optimizer_without_state(tmp_path):
     save_checkpoint(tmp_path, 0, *trained(0))
     net, optimizer = trained(2, seed=5)
     restore(net, optimizer, find_checkpoint(tmp_path))
     assert optimizer.state_dict()["state"] == {}
 
 
-def test_names_are_clean_and_tied_weights_stand_once(tmp_path):
+def test_names_have_no_wrappers_and_tied_weights_are_stored_once(tmp_path):
     net, optimizer = trained(1)
     plain = weights_of(net)
     assert list(plain) == ["embed.weight", "position.weight", "mix.weight", "mix.bias", "norm.weight"]
@@ -95,7 +95,7 @@ def test_names_are_clean_and_tied_weights_stand_once(tmp_path):
     assert fresh[0].head.weight is fresh[0].embed.weight
 
 
-def test_weights_that_do_not_fit_are_named(tmp_path):
+def test_weight_mismatch_names_parameters(tmp_path):
     saved = save_weights_only(tmp_path, Net(tie_embeddings=False))
     for other, word in ((Net(dim=8), "shape"), (Net(tie_embeddings=True), "head.weight")):
         if word == "shape":
@@ -115,21 +115,21 @@ def test_weights_that_do_not_fit_are_named(tmp_path):
     assert torch.equal(richer.mix.weight, before)  # refused before anything was copied
 
 
-def test_weights_only_cannot_be_resumed(tmp_path):
+def test_resume_rejects_weights_only(tmp_path):
     saved = save_weights_only(tmp_path, Net(), state={"source": "import"})
     assert saved.step == 0 and saved.state == {"source": "import"} and not saved.has_optimizer
     with pytest.raises(TrainingError, match="only weights"):
         restore(*trained(0), saved)
 
 
-def test_other_groups_are_refused(tmp_path):
+def test_resume_rejects_other_parameter_groups(tmp_path):
     net, optimizer = trained(1)
     saved = save_checkpoint(tmp_path, 1, net, optimizer)
     with pytest.raises(TrainingError, match="groups"):
         restore(net, torch.optim.AdamW(net.parameters()), saved)
 
 
-def test_the_same_step_again_replaces_it(tmp_path):
+def test_saving_same_step_replaces_checkpoint(tmp_path):
     save_checkpoint(tmp_path, 7, *trained(1), {"n": 1})
     save_checkpoint(tmp_path, 7, *trained(2), {"n": 2})
     assert steps_of(tmp_path) == [7] and find_checkpoint(tmp_path).state == {"n": 2}
@@ -146,7 +146,7 @@ FILES = ["model.safetensors", "optimizer.safetensors", "state.json", "manifest.j
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("harm", ["flip", "truncate", "remove", "empty"])
-def test_every_harm_is_found_and_the_one_before_taken(tmp_path, name, harm):
+def test_corruption_is_detected_and_previous_checkpoint_used(tmp_path, name, harm):
     pair = trained(1)
     save_checkpoint(tmp_path, 3, *pair, {"n": 3})
     save_checkpoint(tmp_path, 5, *pair, {"n": 5})
@@ -169,7 +169,7 @@ def test_every_harm_is_found_and_the_one_before_taken(tmp_path, name, harm):
         find_checkpoint(tmp_path, said, step=5)
 
 
-def test_every_byte_of_the_manifest_counts(tmp_path):
+def test_manifest_corruption_is_detected_at_every_byte(tmp_path):
     saved = save_checkpoint(tmp_path, 3, *trained(1))
     file = saved.folder / "manifest.json"
     content = file.read_bytes()
@@ -186,13 +186,13 @@ def test_every_byte_of_the_manifest_counts(tmp_path):
     assert seen > 50 and damage(saved.folder) is None
 
 
-def test_a_checkpoint_under_another_name_is_not_taken(tmp_path):
+def test_renamed_checkpoint_is_rejected(tmp_path):
     saved = save_checkpoint(tmp_path, 3, *trained(1))
     os.rename(saved.folder, folder_of(tmp_path, 8))
     assert damage(folder_of(tmp_path, 8)) == "manifest.json is that of step 3"
 
 
-def test_nothing_good_left_and_nothing_yet(tmp_path):
+def test_no_valid_checkpoint_and_no_checkpoint(tmp_path):
     assert find_checkpoint(tmp_path) is None
     saved = save_checkpoint(tmp_path, 3, *trained(1))
     (saved.folder / "model.safetensors").unlink()
@@ -202,7 +202,7 @@ def test_nothing_good_left_and_nothing_yet(tmp_path):
         find_checkpoint(tmp_path, step=4)
 
 
-def test_only_the_files_asked_for_are_read(tmp_path):
+def test_reads_only_requested_files(tmp_path):
     saved = save_checkpoint(tmp_path, 3, *trained(1))
     flip(saved.folder / "optimizer.safetensors", 100)
     assert find_checkpoint(tmp_path, only=("model.safetensors",)).hash == saved.hash
@@ -212,7 +212,7 @@ def test_only_the_files_asked_for_are_read(tmp_path):
 
 @pytest.mark.parametrize("call", [1, 2])
 @pytest.mark.parametrize("as_safetensors", [True, False])
-def test_disk_full_leaves_the_previous_one_intact(tmp_path, monkeypatch, call, as_safetensors):
+def test_full_disk_keeps_previous_checkpoint(tmp_path, monkeypatch, call, as_safetensors):
     pair = trained(1)
     good = save_checkpoint(tmp_path, 3, *pair)
     calls, real = [], module.save_file
@@ -244,11 +244,11 @@ def deaths(tmp_path_factory) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("case", ["writes_that_fail", "killed_at_any_time", "killed_at_every_write"])
-def test_writes_that_are_refused_or_killed_leave_whole_checkpoints(deaths, case):
+def test_interrupted_writes_leave_complete_checkpoints(deaths, case):
     assert deaths[case] == ""
 
 
-def test_death_while_replacing_gives_the_old_one_its_name_back(tmp_path):
+def test_kill_during_replacement_restores_old_checkpoint(tmp_path):
     pair = trained(1)
     good = save_checkpoint(tmp_path, 3, *pair)
     os.rename(good.folder, good.folder.with_name(f".replaced-{good.folder.name}"))
@@ -257,7 +257,7 @@ def test_death_while_replacing_gives_the_old_one_its_name_back(tmp_path):
     assert find_checkpoint(tmp_path).hash == good.hash
 
 
-def test_reading_touches_nothing(tmp_path):
+def test_reading_modifies_nothing(tmp_path):
     save_checkpoint(tmp_path, 3, *trained(1))
     other = tmp_path / "checkpoints" / ".writing-step-00000004-1"
     other.mkdir()
@@ -266,7 +266,7 @@ def test_reading_touches_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, 2e29])
-def test_dead_weights_are_neither_saved_nor_read(tmp_path, monkeypatch, value):
+def test_non_finite_weights_are_rejected(tmp_path, monkeypatch, value):
     pair = trained(1)
     good = save_checkpoint(tmp_path, 3, *pair)
     with torch.no_grad():
@@ -283,7 +283,7 @@ def test_dead_weights_are_neither_saved_nor_read(tmp_path, monkeypatch, value):
         find_checkpoint(tmp_path, step=5, only=("model.safetensors",))
 
 
-def test_moments_must_be_finite_and_may_be_large(tmp_path):
+def test_optimizer_moments_must_be_finite(tmp_path):
     net, optimizer = trained(1)
     moments = optimizer.state[net.mix.bias]["exp_avg_sq"]
     moments[0] = 1e30
@@ -322,7 +322,7 @@ LIES = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_headers_that_lie_are_refused(tmp_path, lie):
+def test_invalid_headers_are_rejected(tmp_path, lie):
     folder = save_checkpoint(tmp_path, 3, *trained(1)).folder
     relabel(folder / "model.safetensors", LIES[lie])
     reseal(folder)
@@ -342,7 +342,7 @@ def test_headers_that_lie_are_refused(tmp_path, lie):
         (lambda about: about["optimizer"]["numbers"].update(x=3), "not a JSON object"),
     ],
 )
-def test_a_state_without_its_keys_is_named(tmp_path, harm, named):
+def test_missing_state_keys_are_named(tmp_path, harm, named):
     folder = save_checkpoint(tmp_path, 3, *trained(1)).folder
     about = json.loads((folder / "state.json").read_text())
     harm(about)
@@ -352,7 +352,7 @@ def test_a_state_without_its_keys_is_named(tmp_path, harm, named):
         restore(*trained(0), find_checkpoint(tmp_path))
 
 
-def test_what_training_replaces_while_it_is_read_is_read_again(tmp_path, monkeypatch):
+def test_concurrent_replacement_is_retried(tmp_path, monkeypatch):
     pair, real = trained(1), module.sha256_of
     save_checkpoint(tmp_path, 3, *pair)
     left = [4, 5, 6]
@@ -370,7 +370,7 @@ def test_what_training_replaces_while_it_is_read_is_read_again(tmp_path, monkeyp
     assert said.lines == []
 
 
-def test_a_reader_is_never_told_to_start_anew(tmp_path):
+def test_reader_is_not_advised_to_restart(tmp_path):
     saved = save_checkpoint(tmp_path, 3, *trained(1))
     flip(saved.folder / "model.safetensors", 100)
     with pytest.raises(TrainingError) as error:
@@ -378,7 +378,7 @@ def test_a_reader_is_never_told_to_start_anew(tmp_path):
     assert "--" not in str(error.value) and "restore" in str(error.value)
 
 
-def test_parts_are_the_same_bytes_whatever_the_order_of_their_names(tmp_path):
+def test_parts_are_independent_of_name_order(tmp_path):
     tensors = {name: torch.full((3,), float(i)) for i, name in enumerate("abcdefgh")}
     files = [
         write_part(tmp_path, kind, dict(order), 0, 2)

@@ -30,7 +30,7 @@ def called(monkeypatch, script, *argv: object) -> int:
 
 
 @pytest.mark.slow
-def test_killed_runs_end_bit_for_bit_as_one_that_was_not(words, tmp_path, monkeypatch, capsys):
+def test_killed_runs_equal_uninterrupted_run(words, tmp_path, monkeypatch, capsys):
     """Spikes are skipped on the way: their statistics are resumed too."""
     policy = ["training.on_spike={sigmas: 0.5, window: 3, limit: 1000}", "data.max_bytes=9000"]
     options = ["--steps", "60", "--kills", "2", "--out", tmp_path / "out"]
@@ -51,13 +51,13 @@ def test_killed_runs_end_bit_for_bit_as_one_that_was_not(words, tmp_path, monkey
 
 
 @pytest.mark.slow
-def test_other_numbers_of_processes_see_the_same_data_and_losses(words, tmp_path, monkeypatch, capsys):
+def test_data_and_losses_are_independent_of_world_size(words, tmp_path, monkeypatch, capsys):
     words = [*words, "data.packing=intra_document"]
     assert called(monkeypatch, verify_resume, *words, "--steps", "24", "--kills", "2", "--ranks", 1, 2) == 0
     assert "EQUAL: all 24 steps, to 1e-10 (data to the bit), after 2 kills" in capsys.readouterr().out
 
 
-def test_a_planted_difference_is_named_with_its_step(words, tmp_path, monkeypatch):
+def test_difference_is_reported_with_its_step(words, tmp_path, monkeypatch):
     """A moment of the checkpoint of step 6 is moved: the update after it differs, and the loss of step 8."""
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     words = [*words, "training.checkpoint.keep=9", "training.validation.interval=null"]
@@ -90,7 +90,7 @@ def line(step: int, **values: object) -> dict:
     return {"step": step, "kind": "train", "attempt": 1, "loss": 2.5, "data": "ab", "mfu": 0.1} | values
 
 
-def test_the_first_difference_of_metrics():
+def test_first_difference_of_metrics():
     one = [line(1), line(2), line(2, kind="validation", nll={"24": 1.0})]
     assert first_difference(one, [*one[:2], one[2] | {"attempt": 4, "mfu": 0.7}], 0.0) is None
     for other, said in (
@@ -107,7 +107,7 @@ def test_the_first_difference_of_metrics():
     assert first_difference(one, [line(1, loss="nan"), *one[1:]], 1e-10) is not None
 
 
-def test_a_kill_falls_between_an_edge_and_the_checkpoint_after_it():
+def test_kill_between_stage_boundary_and_next_checkpoint():
     for seed in range(50):
         moments = kill_steps(60, 3, [27, 52], 5, random.Random(seed))
         assert moments == sorted(moments) and len(moments) == 3
@@ -115,7 +115,7 @@ def test_a_kill_falls_between_an_edge_and_the_checkpoint_after_it():
     assert len({tuple(kill_steps(60, 3, [], 5, random.Random(seed))) for seed in range(20)}) > 15
 
 
-def test_a_kill_reaches_processes_with_sessions_of_their_own(tmp_path):
+def test_kill_includes_processes_in_other_sessions(tmp_path):
     """As a launcher gives them to its workers, which would train on without it."""
     note = tmp_path / "worker"
     worker = f"import os, time; open({str(note)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
@@ -144,14 +144,14 @@ def test_a_kill_reaches_processes_with_sessions_of_their_own(tmp_path):
         ([(0, 5, True), (4, 12, False)], 1),
     ],
 )
-def test_a_kill_counts_where_steps_follow_it(attempts, kills, capsys):
+def test_kill_requires_later_steps(attempts, kills, capsys):
     found = [Attempt(1, *one) for one in attempts]
     assert report(found, [3], 12, [], (1, 1), Console()) == (0 if kills == 2 else 1)
     said = capsys.readouterr().out
     assert (f"after {kills} kills" if kills == 2 else f"only {kills} kills were followed") in said
 
 
-def test_what_proves_nothing_is_refused(words, tmp_path, monkeypatch):
+def test_inconclusive_settings_are_rejected(words, tmp_path, monkeypatch):
     for options, said in (
         (["--kills", "1"], "must be at least 2"),
         (["--steps", "4"], "4 steps are too few for 3 kills, which take 3 each; set --steps 9$"),

@@ -23,7 +23,7 @@ def names_in(page: str) -> list[str]:
 
 
 @pytest.mark.parametrize("width", [60, 100])
-def test_every_setting_is_described_within_the_width(width):
+def test_setting_descriptions_fit_width(width):
     page = describe_setting([schema_of(Root)], "all", width)
     shown = names_in(page)
     for name in leaves(schema_of(Root)):
@@ -33,7 +33,7 @@ def test_every_setting_is_described_within_the_width(width):
     assert max(map(len, page.splitlines())) <= max(width, max(map(len, shown)))
 
 
-def test_every_setting_of_a_run_is_described():
+def test_run_settings_have_descriptions():
     page = describe_setting(RUN, "all")
     shown = set(names_in(page))
     for name in leaves(RUN[0]):  # sources inside a source are not repeated
@@ -41,14 +41,14 @@ def test_every_setting_of_a_run_is_described():
             assert name in shown, name
 
 
-def test_a_kind_lists_its_choices_with_one_line_each():
+def test_choices_are_listed_one_per_line():
     page = describe_setting(RUN, "model.position", 100)
     choices = [line.split()[0] for line in page.splitlines() if line.startswith("  ") and line[2:3].strip()]
     assert choices == list(RUN[0].fields["model"].group.fields["position"].choices)
     assert max(map(len, page.splitlines())) <= 100
 
 
-def test_one_choice_by_path_and_by_name():
+def test_help_of_choice_by_path_and_by_name():
     page = describe_setting(RUN, "rope")
     assert names_in(page)[0] == "model.position.name=rope" and "model.position.theta" in names_in(page)
     for word in ("model.position.rope", "model.position.name=rope"):
@@ -58,7 +58,7 @@ def test_one_choice_by_path_and_by_name():
     assert {"training.lr_schedule.name=linear", "model.position.scaling.name=linear"} <= set(several)
 
 
-def test_a_group_lists_its_settings():
+def test_help_of_group_lists_settings():
     page = describe_setting(RUN, "training.checkpoint")
     inside = [name for name in leaves(RUN[0]) if name.startswith("training.checkpoint.")]
     assert names_in(page)[: len(inside) + 1] == ["training.checkpoint", *inside]

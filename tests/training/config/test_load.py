@@ -36,7 +36,7 @@ def write(folder, **files):
     return [folder / f"{name}.yaml" for name in files]
 
 
-def test_files_left_to_right_then_words(tmp_path):
+def test_overrides_come_after_files(tmp_path):
     a, b = write(
         tmp_path,
         a="train_length: 32\nmodel: {dim: 16, tie_embeddings: false}\ntraining: {tokens: 1e4, interval: 3}\n",
@@ -48,7 +48,7 @@ def test_files_left_to_right_then_words(tmp_path):
     assert load_settings(Root, [str(b), str(a)]).model.dim == 16
 
 
-def test_a_name_is_a_fresh_choice(tmp_path):
+def test_name_override_resets_choice(tmp_path):
     (a,) = write(tmp_path, a="model: {position: {name: rope, theta: 5, window: 7}}\n")
     assert load_settings(Root, [str(a), "model.position.theta=6"]).model.position == Rope(theta=6, window=7)
     assert load_settings(Root, [str(a), "model.position.name=alibi"]).model.position == Alibi()
@@ -59,11 +59,11 @@ def test_a_name_is_a_fresh_choice(tmp_path):
     assert load_settings(Root, ["model.position={name: alibi, window: 3}"]).model.position == Alibi(window=3)
 
 
-def test_words_change_the_default_choice():
+def test_overrides_change_default_choice():
     assert load_settings(Root, ["model.position.theta=5e5"]).model.position == Rope(theta=500000)
 
 
-def test_a_word_that_would_vanish_is_refused():
+def test_ineffective_override_is_rejected():
     text = complaint("model.position.scaling.factor=4", "model.position.scaling.name=yarn")
     assert "would discard model.position.scaling.factor=4" in text
     assert (
@@ -86,7 +86,7 @@ def test_extends(tmp_path):
     assert (s.train_length, s.model.dim, s.model.tie_embeddings) == (32, 16, False)
 
 
-def test_extends_in_circles_and_into_nothing(tmp_path):
+def test_extends_rejects_cycles_and_missing_files(tmp_path):
     a, _, c, d = write(
         tmp_path, a="extends: b.yaml\n", b="extends: a.yaml\n", c="extends: bb.yaml\n", d="x: 1\nextends: 3\n"
     )
@@ -95,7 +95,7 @@ def test_extends_in_circles_and_into_nothing(tmp_path):
     assert "d.yaml:2: extends must name a YAML file" in complaint(d)
 
 
-def test_missing_file_names_the_nearest(tmp_path):
+def test_missing_file_suggests_nearest(tmp_path):
     write(tmp_path, small="{}", tiny="{}")
     assert complaint(tmp_path / "smal.yaml").endswith(f"did you mean {tmp_path / 'small.yaml'}?")
     assert complaint(tmp_path / "small").endswith(f"did you mean {tmp_path / 'small.yaml'}?")
@@ -150,11 +150,11 @@ def test_missing_file_names_the_nearest(tmp_path):
         ("a b=3", "neither a YAML file nor a setting"),
     ],
 )
-def test_complaints_say_what_to_do(word, wanted):
+def test_errors_suggest_a_fix(word, wanted):
     assert wanted in complaint(word)
 
 
-def test_all_complaints_come_together_with_their_lines(tmp_path):
+def test_errors_are_reported_together_with_lines(tmp_path):
     a, b = write(
         tmp_path,
         a="model:\n  dmi: 3\ntraining:\n  optimizer:\n    lr: -1\n",
@@ -167,7 +167,7 @@ def test_all_complaints_come_together_with_their_lines(tmp_path):
     assert "zzz is not" in text and "training.interval = 0" in text and "none.yaml: no such file" in text
 
 
-def test_a_file_of_another_script_is_named_once(tmp_path):
+def test_file_of_another_script_is_reported_once(tmp_path):
     study, mixed = write(
         tmp_path, study="base: [x]\ngrid: {a: {}}\nreport: 3\n", mixed="grid: 3\ntrain_length: 32\n"
     )
@@ -178,7 +178,7 @@ def test_a_file_of_another_script_is_named_once(tmp_path):
     assert text.startswith(f"{mixed}:1: grid is not a setting") and "another script" not in text
 
 
-def test_a_replaced_file_is_not_blamed(tmp_path):
+def test_overridden_file_is_not_reported(tmp_path):
     (a,) = write(tmp_path, a="model: {position: {name: rope, window: 0}}\n")
     assert "a.yaml:1" in complaint(a)
     assert "a.yaml" not in complaint(a, "model.position={name: alibi, window: 0}")
@@ -193,7 +193,7 @@ def test_large_numbers(text, value):
     assert load_settings(Root, [f"training.tokens={text}"]).training.tokens == value
 
 
-def test_large_numbers_that_are_not():
+def test_invalid_large_numbers():
     assert "must be a whole number" in complaint("training.tokens=1.0005k")
     assert "must be a whole number" in complaint("training.tokens=12X")
     assert load_settings(Root, ["training.project='12M'"]).training.project == "12M"
@@ -258,7 +258,7 @@ def oracle(layers):
 
 @settings(max_examples=200)
 @given(st.lists(layer, min_size=1, max_size=4))
-def test_merging_agrees_with_an_oracle(layers):
+def test_merge_equals_reference(layers):
     layers = [deepcopy(one) for one in layers]  # the oracle tells layers apart by identity
     merged = {}
     for one in layers:
@@ -282,7 +282,7 @@ def test_dump_reloads_equal_and_identity_is_stable(tmp_path):
     assert again == s and dump(again) == dump(s) and identity(again) == identity(s)
 
 
-def test_identity_leaves_out_what_may_change():
+def test_identity_excludes_mutable_settings():
     s = Root()
     assert len(identity(s)) == 10 and int(identity(s), 16) >= 0
     assert identity(apply_overrides(s, ["training.interval=99"])) == identity(s)
@@ -308,7 +308,7 @@ def test_differences():
     ]
 
 
-def test_apply_words_keeps_the_rest_and_takes_no_files():
+def test_apply_overrides_keeps_other_settings_and_rejects_files():
     s = load_settings(Root, ["model.dim=16", "model.position.window=7"])
     t = apply_overrides(s, ["model.position.scaling.name=yarn"])
     assert t.model.dim == 16 and t.model.position == Rope(window=7, scaling=Yarn())
@@ -316,12 +316,12 @@ def test_apply_words_keeps_the_rest_and_takes_no_files():
         apply_overrides(s, ["a/b.yaml"])
 
 
-def test_split_words():
+def test_split_overrides():
     words = ["configs/a.yaml", "a.b=x=y", "runs/lr=3/settings.yaml", "c={d: 1}"]
     assert split_arguments(words) == ([words[0], words[2]], [words[1], words[3]])
 
 
-def test_every_name_from_elsewhere_leads_to_a_setting_or_a_choice():
+def test_every_alias_maps_to_a_setting_or_choice():
     known = {*leaves(schema_of(RunSettings)), *SCHEMES}
     assert set(ALIASES) <= known
     aliases = " ".join(ALIASES.values()).split()
@@ -329,7 +329,7 @@ def test_every_name_from_elsewhere_leads_to_a_setting_or_a_choice():
 
 
 @pytest.mark.parametrize("old", [old for old in RENAMED if old.startswith(("training", "checkpoint"))])
-def test_an_old_key_names_the_new_one(old):
+def test_old_key_suggests_new_key(old):
     assert f"did you mean {RENAMED[old]}?" in complaint(
         f"training.{old.removeprefix('training.')}=3", cls=RunSettings
     )

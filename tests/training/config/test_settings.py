@@ -53,13 +53,13 @@ from training.errors import ConfigError
         (["model.dim=100"], "dim 100 is not divisible by heads 8"),
     ],
 )
-def test_what_cannot_be(words, wanted):
+def test_invalid_settings(words, wanted):
     with pytest.raises(ConfigError) as error:
         load_settings(RunSettings, words)
     assert wanted in str(error.value)
 
 
-def test_what_a_later_choice_dropped_of_a_file_is_said(tmp_path):
+def test_settings_dropped_by_later_choice_are_reported(tmp_path):
     file, more = tmp_path / "a.yaml", tmp_path / "more.yaml"
     file.write_text("training:\n  optimizer:\n    lr: 0.001\n    betas: [0.9, 0.99]\n    eps: 1.0e-8\n")
     more.write_text("training: {optimizer: {name: muon, momentum: 0.9}}")
@@ -80,13 +80,13 @@ def test_what_a_later_choice_dropped_of_a_file_is_said(tmp_path):
     assert said(str(file), "model.position.name=alibi") == []
 
 
-def test_steps_are_those_the_budget_pays_for():
+def test_steps_follow_from_token_budget():
     words = ["train_length=30", "training.batch_size=7", "training.tokens=2099"]
     s = load_settings(RunSettings, [*words, "training.validation.targets=8"])
     assert (s.tokens_after(1), s.steps, s.trained_tokens) == (210, 9, 1890)
 
 
-def test_what_shapes_the_weights_counts_and_what_does_not_does_not():
+def test_identity_depends_on_settings_that_affect_weights():
     s = RunSettings()
     shaping = [
         "training.tokens=3M",

@@ -75,7 +75,7 @@ def test_lines_of_keys():
         ("- " * 5000, ["f", "nested too deeply"]),
     ],
 )
-def test_complaints_name_the_line(text, words):
+def test_errors_name_line(text, words):
     with pytest.raises(ConfigError) as error:
         parse_yaml(text, "f")
     for word in words:
@@ -92,7 +92,7 @@ def test_aliases_are_bounded():
         parse_yaml("\n".join(lines), "f")
 
 
-def test_files_that_are_no_settings(tmp_path):
+def test_invalid_files(tmp_path):
     for content, word in ((b"- 1\n- 2\n", "a list"), (b"hello\n", "text"), (b"\xff\xfe", "not UTF-8")):
         file = tmp_path / "f.yaml"
         file.write_bytes(content)
@@ -121,7 +121,7 @@ tree = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from(["a", "no", "1", "null", "name"]), tree, max_size=4))
-def test_what_is_written_reads_back_equal(value):
+def test_dump_reloads_equal(value):
     found, _ = parse_yaml(write_yaml(value), "written")
     assert (found or {}) == value
     assert repr(found or {}) == repr(value)  # 1 is not 1.0 is not true

@@ -87,21 +87,21 @@ def differ(a, b) -> float:
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5}
 
 
-def test_ranks_have_unequal_numbers_of_targets(prepared):
+def test_ranks_have_unequal_target_counts(prepared):
     batches = make_batches(load_settings(RunSettings, SMALL), prepared)
     shares = [[int((batches.batch(0, rank, 4).targets >= 0).sum()) for rank in range(4)] for _ in range(1)]
     assert len(set(shares[0])) > 1 and sum(shares[0]) == batches.batch(0).n_targets < 8 * 24
 
 
 @pytest.mark.parametrize("precision", TOLERANCE)
-def test_eight_passes_have_the_curve_of_one(curves, precision):
+def test_gradient_accumulation_matches_single_batch(curves, precision):
     one, eight = curves[precision]
     assert differ(one, eight) < TOLERANCE[precision]
     assert len({loss for loss, _ in one}) == STEPS and one[-1][0] < one[0][0] - 0.3
 
 
 @pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_processes_have_the_curve_of_one(curves, prepared, world):
+def test_ddp_matches_single_process(curves, prepared, world):
     def work():
         words = [*SMALL, "training.micro_batch_size=1"]
         each = {p: Training([*words, f"training.precision={p}"], prepared) for p in TOLERANCE}
@@ -115,7 +115,7 @@ def test_processes_have_the_curve_of_one(curves, prepared, world):
             assert differ(found[precision], curves[precision][0]) < tolerance
 
 
-def test_a_training_is_the_loss_over_all_targets_by_hand(curves, prepared):
+def test_loss_is_mean_over_all_targets(curves, prepared):
     """The first updates from the definition: mean over the step's targets, whole gradient clipped, AdamW."""
     settings = load_settings(RunSettings, SMALL)
     model = make_model(settings, prepared.tokenizer.vocab_size).initialize(5).double()
@@ -142,7 +142,7 @@ def test_a_training_is_the_loss_over_all_targets_by_hand(curves, prepared):
                 w.sub_(a.lr * m / (1 - a.betas[0] ** n) / scaled)
 
 
-def test_golden_losses_of_the_tiny_config(prepared):
+def test_golden_losses_of_tiny_config(prepared):
     """20 losses of configs/tiny.yaml's model in float64; regenerated only with a line in docs/experiments.md.
 
     The weights are drawn in float32, whose last bit depends on the machine: without AVX2 losses differ by up
@@ -306,7 +306,7 @@ def halves(prepared, tmp_path_factory, whole):
 
 
 @pytest.mark.parametrize("case", [*SCHEMES, "muon", "recomputed", "compiled"])
-def test_a_sharded_model_trains_as_a_whole_one(whole, halves, case):
+def test_sharded_training_matches_unsharded(whole, halves, case):
     want = whole[1]["rope" if case in ("recomputed", "compiled") else case]
     for found in (rank[case] for rank in halves[1]):
         assert differ(found["curve"], want["curve"]) < (1e-10 if case != "muon" else 1e-4)
@@ -317,7 +317,7 @@ def test_a_sharded_model_trains_as_a_whole_one(whole, halves, case):
     assert sum(part for part, _ in held) == held[0][1] and max(part for part, _ in held) < 0.6 * held[0][1]
 
 
-def test_sharded_blocks_are_gathered_in_bfloat16_and_all_else_stays_float32(halves, prepared):
+def test_sharded_gathers_are_bfloat16_and_parameters_float32(halves, prepared):
     whole = in_bfloat16([], prepared)
     assert whole["seen"] == {("torch.float32", "torch.float32")} and whole["at rest"] == {torch.float32}
     for found in (rank["bfloat16"] for rank in halves[1]):
@@ -325,7 +325,7 @@ def test_sharded_blocks_are_gathered_in_bfloat16_and_all_else_stays_float32(halv
         assert differ(found["curve"], whole["curve"]) < 5e-3
 
 
-def test_a_sharded_checkpoint_is_read_whole_and_goes_on_at_other_sizes(whole, halves, prepared):
+def test_sharded_checkpoint_resumes_at_other_world_sizes(whole, halves, prepared):
     root, found = halves
     after, mean = whole[1]["fire"]["curve"][4:], whole[1]["fire"]["mean"]
 
@@ -355,7 +355,7 @@ def test_a_sharded_checkpoint_is_read_whole_and_goes_on_at_other_sizes(whole, ha
             torch.testing.assert_close(read[key], tensor, rtol=0, atol=1e-10, msg=f"{name} {key}")
 
 
-def test_shards_saved_beside_the_steps_are_the_bytes_of_a_save_at_once(halves):
+def test_async_sharded_save_equals_sync_save(halves):
     once, beside = (
         {file.name: file.read_bytes() for file in (halves[0] / "threads" / name).glob("checkpoints/*4/*")}
         for name in ("once", "beside")
@@ -365,14 +365,14 @@ def test_shards_saved_beside_the_steps_are_the_bytes_of_a_save_at_once(halves):
     assert all(damage(path) is None for path in (halves[0] / "threads").glob("beside/checkpoints/*"))
 
 
-def test_a_disk_that_is_full_for_one_process_saves_for_none_and_all_say_so(halves):
+def test_full_disk_on_one_rank_fails_save_on_all_ranks(halves):
     root, found = halves
     assert all("disk full" in rank["full"] and "step 4 is intact" in rank["full"] for rank in found)
     assert [path.name for path in (root / "fox" / "checkpoints").iterdir()] == ["step-00000004"]
 
 
 @pytest.mark.parametrize("name", ["model-00002-of-00002.safetensors", "optimizer-00001-of-00002.safetensors"])
-def test_a_damaged_shard_is_found_by_its_hash(halves, name):
+def test_corrupted_shard_is_detected_by_hash(halves, name):
     run = halves[0] / "kerple"
     file = run / "checkpoints" / "step-00000004" / name
     good = file.read_bytes()
@@ -387,13 +387,13 @@ def test_a_damaged_shard_is_found_by_its_hash(halves, name):
     assert find_checkpoint(run) is not None
 
 
-def test_processes_that_hold_different_things_are_refused(monkeypatch):
+def test_ranks_with_different_state_are_rejected(monkeypatch):
     parallel = Parallel(TrainingSettings())
     monkeypatch.setattr(parallel, "gather", lambda value: [4, 4, 0])
     with pytest.raises(TrainingError, match="the step is 0 on process 2 and 4 on process 0: mend it"):
         parallel.agree(4, "the step", "mend it")
 
 
-def test_sharding_alone_is_refused_with_the_line_that_works():
+def test_sharding_without_launcher_suggests_command():
     with pytest.raises(TrainingError, match=r"sharding=full .* accelerate launch --config_file"):
         Training([*SMALL, SHARDED], None)

@@ -21,7 +21,7 @@ WORDS = [  # small enough for any GPU, large enough that what blocks keep is mos
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and there is none")
-def test_bfloat16_compiled_and_sharded_on_one_gpu(words, tmp_path):
+def test_bfloat16_compiled_sharded_training_on_one_gpu(words, tmp_path):
     cases = {
         "whole": ["training.parallel.sharding=none"],
         "sharded": ["training.parallel.sharding=full"],

@@ -48,7 +48,7 @@ def exact(words):
 
 
 @pytest.mark.slow
-def test_two_machines_have_the_losses_of_one_process(exact, tmp_path, monkeypatch):
+def test_two_nodes_match_single_process(exact, tmp_path, monkeypatch):
     """Two launchers with node ranks 0 and 1 that meet on loopback, as scripts/launch/node.sh starts them."""
     assert here(monkeypatch, *exact, "--run-dir", str(tmp_path / "one")) == 0
     port, folder = str(free_port()), tmp_path / "two"
@@ -70,7 +70,7 @@ def test_two_machines_have_the_losses_of_one_process(exact, tmp_path, monkeypatc
     assert differ(lines(tmp_path / "one"), lines(folder)) < 1e-9
 
 
-def test_a_sharded_run_is_a_run_like_any_other(exact, tmp_path, monkeypatch, capsys):
+def test_sharded_run_end_to_end(exact, tmp_path, monkeypatch, capsys):
     """Two processes shard it, one goes on with it whole, two again with their parts; one file in the end."""
     whole, folder, out = tmp_path / "whole", tmp_path / "sharded", tmp_path / "weights.safetensors"
     exact = [*exact, "training.checkpoint={interval: 3, keep: 9, asynchronous: true}"]
@@ -116,7 +116,7 @@ def test_a_sharded_run_is_a_run_like_any_other(exact, tmp_path, monkeypatch, cap
     assert ended.value.code == 2 and "already exists" in capsys.readouterr().err
 
 
-def test_one_process_may_shard_and_gather_in_bfloat16(words, tmp_path, monkeypatch):
+def test_single_process_sharding_with_bfloat16_gathers(words, tmp_path, monkeypatch):
     """As on a single GPU: looks, text and checkpoints of blocks that are gathered in bfloat16."""
     whole, folder = tmp_path / "whole", tmp_path / "sharded"
     words = [*words, "training.precision=bfloat16"]
@@ -150,7 +150,7 @@ def refused(monkeypatch, *words) -> list[str]:
     return shared(2, tell)
 
 
-def test_a_refusal_of_the_main_process_ends_all_in_words(exact, tmp_path, monkeypatch):
+def test_main_process_error_is_reported_on_all_ranks(exact, tmp_path, monkeypatch):
     """A run with other settings is refused by the process that holds its folder; the others do not wait."""
     folder = str(tmp_path / "run")
     assert here(monkeypatch, *exact, "training.checkpoint.interval=null", "--run-dir", folder) == 0
@@ -159,7 +159,7 @@ def test_a_refusal_of_the_main_process_ends_all_in_words(exact, tmp_path, monkey
 
 
 @pytest.mark.parametrize(("sharding", "culprit"), [("full", 1), ("none", 0)])
-def test_a_save_that_fails_beside_the_steps_ends_all(words, tmp_path, monkeypatch, sharding, culprit):
+def test_async_save_failure_stops_all_ranks(words, tmp_path, monkeypatch, sharding, culprit):
     """At the first steps after it, not at the next save. Text is written by those who hold weights alone."""
     folder = tmp_path / "run"
     words += ["training.tokens=15360", "training.checkpoint={interval: 40, asynchronous: true}"]
@@ -187,7 +187,7 @@ def test_a_save_that_fails_beside_the_steps_ends_all(words, tmp_path, monkeypatc
     assert texts == 2 and of_other == (2 if sharding == "full" else 0)  # at steps 20 and 40
 
 
-def test_what_fails_on_one_process_in_a_save_of_shards_ends_all_in_words(words, tmp_path, monkeypatch):
+def test_sharded_save_failure_is_reported_on_all_ranks(words, tmp_path, monkeypatch):
     """Three runs one after the other in the same two processes; nobody waits for one that has failed."""
     words = [*words, "training.parallel.sharding=full", "training.validation.interval=null"]
     ports = {"metrics": free_port(), "copy": free_port(), "removal": free_port()}
@@ -250,7 +250,7 @@ def test_what_fails_on_one_process_in_a_save_of_shards_ends_all_in_words(words, 
     assert not list(tmp_path.glob("[mc]*/checkpoints/*"))
 
 
-def test_learned_positions_that_change_on_the_way_cannot_be_sharded(words, tmp_path, monkeypatch):
+def test_sharding_rejects_schedule_changes_of_learned_positions(words, tmp_path, monkeypatch):
     more = [
         "model.position={name: rope, temperature: {name: ssmax}}",
         'training.stages=[{duration: 6}, {overrides: ["model.position.scaling={name: drop}"]}]',
@@ -267,7 +267,7 @@ def test_learned_positions_that_change_on_the_way_cannot_be_sharded(words, tmp_p
     [["--cpu", "--num_processes", "2", "--num_machines", "1"], ["--config_file", "silent.yaml"]],
     ids=["cpu", "yaml"],
 )
-def test_a_launcher_that_silently_starts_one_process_is_refused(words, tmp_path, line):
+def test_launcher_starting_one_process_is_rejected(words, tmp_path, line):
     silent = "distributed_type: MULTI_CPU\nuse_cpu: true\nnum_processes: 2\nmixed_precision: 'no'\n"
     (tmp_path / "silent.yaml").write_text(silent)
     launch = [sys.executable, "-m", "accelerate.commands.launch", *line, "--dynamo_backend", "no"]

@@ -52,7 +52,7 @@ def lines(folder: Path) -> list[dict]:
     return read_metrics(folder / "metrics.jsonl", "train")
 
 
-def test_what_is_not_finite_on_one_rank_is_applied_on_none(told):
+def test_non_finite_gradient_on_one_rank_skips_all_ranks(told):
     folder, found = told[0], told[1]["poisoned"]
     assert found["statuses"] == [0, 0], found["logs"]
     zero, one = found["weights"]
@@ -65,14 +65,14 @@ def test_what_is_not_finite_on_one_rank_is_applied_on_none(told):
     assert "step 3 is skipped, not finite" in found["logs"][0] and "number 2 of the run" in found["logs"][0]
 
 
-def test_a_signal_to_one_rank_saves_and_all_leave_to_be_started_again(told):
+def test_signal_to_one_rank_saves_and_requeues_all_ranks(told):
     folder, found = told[0], told[1]["signalled"]
     assert found["statuses"] == [REQUEUE, REQUEUE], found["logs"]
     assert "stopped by" in found["logs"][0] and "to resume" in found["logs"][0]
     assert steps_of(folder / "signalled") == [lines(folder / "signalled")[-1]["step"]]  # nothing is lost
 
 
-def test_an_error_of_one_rank_alone_is_not_taken_for_its_loss_and_none_is_started_again(told):
+def test_error_on_one_rank_is_not_requeued(told):
     found = told[1]["failing"]
     assert found["statuses"] == [FAILED, FAILED], found["logs"]
     main, other = (log.strip().splitlines()[-1] for log in found["logs"])
@@ -80,7 +80,7 @@ def test_an_error_of_one_rank_alone_is_not_taken_for_its_loss_and_none_is_starte
     assert main == f"error: {error}" and other == f"error: (process 1) process 0 failed: {error}"
 
 
-def test_a_rank_that_fails_after_the_last_step_does_not_leave_the_other_waiting(told):
+def test_error_after_last_step_stops_all_ranks(told):
     found = told[1]["failing last"]
     assert found["statuses"] == [FAILED, FAILED], found["logs"]
     assert all("failed last" in log for log in found["logs"])
@@ -90,7 +90,7 @@ def test_a_rank_that_fails_after_the_last_step_does_not_leave_the_other_waiting(
     ("name", "number"),
     [pytest.param("killed", signal.SIGKILL, marks=pytest.mark.slow), ("stopped", signal.SIGSTOP)],
 )
-def test_a_lost_rank_is_noticed_in_time_and_only_the_steps_since_the_checkpoint_are_lost(told, name, number):
+def test_lost_rank_is_detected_and_resumes_from_checkpoint(told, name, number):
     folder, found = told[0], told[1][name]
     assert found["statuses"] == [RANK_LOST, -signal.SIGKILL], found["logs"]
     text = found["logs"][0]
@@ -108,7 +108,7 @@ def test_a_lost_rank_is_noticed_in_time_and_only_the_steps_since_the_checkpoint_
     ("name", "number"),
     [("killed", signal.SIGKILL), pytest.param("stopped", signal.SIGSTOP, marks=pytest.mark.slow)],
 )
-def test_a_rank_lost_before_the_first_step_is_noticed_and_a_slow_one_is_not_lost(told, name, number):
+def test_lost_rank_before_first_step_is_detected(told, name, number):
     """The main rank prepared for longer than training.rank_timeout, then the other was lost."""
     found = told[1][f"{name} early"]
     assert found["statuses"] == [RANK_LOST, -signal.SIGKILL] and found["steps"] == 0, found["logs"]
@@ -129,7 +129,7 @@ def test_a_rank_lost_before_the_first_step_is_noticed_and_a_slow_one_is_not_lost
                   marks=pytest.mark.slow),
      ("interrupted", INTERRUPTED, "interrupted")],
 )  # fmt: skip
-def test_a_signal_before_the_first_step_leaves_at_once_with_its_status(told, name, status, said):
+def test_signal_before_first_step_exits_immediately(told, name, status, said):
     found = told[1][f"{name} early"]
     assert found["statuses"] == [status, status], found["logs"]
     assert found["seconds"] < BUSY and not found["left"]

@@ -28,7 +28,7 @@ def told(corpus, tmp_path_factory) -> tuple[Path, dict]:
 
 
 @pytest.mark.parametrize(("name", "ranks"), [("waiting alone", 1), ("waiting", 2)])
-def test_a_signal_while_a_group_is_waited_for_saves_and_all_leave(told, name, ranks):
+def test_signal_during_data_wait_saves_and_exits_all_ranks(told, name, ranks):
     found = told[1][name]
     assert found["early"] == [None] * ranks, found["logs"]  # waiting is not hanging
     assert found["statuses"] == [REQUEUE] * ranks, found["logs"]
@@ -37,7 +37,7 @@ def test_a_signal_while_a_group_is_waited_for_saves_and_all_leave(told, name, ra
     assert "waiting for group 1 of the text" in found["logs"][0] and "to resume" in found["logs"][0]
 
 
-def test_two_processes_that_wait_are_killed_and_go_on_see_the_text_of_one(told):
+def test_resumed_ranks_read_same_data_as_one_process(told):
     folder, found = told[0], told[1]["killed"]
     assert told[1]["one"]["statuses"] == [0], told[1]["one"]["logs"]
     assert found["statuses"] == [0, 0], found["logs"]
@@ -53,7 +53,7 @@ def test_two_processes_that_wait_are_killed_and_go_on_see_the_text_of_one(told):
     assert listed["complete"] and 2 < len(listed["folders"]) <= one[STEPS]["epoch"]
 
 
-def test_a_preparation_that_dies_ends_all_processes_in_words(told):
+def test_failed_preparation_stops_all_ranks(told):
     found = told[1]["dying"]
     main, other = found["logs"]
     assert found["statuses"] == [2, 2], found["logs"]

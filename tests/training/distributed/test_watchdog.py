@@ -10,7 +10,7 @@ from training.distributed.watchdog import Stopwatch, Watchdog, heartbeats_of, is
 from training.errors import FAILED, RANK_LOST, REQUEUE
 
 
-def test_a_jump_of_the_clock_counts_as_one_look():
+def test_clock_jump_counts_as_one_poll():
     """A machine that slept for a day, or a clock set back, has seen nothing happen."""
     clock = SimpleNamespace(now=100.0)
     watch = Stopwatch(lambda: clock.now, interval=1.0)
@@ -22,13 +22,13 @@ def test_a_jump_of_the_clock_counts_as_one_look():
     assert watch.seconds("b") == 0
 
 
-def test_a_process_alone_is_not_watched(tmp_path):
+def test_single_process_has_no_watchdog(tmp_path):
     with Watchdog(tmp_path / "run", "a", 0, 1, 1e-9) as watch, watch.collective("step 1"):
         pass
     assert not list(tmp_path.iterdir())
 
 
-def test_slow_steps_one_after_the_other_are_not_one_slow_step(tmp_path, monkeypatch):
+def test_consecutive_slow_steps_do_not_time_out(tmp_path, monkeypatch):
     left = []
     monkeypatch.setattr(Watchdog, "_leave", lambda self, text: left.append(text))
     with Watchdog(tmp_path / "run", "a", 1, 2, 0.2) as watch:
@@ -42,7 +42,7 @@ def test_slow_steps_one_after_the_other_are_not_one_slow_step(tmp_path, monkeypa
 
 
 @pytest.mark.parametrize(("rank", "peer"), [(1, 0), (0, 1)])
-def test_others_may_take_their_time_as_long_as_they_beat(tmp_path, monkeypatch, rank, peer):
+def test_slow_rank_with_heartbeat_is_not_lost(tmp_path, monkeypatch, rank, peer):
     left, run = [], tmp_path / "run"
     monkeypatch.setattr(Watchdog, "_leave", lambda self, text: left.append(text))
     other = Watchdog(run, "a", peer, 2, 0.2)
@@ -83,7 +83,7 @@ def fail(run, rank, error, attempt="a", world=3):
 LINK = RuntimeError("[gloo] Connection closed by peer")
 
 
-def test_an_error_of_one_process_is_that_of_all_who_lose_it_and_a_lost_one_is_not(run, capsys):
+def test_error_on_one_rank_is_raised_on_others(run, capsys):
     assert fail(run, 2, ValueError("x.txt: no room\nhere"), attempt="of before") is None
     assert fail(run, 0, LINK) == RANK_LOST and fail(run, 0, SystemExit(REQUEUE)) == REQUEUE
     assert (
@@ -97,7 +97,7 @@ def test_an_error_of_one_process_is_that_of_all_who_lose_it_and_a_lost_one_is_no
     assert (heartbeats_of(run) / "0").read_text() == f"a {said}"  # for those who listen to it alone
 
 
-def test_an_error_of_another_is_seen_where_no_link_tells_of_it(run, monkeypatch, capsys):
+def test_error_on_other_rank_stops_this_rank(run, monkeypatch, capsys):
     left = []
     monkeypatch.setattr("os._exit", left.append)
     monkeypatch.setattr("training.distributed.watchdog._GRACE", 0.3)
@@ -108,7 +108,7 @@ def test_an_error_of_another_is_seen_where_no_link_tells_of_it(run, monkeypatch,
     assert capsys.readouterr().err.startswith("error: (process 0) process 1 failed: TypeError\n")
 
 
-def test_what_is_a_broken_link_and_what_is_not():
+def test_connection_errors_are_classified():
     assert is_broken_link(dist.DistNetworkError("reset"))
     assert is_broken_link(RuntimeError("[gloo/transport/tcp/pair.cc:1] Connection closed by peer"))
     assert not is_broken_link(RuntimeError("CUDA out of memory")) and not is_broken_link(ValueError("gloo"))

@@ -18,7 +18,7 @@ from training.logging import console as module
 from training.logging.console import Console, duration, run_main
 
 
-def test_lines_go_to_standard_error_and_tables_to_standard_output(capsys):
+def test_lines_go_to_stderr_and_tables_to_stdout(capsys):
     console = Console()
     console.info("hello [not markup]")
     console.warn("careful")
@@ -30,7 +30,7 @@ def test_lines_go_to_standard_error_and_tables_to_standard_output(capsys):
     assert rows[0].index("2.5") > rows[1].index("10.25")  # right-aligned
 
 
-def test_what_a_terminal_would_obey_is_escaped(capsys):
+def test_control_characters_are_escaped(capsys):
     hostile = "a\x1b[2Jb\x9bc\rd\udcff\u202ee\x00\tf\ng é天"
     shown = "a\\x1b[2Jb\\x9bc\\rd\\udcff\\u202ee\\x00\tf\ng é天"
     console = Console()
@@ -43,7 +43,7 @@ def test_what_a_terminal_would_obey_is_escaped(capsys):
     assert "\x1b" not in out and "x\\x1b[2J" in out
 
 
-def test_a_wide_table_is_not_folded_in_a_log(capsys):
+def test_wide_table_is_not_wrapped_in_log(capsys):
     Console().table("", [f"column{i}" for i in range(40)], [[f"value{i:04}" for i in range(40)]])
     lines = capsys.readouterr().out.splitlines()
     assert any(all(f"value{i:04}" in line for i in range(40)) for line in lines)
@@ -60,7 +60,7 @@ def test_quiet_keeps_warnings_and_tables(capsys):
     assert err == "warning: careful\n" and "T" in out
 
 
-def test_progress_lines_where_there_is_no_terminal(capsys, monkeypatch):
+def test_progress_lines_without_terminal(capsys, monkeypatch):
     now = [100.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
     with Console(interval=10).bar("train", 200, "step") as bar:
@@ -89,7 +89,7 @@ def test_progress_of_unknown_length_and_stopped(capsys, monkeypatch):
     ]
 
 
-def test_bar_on_a_terminal_lets_lines_through(monkeypatch):
+def test_progress_bar_does_not_block_log_lines(monkeypatch):
     class Terminal(io.StringIO):
         def isatty(self):
             return True
@@ -184,7 +184,7 @@ def test_a_closed_stream_is_written_to_the_null_device(name, monkeypatch):
         ("open('file', 'w').fileno() < 3", ">&- 2>&-", 0),  # no file takes the number of a closed stream
     ],
 )
-def test_what_a_stream_does_not_take(code, redirect, status, tmp_path):
+def test_stream_errors_set_exit_status(code, redirect, status, tmp_path):
     code = f"from training.logging.console import Console, run_main\nrun_main(lambda: {code} or 0)"
     line = f'exec "$@" {redirect}'
     done = subprocess.run(
@@ -205,7 +205,7 @@ def test_status_of_a_main_that_returns():
         assert end.value.code == code
 
 
-def test_a_table_into_a_closed_pipe_leaves_as_text_does():
+def test_table_to_closed_pipe_exits_cleanly():
     code = "from training.logging.console import Console, run_main\n"
     code += "run_main(lambda: [Console().table('', ['a'], [['b'] * 1]) for _ in range(9999)] and 0)"
     with subprocess.Popen(
@@ -216,7 +216,7 @@ def test_a_table_into_a_closed_pipe_leaves_as_text_does():
     assert process.returncode == 128 + signal.SIGPIPE
 
 
-def test_a_full_disk_names_the_file_and_the_mend(capsys, tmp_path):
+def test_full_disk_error_names_file_and_fix(capsys, tmp_path):
     def main():
         with atomic(tmp_path / "shard") as file:
             file.write(b"half")

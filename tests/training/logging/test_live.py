@@ -49,7 +49,7 @@ def drawn(one: LiveView, width: int) -> list[str]:
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
-def test_every_line_fits_and_tells(width):
+def test_lines_fit_width_and_show_metrics(width):
     lines = drawn(view(), width)
     assert all(len(line) <= width for line in lines) and len(lines) <= 8
     text = "\n".join(lines)
@@ -67,7 +67,7 @@ def test_every_line_fits_and_tells(width):
         assert "held out: step 1,000, 2,048 targets of 32 documents" in text and "912 MiB" in text
 
 
-def test_nothing_is_shown_before_it_is_known():
+def test_unknown_values_are_omitted():
     text = "\n".join(drawn(new_view(), 80))
     assert "waiting for the first step" in text
     assert not any(word in text for word in ("held out", "nan", "tokens/s", "left", "MiB"))
@@ -85,7 +85,7 @@ def test_small_curves():
     assert mean([1.0, math.inf, 2.0]) == 1.5 and math.isnan(mean([]))
 
 
-def test_names_that_are_long_lose_their_middle(tmp_path):
+def test_long_names_are_elided_in_the_middle(tmp_path):
     assert short_name(tmp_path / "run") == "run"
     name = short_name(tmp_path / "a-rather-long-name-of-a-run-0123456789")
     assert len(name) == 24 and name.startswith("a-rather") and name.endswith("0123456789")
@@ -96,7 +96,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_lines_go_above_the_view_and_the_cursor_stays(monkeypatch):
+def test_log_lines_are_printed_above_the_view(monkeypatch):
     screen, now = Terminal(), [0.0]
     monkeypatch.setattr(sys, "stderr", screen)
     monkeypatch.setenv("TERM", "xterm")
@@ -122,7 +122,7 @@ def test_lines_go_above_the_view_and_the_cursor_stays(monkeypatch):
     assert screen.getvalue().endswith("after it\n")
 
 
-def test_there_is_no_view_without_a_terminal(monkeypatch, capsys):
+def test_no_view_without_terminal(monkeypatch, capsys):
     with Console().live(view()) as draw:
         assert draw is None
     monkeypatch.setattr(sys, "stderr", Terminal())
@@ -134,7 +134,7 @@ def test_there_is_no_view_without_a_terminal(monkeypatch, capsys):
         assert draw is None
 
 
-def test_a_look_is_on_the_screen_as_soon_as_it_is_done(monkeypatch, tmp_path):
+def test_validation_is_shown_immediately(monkeypatch, tmp_path):
     screen = Terminal()
     monkeypatch.setattr(sys, "stderr", screen)
     monkeypatch.setenv("TERM", "xterm")

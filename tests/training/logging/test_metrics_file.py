@@ -19,7 +19,7 @@ from training.errors import TrainingError
 from training.logging.metrics_file import MetricsFile, held_lines, read_metrics
 
 
-def test_lines_come_back_exactly(tmp_path):
+def test_records_round_trip(tmp_path):
     file = tmp_path / "metrics.jsonl"
     with MetricsFile(file, 0) as log:
         log.write(
@@ -37,7 +37,7 @@ def test_lines_come_back_exactly(tmp_path):
     assert [line["nll"] for line in read_metrics(file, "validation")] == [{"256": 3.5}]
 
 
-def test_a_later_attempt_replaces_what_it_repeats_and_drops_what_it_left_behind(tmp_path):
+def test_later_attempt_supersedes_earlier_records(tmp_path):
     file = tmp_path / "metrics.jsonl"
     with MetricsFile(file, 0) as log:
         for step in (1, 2, 3, 5):
@@ -51,7 +51,7 @@ def test_a_later_attempt_replaces_what_it_repeats_and_drops_what_it_left_behind(
     assert len(file.read_text().splitlines()) == 8  # nothing was taken out of the file
 
 
-def test_a_disk_that_takes_no_more_is_told_with_the_file(tmp_path, monkeypatch):
+def test_full_disk_error_names_file(tmp_path, monkeypatch):
     def full(_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -63,7 +63,7 @@ def test_a_disk_that_takes_no_more_is_told_with_the_file(tmp_path, monkeypatch):
 
 @given(st.integers(1, 200))
 @settings(max_examples=60)
-def test_a_file_cut_anywhere_reads_and_grows(tmp_path_factory, cut):
+def test_truncated_file_is_readable_and_appendable(tmp_path_factory, cut):
     file = tmp_path_factory.mktemp("log") / "metrics.jsonl"
     with MetricsFile(file, 0) as log:
         for step in range(1, 6):
@@ -80,7 +80,7 @@ def test_a_file_cut_anywhere_reads_and_grows(tmp_path_factory, cut):
     assert all(json.loads(line) for line in file.read_text().splitlines())
 
 
-def test_a_broken_line_inside_is_named(tmp_path):
+def test_corrupted_line_is_named(tmp_path):
     file = tmp_path / "metrics.jsonl"
     with MetricsFile(file, 0) as log:
         log.write(1)
@@ -89,7 +89,7 @@ def test_a_broken_line_inside_is_named(tmp_path):
         read_metrics(file)
 
 
-def test_every_line_is_there_after_kill_9(tmp_path):
+def test_records_survive_sigkill(tmp_path):
     file = tmp_path / "metrics.jsonl"
     code = (
         "import sys, os, signal\nfrom pathlib import Path\n"
@@ -114,7 +114,7 @@ def test_a_full_disk_is_one_clear_error(tmp_path, monkeypatch):
         log.close()
 
 
-def test_an_attempt_begins_without_reading_the_file(tmp_path, monkeypatch):
+def test_new_attempt_does_not_read_the_file(tmp_path, monkeypatch):
     monkeypatch.setattr("training.logging.metrics_file._BLOCK", 64)
     file = tmp_path / "metrics.jsonl"
     for attempt in (1, 2, 3):
@@ -130,7 +130,7 @@ def test_an_attempt_begins_without_reading_the_file(tmp_path, monkeypatch):
         MetricsFile(file, 0)
 
 
-def test_a_start_supersedes_what_all_attempts_before_it_wrote_past_its_step(tmp_path):
+def test_start_supersedes_later_steps_of_all_earlier_attempts(tmp_path):
     file = tmp_path / "metrics.jsonl"
     for start, stop in ((0, 9), (6, 12), (3, 5)):
         with MetricsFile(file, start) as log:

@@ -62,7 +62,7 @@ def recorded(folder, log_interval: int, leave: int) -> list[dict]:
 
 
 @pytest.mark.parametrize("lost", ["", "metrics.jsonl", "manifest.json"])
-def test_what_is_lost_of_the_run_folder_is_named(tmp_path, lost):
+def test_missing_run_files_are_named(tmp_path, lost):
     folder = tmp_path / "run"
     folder.mkdir()
     run = run_of(folder, load_settings(RunSettings, WORDS))
@@ -79,7 +79,7 @@ def test_what_is_lost_of_the_run_folder_is_named(tmp_path, lost):
 
 
 @pytest.mark.parametrize("leave", [0, 1, 3])
-def test_a_step_that_is_read_late_has_the_cost_of_its_own_stage(tmp_path, leave):
+def test_late_step_uses_cost_of_its_stage(tmp_path, leave):
     lines = recorded(tmp_path, 1, leave)
     kinds = [(line["kind"], line["step"]) for line in lines if line["kind"] != "start"]
     assert kinds == [("train", i) for i in range(1, 5)] + [("change", 4)] + [
@@ -91,14 +91,14 @@ def test_a_step_that_is_read_late_has_the_cost_of_its_own_stage(tmp_path, leave)
     assert [line["loss"] for line in steps] == [float(step) for step in range(8)]
 
 
-def test_over_an_edge_every_token_counts_with_its_own_cost(tmp_path):
+def test_throughput_across_stage_boundary_uses_cost_per_stage(tmp_path):
     lines = [line for line in recorded(tmp_path, 3, 1) if "mfu" in line]
     costs = {line["step"]: line["mfu"] * PEAK / line["tokens_per_second"] for line in lines}
     mixed = (48 * 1e3 + 2 * 96 * 5e3) / (48 + 2 * 96)  # steps 4, 5 and 6
     assert costs == pytest.approx({3: 1e3, 6: mixed, 8: 5e3})
 
 
-def test_the_main_process_alone_has_mirrors(tmp_path, monkeypatch):
+def test_only_main_process_has_trackers(tmp_path, monkeypatch):
     settings, asked = load_settings(RunSettings, WORDS), []
     monkeypatch.setattr(
         "training.logging.metrics_logger.make_trackers", lambda *given: asked.append(given) or []

@@ -14,7 +14,7 @@ from tests.training.conftest import command, environment
 from tests.training.test_train import here, lines, weights
 
 
-def test_a_trace_is_written_and_changes_no_number(words, tmp_path, monkeypatch):
+def test_profiling_does_not_change_losses(words, tmp_path, monkeypatch):
     whole, folder = tmp_path / "whole", tmp_path / "traced"
     assert here(monkeypatch, *words, "--run-dir", str(whole)) == 0
     traced = ["training.profile.start=2", "training.profile.steps=3"]
@@ -26,7 +26,7 @@ def test_a_trace_is_written_and_changes_no_number(words, tmp_path, monkeypatch):
     assert sum("Optimizer.step" in event.get("name", "") for event in events) == 3
 
 
-def test_a_terminal_shows_the_run_and_is_left_clean(words, tmp_path):
+def test_terminal_is_restored_after_run(words, tmp_path):
     ours, theirs = os.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 80, 0, 0))
     long = [*words, "training.tokens=1M", "--run-dir", str(tmp_path / "run")]

@@ -34,7 +34,7 @@ def mirrors(folder, said, *words, step=0):
     )
 
 
-def test_none_is_made_or_imported_unless_asked_for(tmp_path, monkeypatch):
+def test_trackers_are_imported_on_request_only(tmp_path, monkeypatch):
     for name in ("wandb", "torch.utils.tensorboard"):
         monkeypatch.setitem(sys.modules, name, None)  # importing it would now raise
     said = Said()
@@ -48,7 +48,7 @@ def test_none_is_made_or_imported_unless_asked_for(tmp_path, monkeypatch):
     assert len(said.lines) == 2
 
 
-def test_wandb_is_sent_steps_as_a_metric_and_given_up_once(tmp_path, monkeypatch):
+def test_wandb_logs_steps_and_is_disabled_after_error(tmp_path, monkeypatch):
     sent, metrics, calls = [], [], {}
 
     def log(values):
@@ -74,7 +74,7 @@ def test_wandb_is_sent_steps_as_a_metric_and_given_up_once(tmp_path, monkeypatch
     assert said.lines == ["wandb is disabled; training continues and metrics.jsonl is complete: no route"]
 
 
-def test_tensorboard_is_sent_numbers_and_purged_of_what_a_resumed_run_repeats(tmp_path, monkeypatch):
+def test_tensorboard_purges_steps_repeated_on_resume(tmp_path, monkeypatch):
     sent, calls = [], {}
 
     def writer(**given):
@@ -90,14 +90,14 @@ def test_tensorboard_is_sent_numbers_and_purged_of_what_a_resumed_run_repeats(tm
     assert sent == [("train/loss", 2.0, 1), ("validation/nll/256", 3.0, 1), "closed"]
 
 
-def test_a_mirror_without_its_package_is_refused_before_any_compute(monkeypatch):
+def test_missing_tracker_package_is_rejected(monkeypatch):
     check_trackers(load_settings(RunSettings, []).training)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(TrainingError, match="requires the package tensorboard: pip install -c constraints"):
         check_trackers(load_settings(RunSettings, ["training.tensorboard=true"]).training)
 
 
-def test_tensorboard_itself_reads_what_was_sent(tmp_path):
+def test_tensorboard_reads_logged_events(tmp_path):
     pytest.importorskip("tensorboard", reason="the package tensorboard is not installed")
     reader = importlib.import_module("tensorboard.backend.event_processing.event_accumulator")
     (mirror,) = mirrors(tmp_path, Said(), "tensorboard=true")

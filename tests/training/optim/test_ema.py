@@ -36,7 +36,7 @@ def go_on(net, optimizer, average, plan, seen):
             seen.append(net.mix.weight.detach().clone())
 
 
-def test_the_closed_form_whatever_was_held_back():
+def test_ema_equals_closed_form_with_skipped_steps():
     """d^n w_0 + (1 − d) Σ d^(n−i) w_i over the n steps that were applied."""
     plan = [FREE, HELD, FREE, FREE, HELD, HELD, FREE]
     net, _, average, seen = trained(plan, lambda net: EMA(net, EmaSettings(decay=0.7), 7))
@@ -52,7 +52,7 @@ def test_the_closed_form_whatever_was_held_back():
 
 
 @pytest.mark.parametrize("start", [3, 0.3])
-def test_up_to_its_start_it_is_the_weights(start):
+def test_ema_equals_weights_before_start(start):
     settings = EmaSettings(decay=0.7, start=start)
     _, _, average, seen = trained([FREE] * 3, lambda net: EMA(net, settings, 10))
     assert average.tensors()["mix.weight"].equal(seen[-1])
@@ -60,7 +60,7 @@ def test_up_to_its_start_it_is_the_weights(start):
     torch.testing.assert_close(average.tensors()["mix.weight"], 0.7 * seen[-2] + 0.3 * seen[-1])
 
 
-def test_half_precision_weights_have_a_float32_mean():
+def test_ema_of_half_precision_weights_is_float32():
     net = Net().bfloat16()
     average = EMA(net, EmaSettings(decay=0.999), 10)
     with torch.no_grad():
@@ -72,7 +72,7 @@ def test_half_precision_weights_have_a_float32_mean():
     assert found.dtype == torch.float32 and found.tolist() == pytest.approx([1.001] * 6, rel=1e-6)
 
 
-def test_resumed_to_the_bit_and_begun_where_a_checkpoint_has_none(tmp_path):
+def test_ema_resume_is_bit_exact_and_starts_if_missing(tmp_path):
     settings, plan = EmaSettings(decay=0.7, start=4), [FREE, FREE, HELD, FREE, FREE]
 
     def average_of(net):

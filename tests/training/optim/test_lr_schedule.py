@@ -13,7 +13,7 @@ def rates(schedule, steps, peak=8.0):
     return [learning_rate(schedule, peak, step, steps) for step in range(steps)]
 
 
-def test_warmup_in_steps_and_as_a_share():
+def test_warmup_in_steps_and_as_fraction():
     assert [warmup_steps(ConstantSchedule(warmup=w), 50) for w in (0, 0.02, 0.5, 1, 7)] == [0, 1, 25, 1, 7]
     assert rates(ConstantSchedule(warmup=4), 6) == [2, 4, 6, 8, 8, 8]
     assert rates(ConstantSchedule(warmup=0.5), 6)[:4] == pytest.approx([8 / 3, 16 / 3, 8, 8])
@@ -32,13 +32,13 @@ def test_cosine():
     assert got == pytest.approx([8] + [2 + 6 * share for share in shares], rel=1e-15)
 
 
-def test_wsd_holds_then_falls():
+def test_wsd():
     assert rates(WsdSchedule(warmup=2, decay=0.4, min_lr_ratio=0), 10) == [4, 8, 8, 8, 8, 8, 8, 6, 4, 2]
     assert rates(WsdSchedule(warmup=0, decay=0.01, min_lr_ratio=0), 3) == [8, 8, 8]
     assert rates(WsdSchedule(warmup=0, decay=1, min_lr_ratio=0.5), 4) == [8, 7, 6, 5]
 
 
-def test_a_stem_and_its_branches_agree_up_to_the_decay():
+def test_wsd_forks_agree_until_decay():
     stem = rates(ConstantSchedule(warmup=3), 50)
     for steps, decay in ((10, 4), (30, 7), (20, 0.25)):
         branch = rates(WsdSchedule(warmup=3, decay=decay, min_lr_ratio=0.2), steps)
@@ -50,14 +50,14 @@ def test_a_stem_and_its_branches_agree_up_to_the_decay():
 
 
 @pytest.mark.parametrize("schedule", [CosineSchedule(), LinearSchedule(), WsdSchedule(), ConstantSchedule()])
-def test_no_rate_is_zero_or_above_the_peak_and_after_the_warmup_none_rises(schedule):
+def test_lr_is_positive_and_decreases_after_warmup(schedule):
     got = rates(schedule, 137)
     assert min(got) > 0 and max(got) == 8.0
     after = got[warmup_steps(schedule, 137) :]
     assert after == sorted(after, reverse=True)
 
 
-def test_outside_the_run():
+def test_lr_outside_the_run():
     for step in (-1, 5):
         with pytest.raises(TrainingError, match=f"step {step} is outside the run's 5 steps"):
             learning_rate(ConstantSchedule(), 1.0, step, 5)

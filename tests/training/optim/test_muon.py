@@ -23,7 +23,7 @@ def newton_schulz(gradient, iterations=5):
     return x
 
 
-def test_the_reference_is_near_the_polar_factor():
+def test_reference_approximates_polar_factor():
     """UVᵀ of the gradient's singular vectors, with singular values between 0.5 and 1.5."""
     gradient = np.random.default_rng(0).normal(size=(12, 20))
     u, _, vt = np.linalg.svd(gradient, full_matrices=False)
@@ -32,7 +32,7 @@ def test_the_reference_is_near_the_polar_factor():
     assert np.diag(inside).min() > 0.5 and np.diag(inside).max() < 1.5
 
 
-def test_three_updates_of_muon_and_adamw_against_the_reference():
+def test_updates_match_reference():
     settings = MuonSettings(lr=0.5, weight_decay=0.2, adamw=AdamWBase(weight_decay=0.3))
     net, generator = Net(dim=14, tie_embeddings=False), torch.Generator().manual_seed(1)
     optimizer = make_optimizer(net, settings)
@@ -61,7 +61,7 @@ def test_three_updates_of_muon_and_adamw_against_the_reference():
         assert one.equal(twin) == (name != "mix.weight"), name
 
 
-def test_groups_and_rates_of_the_pair():
+def test_parameter_groups_and_learning_rates():
     settings = MuonSettings(lr=0.5, adamw=AdamWBase(lr=0.25, groups={"positions": {"lr": 0.125}}))
     optimizer = make_optimizer(Net(tie_embeddings=False), settings)
     assert [(group["name"], group["rate"], group["weight_decay"]) for group in optimizer.param_groups] == [
@@ -84,7 +84,7 @@ def test_groups_and_rates_of_the_pair():
     assert "matrices" not in [group["name"] for group in make_optimizer(net, settings).param_groups]
 
 
-def test_the_parts_follow_what_is_loaded():
+def test_load_state_dict_updates_both_optimizers():
     nets = [Net(), Net()]
     first, second = (make_optimizer(net, MuonSettings()) for net in nets)
     for weight in nets[0].parameters():
@@ -98,7 +98,7 @@ def test_the_parts_follow_what_is_loaded():
     assert len(second.state) == 5 and set(second.state[nets[1].mix.weight]) == {"momentum_buffer"}
 
 
-def test_sharded_updates_are_those_of_whole_weights_also_between_held_steps():
+def test_sharded_updates_match_unsharded_with_skipped_steps():
     """Muon's five steps in bfloat16 round otherwise where the products are summed over two processes."""
     found, _ = together(2, sharded_updates.compare)
     for name, tolerance in (("adamw", 1e-6), ("muon", TOLERANCE)):

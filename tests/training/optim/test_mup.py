@@ -24,7 +24,7 @@ def logits(model, seed=0):
 
 
 @pytest.mark.parametrize("tie_embeddings", [True, False])
-def test_at_the_base_width_it_is_the_standard_parametrization_to_the_bit(tie_embeddings):
+def test_base_width_equals_standard_parametrization(tie_embeddings):
     plain, ours = (
         build(16, tie_embeddings=tie_embeddings),
         build(16, {"base_dim": 16, "base_head_dim": 8}, tie_embeddings=tie_embeddings),
@@ -37,7 +37,7 @@ def test_at_the_base_width_it_is_the_standard_parametrization_to_the_bit(tie_emb
         assert told[0] == told[1]
 
 
-def test_factors_of_a_model_three_times_as_wide():
+def test_factors_at_three_times_base_width():
     """Rates of matrices over 3, decay times 3; head, embeddings and vectors as they were."""
     model = build(48, {"base_dim": 16})
     optimizer = make_optimizer(model, AdamWSettings(lr=0.6, weight_decay=0.1))
@@ -55,7 +55,7 @@ def test_factors_of_a_model_three_times_as_wide():
         assert group["weight_decay"] * group["factor"] == pytest.approx(0.1)
 
 
-def test_the_head_is_divided_and_drawn_as_at_the_base():
+def test_output_multiplier_and_initialization():
     model, hidden = build(48, {"base_dim": 16}), torch.randn(5, 48)
     torch.testing.assert_close(model.logits(hidden), hidden @ model.head.weight.T / 3)
     assert model.head.weight.std().item() == pytest.approx(0.1 / 4, rel=0.1)
@@ -74,7 +74,7 @@ def test_the_head_is_divided_and_drawn_as_at_the_base():
         (32, {"base_dim": 16, "base_head_dim": 8}, 8**0.5 / 32),  # heads have grown: 1/D
     ],
 )
-def test_attention_falls_as_one_over_d_where_heads_grow(head_dim, mup, scale):
+def test_attention_scale_is_one_over_head_dim(head_dim, mup, scale):
     """Logits of attention are what attend() is told to scale by, here seen by the watch."""
     settings = ModelSettings(dim=32, layers=1, heads=2, head_dim=head_dim, mup=mup, position={"name": "none"})
     model, seen = Transformer(settings, V, T).initialize(0), []
@@ -82,7 +82,7 @@ def test_attention_falls_as_one_over_d_where_heads_grow(head_dim, mup, scale):
     assert seen == [pytest.approx(scale, rel=1e-12)]
 
 
-def test_what_cannot_be():
+def test_invalid_settings():
     mup = {"base_dim": 16, "base_head_dim": 8}
     with pytest.raises(ValidationError, match=r"linear attention .* does not scale"):
         ModelSettings(dim=32, heads=4, mixer={"name": "linear"}, mup=mup)

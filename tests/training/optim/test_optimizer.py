@@ -26,7 +26,7 @@ def roles(model):
     return {group["name"]: (group["names"], group["weight_decay"]) for group in optimizer.param_groups}
 
 
-def test_groups_by_role():
+def test_parameter_groups_by_role():
     assert roles(Net(tie_embeddings=True)) == {
         "matrices": (["mix.weight"], 0.3),
         "embeddings": (["embed.weight"], 0.0),
@@ -56,14 +56,14 @@ def test_roles_of_the_real_model(tie_embeddings):
     assert all("norm" in name for name in found["vectors"][0]) and len(found["vectors"][0]) == 2 * 4 + 1
 
 
-def test_names_without_wrappers():
+def test_parameter_names_without_wrappers():
     assert clean_name("module._orig_mod.layers.0._orig_mod.mlp.up.weight") == "layers.0.mlp.up.weight"
     assert clean_name("layers.0.module.weight") == "layers.0.module.weight"
     net = Net()
     assert list(dict(named_weights(torch.compile(net)))) == list(dict(named_weights(net)))
 
 
-def test_decay_alone_shrinks_matrices_and_nothing_else():
+def test_weight_decay_applies_to_matrices_only():
     net = Net(tie_embeddings=False)
     before = {name: weight.detach().clone() for name, weight in net.named_parameters()}
     optimizer = make_optimizer(net, AdamWSettings(lr=0.5, weight_decay=0.2))
@@ -75,7 +75,7 @@ def test_decay_alone_shrinks_matrices_and_nothing_else():
         torch.testing.assert_close(weight.detach(), before[name] * factor)
 
 
-def test_every_role_may_have_its_own_rate_and_decay():
+def test_lr_and_weight_decay_per_role():
     """One update with gradients of 3: Adam's first step is lr · sign(g), after the decay lr · decay."""
     groups = {"embeddings": {"lr": 0.2}, "vectors": {"weight_decay": 0.4}, "head": {"lr": 0.05}}
     settings = AdamWSettings(weight_decay=0.5, positions_lr=0.3, groups=groups)
@@ -101,7 +101,7 @@ def test_every_role_may_have_its_own_rate_and_decay():
         torch.testing.assert_close(weight.detach(), before[name] * (1 - rate * decay) - rate)
 
 
-def test_what_groups_cannot_say():
+def test_invalid_group_settings():
     for asked, said in (
         ({"positions_lr": 1, "groups": {"positions": {"lr": 1}}}, "positions_lr and groups.positions.lr"),
         ({"groups": {"norms": {"lr": 1}}}, "Extra inputs"),
@@ -112,7 +112,7 @@ def test_what_groups_cannot_say():
     assert AdamWSettings(groups={"positions": {"lr": 0.3}}).rates == AdamWSettings(positions_lr=0.3).rates
 
 
-def test_first_update_by_hand():
+def test_first_update_matches_manual_computation():
     """With bias correction the first step is lr · g / (|g| + eps), whatever the betas."""
     net = Net()
     optimizer = make_optimizer(net, AdamWSettings(lr=1.0, eps=0.5, weight_decay=0.0))
@@ -144,7 +144,7 @@ def test_fused_equals_plain():
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
-def test_frozen_weights_are_left_out_and_all_frozen_is_an_error():
+def test_frozen_parameters_are_excluded():
     net = Net()
     net.mix.weight.requires_grad_(False)
     assert "matrices" not in roles(net)
@@ -178,7 +178,7 @@ OPTIMIZERS = {
 
 
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
-def test_broken_steps_leave_no_trace_and_the_host_does_not_wait(make):
+def test_skipped_steps_change_no_state_without_host_sync(make):
     """A run with broken steps, the first among them, is to the bit the run without them."""
     generator = torch.Generator().manual_seed(6)
     grads = [[torch.randn(w.shape, generator=generator) for w in bare_matrices()] for _ in range(3)]

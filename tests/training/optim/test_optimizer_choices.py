@@ -25,7 +25,7 @@ def last(folder, name):
     return load_file(max((folder / "checkpoints").glob("step-*")) / name)
 
 
-def test_muon_z_loss_and_a_mean_of_weights(words, tmp_path, monkeypatch, capsys):
+def test_muon_with_z_loss_and_ema(words, tmp_path, monkeypatch, capsys):
     words, whole, cut = [*words, *SETTINGS], tmp_path / "whole", tmp_path / "cut"
     assert here(monkeypatch, *words, "--run-dir", str(whole)) == 0
     said = capsys.readouterr().err
@@ -81,7 +81,7 @@ def test_muon_z_loss_and_a_mean_of_weights(words, tmp_path, monkeypatch, capsys)
     assert texts[0] == texts[2] and '"weights": "last"' in texts[1] and '"weights": "ema"' in texts[0]
 
 
-def test_a_mean_that_is_not_there_is_not_read(words, tmp_path, monkeypatch):
+def test_loading_missing_ema_raises(words, tmp_path, monkeypatch):
     assert here(monkeypatch, *words, "training.tokens=192", "--run-dir", str(tmp_path / "a")) == 0
     with pytest.raises(TrainingError, match=r"contains no EMA weights; .* without training.ema"):
         load(tmp_path / "a", weights="ema")

@@ -27,14 +27,14 @@ def judged(gate, losses, norms=None):
 
 
 @pytest.mark.parametrize("broken", [NAN, math.inf, -math.inf])
-def test_stop_holds_everything_back_from_the_first_broken_step_on(broken):
+def test_stop_skips_all_updates_after_first_non_finite_step(broken):
     gate = StepGuard(StopOnNonFinite(), None, "cpu")
     assert judged(gate, [2.0, broken, 2.0]) == [(0, 0, False), (NOT_FINITE, 1, True), (0, 0, True)]
     gate = StepGuard(StopOnNonFinite(), None, "cpu")
     assert judged(gate, [2.0, 2.0], [1.0, broken])[1] == (NOT_FINITE, 1, True)
 
 
-def test_skip_goes_on_until_the_limit_is_passed_and_counts_across_a_resume():
+def test_skip_limit_counts_across_resume():
     gate = StepGuard(SkipNonFinite(limit=2), None, "cpu")
     assert judged(gate, [NAN, 2.0, NAN, 2.0]) == [
         (NOT_FINITE, 1, False), (0, 0, False), (NOT_FINITE, 2, False), (0, 0, False),
@@ -48,7 +48,7 @@ def test_skip_goes_on_until_the_limit_is_passed_and_counts_across_a_resume():
     assert judged(raised, [NAN]) == [(NOT_FINITE, 3, False)]
 
 
-def test_a_spike_by_hand():
+def test_spike_threshold_matches_manual_computation():
     """Of 1, 3, 1, 3 the mean is 2 and the deviation 1: with 2 sigmas, 4.01 is a spike and 3.99 none."""
     settings = SpikeSettings(sigmas=2, window=4, limit=5)
     for loss, reason in ((4.01, SPIKE), (3.99, 0), (-50.0, 0)):
@@ -63,7 +63,7 @@ def test_a_spike_by_hand():
     assert gate.state()["skipped"] == {"not finite": 0, "spike": 1}
 
 
-def test_nothing_is_a_spike_before_the_window_is_full_nor_after_a_new_stage():
+def test_no_spikes_before_window_is_full_or_after_new_stage():
     gate = StepGuard(StopOnNonFinite(), SpikeSettings(sigmas=1, window=3), "cpu")
     assert [reason for reason, *_ in judged(gate, [1.0, 9.0, 99.0, 9.0])] == [0, 0, 0, 0]
     assert judged(gate, [1e4])[0][0] == SPIKE
@@ -71,14 +71,14 @@ def test_nothing_is_a_spike_before_the_window_is_full_nor_after_a_new_stage():
     assert [reason for reason, *_ in judged(gate, [1e4, 1e5, 1e6])] == [0, 0, 0]
 
 
-def test_too_many_spikes_end_the_run_and_a_broken_step_is_no_spike():
+def test_spike_limit_stops_the_run():
     gate = StepGuard(SkipNonFinite(), SpikeSettings(sigmas=1, window=2, limit=1), "cpu")
     assert judged(gate, [1.0, 2.0, 50.0, NAN, 60.0])[2:] == [
         (SPIKE, 1, False), (NOT_FINITE, 1, False), (SPIKE, 2, True),
     ]  # fmt: skip
 
 
-def test_a_resumed_gate_judges_to_the_bit_as_one_that_was_not_cut():
+def test_resume_is_bit_exact():
     generator = torch.Generator().manual_seed(0)
     losses = (torch.randn(400, generator=generator, dtype=torch.float64).exp() / 3).tolist()
     settings = SpikeSettings(sigmas=3, window=20, limit=400)
@@ -94,13 +94,13 @@ def test_a_resumed_gate_judges_to_the_bit_as_one_that_was_not_cut():
     assert found == expected and gate.state() == whole.state()
 
 
-def test_at_its_defaults_it_adds_nothing_to_a_checkpoint():
+def test_default_guard_adds_no_checkpoint_state():
     gate = StepGuard(StopOnNonFinite(), None, "cpu")
     judged(gate, [1.0, 2.0])
     assert gate.state() == {}
 
 
-def test_what_ends_a_run_says_how_to_go_on():
+def test_error_suggests_how_to_resume():
     for reason, count, said in (
         (NOT_FINITE, 1, r"training.on_nonfinite.name=skip"),
         (NOT_FINITE, 4, r"number 4 of the run.*raise training.on_nonfinite.limit"),
@@ -120,7 +120,7 @@ def test_what_ends_a_run_says_how_to_go_on():
         ([], 0, "there is no checkpoint yet", True),
     ],
 )
-def test_only_a_checkpoint_from_before_the_fault_is_called_good(tmp_path, saved, applied, good, skip):
+def test_good_checkpoint_precedes_the_failure(tmp_path, saved, applied, good, skip):
     for step, state in saved:
         save_weights_only(tmp_path, Net(), step, state)
     with pytest.raises(TrainingError) as error:

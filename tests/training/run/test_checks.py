@@ -28,7 +28,7 @@ LEARNED = ["model.position.name=learned", "train_length=64"]
         (["model.position.max_length=127", "training.validation.multiples=[4,2]"], "begins at 2 × 64 .* 127"),
     ],
 )
-def test_positions_that_end_too_early_are_refused_before_any_data(words, said):
+def test_learned_table_shorter_than_lengths_is_rejected(words, said):
     with pytest.raises(TrainingError, match=said):
         check_model(load_settings(RunSettings, LEARNED + words))
 
@@ -50,12 +50,12 @@ def test_positions_that_end_too_early_are_refused_before_any_data(words, said):
         ("profile={start: 243, steps: 3}", None),
     ],
 )
-def test_steps_that_never_come_are_refused(words, said):
+def test_steps_beyond_the_run_are_rejected(words, said):
     with pytest.raises(TrainingError, match=said) if said else nullcontext():
         check_model(load_settings(RunSettings, [f"training.{words}"]))
 
 
-def test_a_fork_is_traced_on_its_own_steps_or_not_at_all():
+def test_fork_profiles_its_own_steps_only():
     fork = ["parent={run: runs/x, fork: true, checkpoint: 100}"]
     for start, steps, is_late in ((97, 3, False), (98, 3, True), (100, 1, True)):
         words = [*fork, f"training.profile={{start: {start}, steps: {steps}}}"]
@@ -66,23 +66,23 @@ def test_a_fork_is_traced_on_its_own_steps_or_not_at_all():
 @pytest.mark.parametrize(
     "words", [[], ["model.position.max_length=128", "training.validation.multiples=[2]"]]
 )
-def test_positions_that_reach_are_not(words):
+def test_learned_table_covering_lengths_is_accepted(words):
     check_model(load_settings(RunSettings, LEARNED + words))
 
 
-def test_free_memory_lies_between_nothing_and_all_there_is():
+def test_free_memory_is_within_total_memory():
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     assert 0 < free_memory(torch.device("cpu")) <= total
 
 
-def test_measuring_the_machine_leaves_the_random_generator_alone():
+def test_machine_benchmark_keeps_rng_state():
     before = torch.get_rng_state()
     assert peak_flops(torch.device("cpu")) > 1e6
     assert torch.get_rng_state().equal(before)
 
 
 @pytest.mark.parametrize("file", sorted((CONFIGS / "position").glob("*.yaml")), ids=lambda file: file.stem)
-def test_every_scheme_that_is_offered_fits_the_tiny_model(file):
+def test_every_suggested_scheme_fits_tiny_model(file):
     check_model(load_settings(RunSettings, [str(CONFIGS / "tiny.yaml"), str(file)]))
 
 
@@ -104,7 +104,7 @@ def test_every_scheme_that_is_offered_fits_the_tiny_model(file):
         ),
     ],
 )
-def test_how_many_pairs_complete_a_turn_is_said_before_the_first_step(words, said, capsys, tmp_path):
+def test_rotation_coverage_is_reported_before_first_step(words, said, capsys, tmp_path):
     settings = load_settings(RunSettings, ["model.dim=64", "model.heads=2", *words])
     with torch.device("meta"):
         model = make_model(settings, 10)
@@ -115,7 +115,7 @@ def test_how_many_pairs_complete_a_turn_is_said_before_the_first_step(words, sai
 
 
 @pytest.mark.parametrize(("epochs", "warned"), [(15.9, False), (57_320.0, True)])
-def test_many_epochs_are_warned_about(epochs, warned, capsys, tmp_path):
+def test_many_epochs_warn(epochs, warned, capsys, tmp_path):
     settings = load_settings(RunSettings, ["model.dim=64", "model.heads=2"])
     with torch.device("meta"):
         model = make_model(settings, 10)
@@ -126,7 +126,7 @@ def test_many_epochs_are_warned_about(epochs, warned, capsys, tmp_path):
     assert len(lines) == warned and all("57,320" in line and "training.tokens" in line for line in lines)
 
 
-def test_the_manifest_lists_the_texts_of_a_mixture():
+def test_manifest_lists_mixture_sources():
     settings, model = load_settings(RunSettings, []), SimpleNamespace(parameter_count=lambda: 1)
     found = []
     for others in ([], [SimpleNamespace(folder="more")]):

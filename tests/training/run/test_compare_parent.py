@@ -40,7 +40,7 @@ def cells(child: Path) -> dict[tuple[str, int], dict]:
     }
 
 
-def test_differences_from_the_parent_are_those_of_training(family, monkeypatch, capsys):
+def test_parent_comparison_matches_training_logs(family, monkeypatch, capsys):
     mother, child = family
     assert here(monkeypatch, compare_parent.main, child, *LENGTHS) == 0
     out = capsys.readouterr().out

@@ -67,7 +67,7 @@ def logits(model):
         return model(tokens, TokenPositions.plain(5))
 
 
-def test_the_name_of_a_folder_is_its_first_file_what_differs_from_it_and_a_hash(tmp_path):
+def test_run_name_has_file_overrides_and_hash(tmp_path):
     tiny, alibi = (str(ROOT / "configs" / file) for file in ("tiny.yaml", "position/alibi.yaml"))
     for words, name in (
         ([tiny], "tiny"),
@@ -88,7 +88,7 @@ def test_the_name_of_a_folder_is_its_first_file_what_differs_from_it_and_a_hash(
         assert run_folder(settings, words, tmp_path) == older
 
 
-def test_a_new_run_says_what_it_is(run, settings):
+def test_new_run_writes_manifest(run, settings):
     assert read_settings(run) == settings
     about = json.loads((run / "manifest.json").read_text())
     assert about["identity"] == identity(settings) and about["vocab_size"] == 258
@@ -108,7 +108,7 @@ def test_a_new_run_says_what_it_is(run, settings):
         create_run(run, settings, ByteTokenizer(), COMMAND)
 
 
-def test_a_run_half_made_is_made_again(tmp_path, settings, monkeypatch):
+def test_incomplete_run_is_recreated(tmp_path, settings, monkeypatch):
     folder = tmp_path / "x"
     (folder / "tokenizer").mkdir(parents=True)
     (folder / "settings.yaml").write_text("half: ")
@@ -117,7 +117,7 @@ def test_a_run_half_made_is_made_again(tmp_path, settings, monkeypatch):
     assert is_run(folder) and read_settings(folder) == settings
 
 
-def test_resuming_notes_what_may_change_and_refuses_the_rest(run, settings):
+def test_resume_records_mutable_settings_and_rejects_others(run, settings):
     assert resume_run(run, settings, ByteTokenizer(), COMMAND, EXTRA) == []
     free = apply_overrides(settings, ["training.log_interval=3", "training.samples.prompts=[a]"])
     assert resume_run(run, free, ByteTokenizer(), COMMAND, EXTRA) == [
@@ -146,7 +146,7 @@ class OtherTokenizer(ByteTokenizer):
     hash = "0" * 64
 
 
-def test_resuming_with_other_data_or_tokenizer_is_refused(run, settings):
+def test_resume_rejects_other_data_or_tokenizer(run, settings):
     with pytest.raises(TrainingError, match="tokenizer has changed"):
         resume_run(run, settings, OtherTokenizer(), COMMAND, EXTRA)
     with pytest.raises(TrainingError, match=r"prepared text has changed .*dddddddd, now eeee"):
@@ -158,14 +158,14 @@ def test_resuming_with_other_data_or_tokenizer_is_refused(run, settings):
         resume_run(run, other, ByteTokenizer(), COMMAND, {"data_hash": "eeee"})
 
 
-def test_set_aside_loses_nothing(run):
+def test_set_aside_keeps_all_files(run):
     assert set_aside(run).name == "x.old1" and not run.exists()
     run.mkdir()
     assert set_aside(run).name == "x.old2"
     assert set_aside(run) is None and is_run(run.with_name("x.old1"))
 
 
-def test_one_process_holds_a_run_and_death_lets_go(tmp_path):
+def test_run_lock_is_exclusive_and_released_on_exit(tmp_path):
     code = (
         "import sys, time\nfrom pathlib import Path\nfrom training.run.directory import held\n"
         "with held(Path(sys.argv[1])):\n    print('held', flush=True)\n    time.sleep(60)\n"
@@ -182,7 +182,7 @@ def test_one_process_holds_a_run_and_death_lets_go(tmp_path):
             pass
 
 
-def test_checkpoints_without_a_manifest_are_refused(run, settings):
+def test_checkpoints_without_manifest_are_rejected(run, settings):
     fill(run, settings)
     (run / "manifest.json").unlink()
     before = read_settings(run)
@@ -191,7 +191,7 @@ def test_checkpoints_without_a_manifest_are_refused(run, settings):
     assert read_settings(run) == before
 
 
-def test_load_gives_the_model_back(run, settings):
+def test_load_restores_model(run, settings):
     model = fill(run, settings)
     found = load(run)
     assert (found.step, found.folder, found.settings) == (4, run, settings)
@@ -201,7 +201,7 @@ def test_load_gives_the_model_back(run, settings):
     assert next(load(run, dtype=torch.float64).model.parameters()).dtype == torch.float64
 
 
-def test_load_chooses_and_falls_back(run, settings, capsys):
+def test_load_selects_checkpoint_with_fallback(run, settings, capsys):
     first, second = fill(run, settings, 4, 1), fill(run, settings, 9, 2)
     assert torch.equal(logits(load(run).model), logits(second))
     assert torch.equal(logits(load(run, checkpoint=4).model), logits(first))
@@ -212,7 +212,7 @@ def test_load_chooses_and_falls_back(run, settings, capsys):
     assert "going back to step 4" in capsys.readouterr().err
 
 
-def test_weights_alone_are_enough(run, settings):
+def test_load_from_weights_only(run, settings):
     model = Transformer(settings.model, 258, settings.train_length).initialize(3).double()
     save_weights_only(run, model)
     found = load(run)
@@ -220,7 +220,7 @@ def test_weights_alone_are_enough(run, settings):
     assert logits(found.model).dtype == torch.float64  # stored so, kept so
 
 
-def test_overrides_of_positions_alone(run, settings):
+def test_load_accepts_position_overrides_only(run, settings):
     model = fill(run, settings)
     same = load(run, ["model.position.scaling={name: linear, factor: 1}"])
     assert torch.equal(logits(same.model), logits(model))
@@ -237,7 +237,7 @@ def test_overrides_of_positions_alone(run, settings):
         load(run, ["model.position.scalin.name=yarn"])
 
 
-def test_what_cannot_be_loaded(run, settings, tmp_path):
+def test_load_errors(run, settings, tmp_path):
     with pytest.raises(TrainingError, match="no checkpoint yet"):
         load(run)
     with pytest.raises(TrainingError, match=r"no such run directory; .* holds x"):
@@ -254,7 +254,7 @@ def test_what_cannot_be_loaded(run, settings, tmp_path):
         load(run)
 
 
-def test_the_driver_is_read_where_there_is_one(run, settings, tmp_path, monkeypatch):
+def test_driver_version_is_recorded(run, settings, tmp_path, monkeypatch):
     file = tmp_path / "version"
     file.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.124.06  Wed Feb 26\nGCC version: 12")
     monkeypatch.setattr("training.run.environment._DRIVER", file)
@@ -264,7 +264,7 @@ def test_the_driver_is_read_where_there_is_one(run, settings, tmp_path, monkeypa
     assert attempt["versions"]["driver"] == "570.124.06" and attempt["parallel"] == ranks
 
 
-def test_other_held_out_text_is_refused_on_resume(run, settings):
+def test_resume_rejects_other_validation_data(run, settings):
     resume_run(run, settings, ByteTokenizer(), COMMAND, EXTRA)  # of a run from before it was noted
     about = json.loads((run / "manifest.json").read_text())
     (run / "manifest.json").write_text(json.dumps(about | {"valid_hash": "v" * 64}))
@@ -277,13 +277,13 @@ def test_other_held_out_text_is_refused_on_resume(run, settings):
     ("harm", "named"),
     [({"vocab_size": None}, "vocab_size"), ({"vocab_size": "9"}, "vocab_size"), ({"mixture": 3}, "mixture")],
 )
-def test_a_manifest_without_its_keys_is_named(tmp_path, harm, named):
+def test_missing_manifest_keys_are_named(tmp_path, harm, named):
     write_json(tmp_path / MANIFEST, {"vocab_size": 9, "tokenizer_hash": "a", "data": None} | harm)
     with pytest.raises(TrainingError, match=rf"manifest.json: {named} "):
         read_manifest(tmp_path, "vocab_size")
 
 
-def test_drafts_of_dead_processes_are_removed(tmp_path):
+def test_temporary_directories_of_dead_processes_are_removed(tmp_path):
     dead = subprocess.Popen(["true"])
     dead.wait()
     with atomic(tmp_path / "inside" / "mine") as file:
@@ -296,7 +296,7 @@ def test_drafts_of_dead_processes_are_removed(tmp_path):
         assert mine.exists() and elsewhere.exists() and not theirs.exists()
 
 
-def test_a_short_write_of_an_array_names_the_file(tmp_path):
+def test_short_array_write_names_file(tmp_path):
     with pytest.raises(OSError) as error, atomic(tmp_path / "array.npy"):
         raise OSError("320 requested and 16 written")  # as numpy does
     assert error.value.errno == errno.ENOSPC and error.value.filename == str(tmp_path / "array.npy")

@@ -25,7 +25,7 @@ def settings() -> RunSettings:
     return load_settings(RunSettings, [*WORDS, "training.batch_size=8"])
 
 
-def test_states_by_hand(settings):
+def test_optimizer_state_memory(settings):
     with torch.device("meta"):
         model = Transformer(settings.model, 258, 64)
     p = model.parameter_count()
@@ -43,7 +43,7 @@ def test_states_by_hand(settings):
     assert wide["activations"] == 2 * narrow["activations"]
 
 
-def test_recomputed_blocks_take_a_third_more_time_and_devices_share_it(settings):
+def test_step_time_with_recomputation_and_devices(settings):
     with torch.device("meta"):
         model = Transformer(settings.model, 258, 64)
     layouts = [
@@ -76,7 +76,7 @@ def test_recomputed_blocks_take_a_third_more_time_and_devices_share_it(settings)
         ),
     ],
 )
-def test_only_what_is_not_done_yet_is_advised(settings, monkeypatch, capsys, words, sharded, said, unsaid):
+def test_suggestions_exclude_enabled_settings(settings, monkeypatch, capsys, words, sharded, said, unsaid):
     settings = load_settings(RunSettings, [*WORDS, "training.batch_size=8", *words])
     monkeypatch.setattr(dry_run, "free_memory", lambda device: 1000)
     monkeypatch.setattr(dry_run, "peak_flops", lambda device: 1e12)
@@ -89,7 +89,7 @@ def test_only_what_is_not_done_yet_is_advised(settings, monkeypatch, capsys, wor
     assert capsys.readouterr() == ("", "")
 
 
-def test_the_vocabulary_is_that_of_a_given_model(settings, tmp_path, monkeypatch):
+def test_vocabulary_size_of_given_tokenizer_model(settings, tmp_path, monkeypatch):
     assert expected_vocabulary(settings.data) == 258
     words = [*WORDS[1:], "data.tokenizer.name=sentencepiece", "data.tokenizer.vocab_size=777"]
     assert expected_vocabulary(load_settings(RunSettings, words).data) == 777
@@ -105,7 +105,7 @@ def test_the_vocabulary_is_that_of_a_given_model(settings, tmp_path, monkeypatch
 @pytest.mark.parametrize(
     ("batch", "mib", "fits"), [(1 << 20, 60, (16, 1 << 20)), (1 << 24, 60, (1, 16384)), (8, 0, None)]
 )
-def test_the_sizes_that_are_said_to_fit_do(settings, batch, mib, fits):
+def test_suggested_batch_sizes_fit(settings, batch, mib, fits):
     """Batches of 2^20 windows take 3 KiB each, 3 GiB in all, beside the model."""
     with torch.device("meta"):
         model = Transformer(settings.model, 258, 64)
@@ -126,7 +126,7 @@ def test_the_sizes_that_are_said_to_fit_do(settings, batch, mib, fits):
         assert (found[1] == batch) == (batch == 1 << 20)
 
 
-def test_a_run_that_will_not_fit_is_refused_by_the_process_with_least_memory(settings, monkeypatch):
+def test_memory_check_uses_smallest_rank(settings, monkeypatch):
     there = SimpleNamespace(
         world=2, sharded=False, device=torch.device("cpu"), gather=lambda free: [free, 99]
     )
@@ -137,7 +137,7 @@ def test_a_run_that_will_not_fit_is_refused_by_the_process_with_least_memory(set
     dry_run.check_memory(settings, there)  # type: ignore[arg-type]
 
 
-def test_what_a_plan_leaves_by_hand():
+def test_remaining_work_of_plan():
     plan = [Segment(5, 4, 3), Segment(13, 2, 2)]
     left = [dry_run.after(plan, done) for done in range(6)]
     assert left == [plan, [(5, 4, 2), plan[1]], [(5, 4, 1), plan[1]], [plan[1]], [(13, 2, 1)], []]

@@ -70,7 +70,7 @@ def same(a: dict, b: dict) -> bool:
     return a.keys() == b.keys() and all(a[name].equal(b[name]) for name in a)
 
 
-def test_a_branch_inherits_what_it_does_not_say(parent, branch):
+def test_extension_inherits_parent_settings(parent, branch):
     old, new = read_settings(parent), read_settings(branch)
     assert (new.train_length, new.original_length, new.seed) == (48, 24, 1)
     assert new.model.dim == 32 and new.data == old.data and new.training.optimizer == old.training.optimizer
@@ -79,7 +79,7 @@ def test_a_branch_inherits_what_it_does_not_say(parent, branch):
     assert new.parent.hash == find_checkpoint(parent).hash and new.parent.checkpoint == 12
 
 
-def test_it_begins_with_the_parents_weights_under_the_new_rule(parent, branch):
+def test_extension_starts_from_parent_weights_with_new_positions(parent, branch):
     assert same(weights(branch, 0), weights(parent))
     assert not same(weights(branch), weights(parent))
     found = about(branch)["step0"]
@@ -99,7 +99,7 @@ def load_prepared(folder: Path):
 
 
 @pytest.mark.parametrize("more", [[], ["original_length=32"]])
-def test_weights_that_are_not_the_parents_are_found_out(parent, tmp_path, monkeypatch, more):
+def test_changed_parent_weights_are_detected(parent, tmp_path, monkeypatch, more):
     """The check reads the parent by another way than the branch: one weight moved on that way is an error,
     and so it is where losses cannot be compared since stretches are measured from elsewhere."""
     real = first_checkpoint.load
@@ -116,7 +116,7 @@ def test_weights_that_are_not_the_parents_are_found_out(parent, tmp_path, monkey
     assert find_checkpoint(tmp_path / "x") is None
 
 
-def test_stretches_measured_from_elsewhere_leave_the_weights_to_be_compared(parent, tmp_path, monkeypatch):
+def test_weights_are_compared_with_other_original_length(parent, tmp_path, monkeypatch):
     words = [f"parent.run={parent}", *LONGER, "original_length=32"]
     assert trained(monkeypatch, *words, "--run-dir", tmp_path / "x") == 0
     found = about(tmp_path / "x")["step0"]
@@ -124,7 +124,7 @@ def test_stretches_measured_from_elsewhere_leave_the_weights_to_be_compared(pare
     assert found["largest_difference"] > 1e-5
 
 
-def test_lineage_of_a_branch_of_a_branch(parent, branch, tmp_path, monkeypatch):
+def test_lineage_of_nested_extensions(parent, branch, tmp_path, monkeypatch):
     folder = tmp_path / "second"
     words = [f"parent.run={branch}", "parent.checkpoint=0", "train_length=96", "training.batch_size=2"]
     assert trained(monkeypatch, *words, "--run-dir", folder) == 0
@@ -142,7 +142,7 @@ def test_lineage_of_a_branch_of_a_branch(parent, branch, tmp_path, monkeypatch):
     assert shown.tokens == 12 * 8 * 24 + 960
 
 
-def test_the_parent_may_vanish(parent, tmp_path, monkeypatch):
+def test_extension_resumes_without_parent(parent, tmp_path, monkeypatch):
     """... once the branch has begun: it goes on, ends as if the parent were there, and is evaluated."""
     mother, whole, cut = (tmp_path / name for name in ("mother", "whole", "cut"))
     shutil.copytree(parent, mother)
@@ -168,7 +168,7 @@ def test_the_parent_may_vanish(parent, tmp_path, monkeypatch):
         trained(monkeypatch, *words, "--run-dir", tmp_path / "new")
 
 
-def test_identity_knows_the_parents_weights_and_not_its_path(parent, tmp_path, words):
+def test_identity_depends_on_parent_weights_not_path(parent, tmp_path, words):
     other = tmp_path / "elsewhere"
     shutil.copytree(parent, other)
     first, second = (read_run_settings([f"parent.run={run}", *LONGER])[0] for run in (parent, other))
@@ -193,7 +193,7 @@ def test_identity_knows_the_parents_weights_and_not_its_path(parent, tmp_path, w
     assert said.pop("parent") is None
 
 
-def test_changes_on_the_way_are_behind_a_branch(parent, tmp_path, monkeypatch):
+def test_extension_starts_after_parent_schedule(parent, tmp_path, monkeypatch):
     """What the parent was last trained under is where the branch begins; the change is not made again."""
     first, second = tmp_path / "a", tmp_path / "b"
     change = 'training.stages=[{duration: 3}, {overrides: ["model.position.scaling={name: drop}"]}]'
@@ -220,7 +220,7 @@ def test_changes_on_the_way_are_behind_a_branch(parent, tmp_path, monkeypatch):
         ),
     ],
 )
-def test_bad_branches_are_refused_and_leave_nothing(parent, tmp_path, monkeypatch, words, message):
+def test_invalid_extensions_are_rejected_without_files(parent, tmp_path, monkeypatch, words, message):
     words = [word.replace("{parent}", str(parent)) for word in words]
     real = setup.prepare
 
@@ -236,12 +236,12 @@ def test_bad_branches_are_refused_and_leave_nothing(parent, tmp_path, monkeypatc
     assert not (tmp_path / "x").exists()
 
 
-def test_a_run_is_no_branch_of_itself(parent, monkeypatch):
+def test_run_cannot_extend_itself(parent, monkeypatch):
     with pytest.raises(TrainingError, match=r"parent\.run"):
         trained(monkeypatch, f"parent.run={parent}", *LONGER, "--run-dir", parent)
 
 
-def test_dry_run_says_whence_and_what_changes(parent, monkeypatch, capsys, tmp_path):
+def test_dry_run_reports_parent_and_changes(parent, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert trained(monkeypatch, f"parent.run={parent}", *LONGER, "--dry-run") == 0
     out = capsys.readouterr().out
@@ -250,7 +250,7 @@ def test_dry_run_says_whence_and_what_changes(parent, monkeypatch, capsys, tmp_p
     assert not (tmp_path / "runs").exists()
 
 
-def test_another_scheme_that_learns_nothing_begins_and_says_it_is_not_compared(parent, tmp_path, monkeypatch):
+def test_parameter_free_scheme_change_skips_comparison(parent, tmp_path, monkeypatch):
     folder = tmp_path / "none"
     words = ["model.position.name=none", *TUNE]
     assert trained(monkeypatch, f"parent.run={parent}", *words, "--run-dir", folder) == 0
@@ -264,7 +264,7 @@ def test_another_scheme_that_learns_nothing_begins_and_says_it_is_not_compared(p
     assert score(dropped).mean() == pytest.approx(found["nll"], abs=1e-5)
 
 
-def test_learned_tables_go_on_through_a_rule_or_are_refused(parent, tmp_path, monkeypatch):
+def test_learned_tables_require_an_extension_method(parent, tmp_path, monkeypatch):
     mother, child = tmp_path / "learned", tmp_path / "child"
     own = read_settings(parent)
     tree = own.model_dump(mode="json")

@@ -62,7 +62,7 @@ def about(folder: Path) -> dict:
     return json.loads((folder / "manifest.json").read_text())
 
 
-def test_a_decay_forked_from_a_stem_is_the_run_of_that_budget_from_the_start(base, stem, tmp_path, capsys):
+def test_decay_fork_equals_run_with_same_budget(base, stem, tmp_path, capsys):
     whole, decay = tmp_path / "whole", tmp_path / "decay"
     assert trained(*base, *STEM, *DECAY, "--run-dir", whole) == 0
     capsys.readouterr()
@@ -107,7 +107,7 @@ def test_a_decay_forked_from_a_stem_is_the_run_of_that_budget_from_the_start(bas
     assert "learning rates before it differ" in capsys.readouterr().err
 
 
-def test_settings_of_a_fork_win_over_what_the_checkpoint_says(base, stem, tmp_path):
+def test_fork_settings_override_checkpoint(base, stem, tmp_path):
     """Moments go on; weight decay, betas and the rate are the fork's."""
     fork, same = tmp_path / "fork", tmp_path / "same"
     words = ["training.optimizer.weight_decay=0.7", "training.optimizer.betas=[0.5,0.6]"]
@@ -120,7 +120,7 @@ def test_settings_of_a_fork_win_over_what_the_checkpoint_says(base, stem, tmp_pa
     assert content(fork, "model.safetensors") != content(stem, "model.safetensors")
 
 
-def test_a_resume_with_other_settings_lists_each_and_names_the_fork(base, stem):
+def test_resume_with_other_settings_suggests_fork(base, stem):
     words = ["training.optimizer.lr=1e-3", "seed=3", "training.log_interval=2"]
     before = (stem / "manifest.json").read_bytes()
     with pytest.raises(TrainingError) as error:
@@ -160,13 +160,13 @@ def test_a_resume_with_other_settings_lists_each_and_names_the_fork(base, stem):
         ),
     ],
 )
-def test_what_cannot_go_on_is_refused_and_leaves_nothing(stem, tmp_path, words, message):
+def test_invalid_forks_are_rejected_without_files(stem, tmp_path, words, message):
     with pytest.raises(TrainingError, match=f"(?s){message}"):
         trained(*words, "--fork", stem, "--run-dir", tmp_path / "x")
     assert not (tmp_path / "x").exists()
 
 
-def test_a_later_stage_may_not_cut_the_text_behind_the_fork_anew(stem):
+def test_fork_rejects_changes_to_earlier_stages(stem):
     """Windows of 16 and 24 share chunks of 48, so that the first 8 steps would have been others."""
     words = ["train_length=24", "training.batch_size=4", "training.validation.targets=8"]
     old, same, other = (
@@ -182,7 +182,7 @@ def test_a_later_stage_may_not_cut_the_text_behind_the_fork_anew(stem):
         check_fork(8, old, other)
 
 
-def test_a_dry_run_of_a_fork_says_what_is_left(stem, capsys):
+def test_dry_run_of_fork_reports_remaining_steps(stem, capsys):
     assert trained(*DECAY, "parent.checkpoint=8", "--fork", stem, "--dry-run") == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "12 of 8 × 24 tokens; 4 are left after step 8" in said and "2,304; 768 are left" in said
@@ -197,7 +197,7 @@ def rates(capsys, stem, *words: str) -> list[str]:
     return re.findall(r"after the fork (\w+(?: \w+)? at step .*? here)", said)
 
 
-def test_a_fork_says_where_its_learning_rate_leaps(stem, tmp_path, capsys):
+def test_fork_warns_about_lr_jump(stem, tmp_path, capsys):
     """2e-3 from step 3 to the last four; the last of them has a quarter of it."""
     at_8 = "parent.checkpoint=8"
     assert rates(capsys, stem, *DECAY, at_8) == []  # it begins to fall as the stem does later
@@ -213,7 +213,7 @@ def test_a_fork_says_where_its_learning_rate_leaps(stem, tmp_path, capsys):
     assert f"\n{said}\n" in capsys.readouterr().err
 
 
-def test_weights_without_an_optimizer_are_no_fork(stem, tmp_path):
+def test_fork_requires_optimizer_state(stem, tmp_path):
     bare = tmp_path / "bare"
     shutil.copytree(stem, bare)
     shutil.rmtree(bare / "checkpoints")
@@ -224,14 +224,14 @@ def test_weights_without_an_optimizer_are_no_fork(stem, tmp_path):
     assert not (tmp_path / "x").exists()
 
 
-def test_a_fork_of_nothing_and_of_itself(stem, tmp_path):
+def test_fork_of_missing_run_and_of_itself(stem, tmp_path):
     with pytest.raises(TrainingError, match="no such run directory"):
         trained("--fork", tmp_path / "none")
     with pytest.raises(TrainingError, match=r"parent\.run"):
         trained("--fork", stem, "--run-dir", stem)
 
 
-def test_a_fork_has_a_name_of_its_own():
+def test_fork_has_its_own_name():
     words = ["parent.run=runs/stem.v2", "parent.fork=true"]
     assert stem_of(words) == "stem.v2" and stem_of(["configs/tiny.yaml", *words]) == "tiny"
     assert stem_of(words[:1]) == "default"
