@@ -8,8 +8,6 @@ scheme (one panel each) and the seed (averaged). Reports the best value of each 
 seed, and how many grid steps the best values of a scheme differ. Writes OUT.md, OUT.csv, OUT.png and OUT.svg.
 """
 
-import csv
-import io
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,13 +15,15 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from matplotlib import rc_context
-from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from evaluation.comparable import comparable
-from evaluation.reports.figures import COLOURS, INK, MARKERS, STYLE, save
+from evaluation.reports.base import write_table
+from evaluation.reports.figures import COLOURS, INK, MARKERS, Curve, FigureText, Panel, panels_figure, save
 from studies.errors import StudyError
+from studies.report.document import counted
 from studies.results.losses import read_losses
 from studies.results.stored import RESULTS, SEED, StoredStudy, read_results, read_study
 from training.files import write_text
@@ -34,7 +34,6 @@ from training.logging.console import Parser, run_main
 class Sweep:
     """One line: NLL by value (ascending) and seed."""
 
-    variant: str
     label: str
     nll: dict[float, dict[str, float]]
 
@@ -54,8 +53,8 @@ class Sweep:
         return [min(self.nll, key=lambda value: self.nll[value][seed]) for seed in seeds]
 
 
-def read_sweeps(study: StoredStudy, evaluation: str, over: str, lines: str) -> list[Sweep]:
-    """All lines of the grid: NLL at the trained length, as trained.
+def read_sweeps(study: StoredStudy, evaluation: str, over: str, lines: str) -> dict[str, list[Sweep]]:
+    """The lines of each variant: NLL at the trained length, as trained.
 
     Raises StudyError if the grid has other axes or cells have no results yet, and EvaluationError if they
     were evaluated on different targets.
@@ -63,125 +62,105 @@ def read_sweeps(study: StoredStudy, evaluation: str, over: str, lines: str) -> l
     axes = [axis for axis, _ in study.groups[0]]
     if sorted(axes) != sorted({over, lines}):
         raise StudyError(
-            f"besides the scheme and {SEED} the axes are {', '.join(axes) or 'none'}; choose "
-            "exactly two with "
-            "--over and --lines"
+            f"besides the scheme and {SEED} the axes are {', '.join(axes) or 'none'}; choose exactly two "
+            "with --over and --lines"
         )
-    found: dict[tuple[str, str], dict[float, dict[str, float]]] = {}
-    measured: list[tuple[str, dict]] = []
+    found: dict[str, dict[str, dict[float, dict[str, float]]]] = {one.name: {} for one in study.variants}
+    facts = {}
     for group in study.groups:
-        at = dict(group)
+        labels, where = dict(group), ", ".join(f"{axis}={label}" for axis, label in group)
         try:
-            value = float(at[over])
+            value = float(labels[over])
         except ValueError:
-            raise StudyError(f"axis {over}: {at[over]!r} is not a number") from None
-        where = ", ".join(f"{axis}={place}" for axis, place in group)
+            raise StudyError(f"axis {over}: {labels[over]!r} is not a number") from None
         losses = read_losses(study, evaluation, group)
-        if losses is not None:
-            measured.append((where, losses.facts))
+        facts |= {where: losses.facts} if losses else {}
         for variant in study.variants:
             units = losses.reference.get(variant.name, {}) if losses else {}
-            wanted = [cell.seed for cell in study.of(variant, group)]
-            if sorted(units) != sorted(wanted):
-                why = next(iter(losses.excluded.values()), "") if losses else ""
-                why = why or "some seeds have no results; run the study again"
-                raise StudyError(f"{variant.name}, {where}: {why}")
-            line = found.setdefault((variant.name, at[lines]), {})
+            if sorted(units) != sorted(cell.seed for cell in study.of(variant, group)):
+                reasons = [*losses.excluded.values()] if losses else []
+                reason = next(filter(None, reasons), "some seeds have no results; run the study again")
+                raise StudyError(f"{variant.name}, {where}: {reason}")
+            line = found[variant.name].setdefault(labels[lines], {})
             line[value] = {seed: float(nll.mean()) for seed, nll in units.items()}
-    comparable(dict(measured))
-    return [
-        Sweep(variant, label, dict(sorted(nll.items())))
-        for (variant, label), nll in sorted(found.items(), key=lambda item: _order(study, item[0][0]))
-    ]
+    comparable(facts)
+    return {
+        variant: [Sweep(label, dict(sorted(nll.items()))) for label, nll in own.items()]
+        for variant, own in found.items()
+    }
 
 
-def _order(study: StoredStudy, variant: str) -> int:
-    return [one.name for one in study.variants].index(variant)
-
-
-def spread(sweeps: Sequence[Sweep]) -> int:
-    """Grid steps between the lowest and the highest best value."""
-    values = list(sweeps[0].nll)
-    places = [values.index(sweep.best) for sweep in sweeps]
-    return max(places) - min(places)
-
-
-def page(sweeps: Sequence[Sweep], command: str, figure: str, over: str, lines: str) -> str:
+def page(sweeps: dict[str, list[Sweep]], command: str, figure: str, over: str, lines: str) -> str:
     """The sweeps as Markdown, with the lowest NLL of each line in bold."""
-    values = list(sweeps[0].nll)
-    seeds = len(next(iter(sweeps[0].nll.values())))
+    (first, *_), *_ = sweeps.values()
+    values = list(first.nll)
     parts = [
         f"# Best {over} by {lines}",
         f"`{command}`",
-        f"NLL in nats per token at the trained length, mean over documents and {seeds} training "
-        f"seed{'s' if seeds > 1 else ''}; bold: the lowest of its line. Last column: the best {over} of "
-        "each seed.",
+        "NLL in nats per token at the trained length, mean over documents and "
+        f"{counted(len(first.nll[values[0]]), 'training seed')}; bold: the lowest of its line. Last column: "
+        f"the best {over} of each seed.",
     ]
-    for variant in dict.fromkeys(sweep.variant for sweep in sweeps):
-        mine = [sweep for sweep in sweeps if sweep.variant == variant]
-        steps = spread(mine)
+    for variant, own in sweeps.items():
         rows = [f"| {lines} | {' | '.join(f'{value:g}' for value in values)} | by seed |"]
         rows.append("|---|" + "---:|" * len(values) + "---|")
-        for sweep in mine:
-            cells = [
-                f"**{nll:.3f}**" if value == sweep.best else f"{nll:.3f}"
-                for value, nll in sweep.means.items()
-            ]
+        for sweep in own:
+            bold = {sweep.best: "**"}
+            cells = [f"{(mark := bold.get(v, ''))}{nll:.3f}{mark}" for v, nll in sweep.means.items()]
             winners = ", ".join(f"{value:g}" for value in sweep.winners)
             rows.append(f"| {sweep.label} | {' | '.join(cells)} | {winners} |")
-        apart = "the same" if steps == 0 else f"{steps} step{'s' if steps > 1 else ''} of the grid apart"
-        ends = "" if steps == 0 else f", from {min(s.best for s in mine):g} to {max(s.best for s in mine):g}"
-        edge = [sweep.label for sweep in mine if sweep.best in (values[0], values[-1])]
-        beyond = ""
-        if edge:
-            beyond = (
-                f" At {lines} {', '.join(edge)} it is the last value of the grid and may not be the optimum."
-            )
-        parts += [f"## {variant}", f"Best {over}: {apart}{ends}.{beyond}", "\n".join(rows)]
+        low, high = min(sweep.best for sweep in own), max(sweep.best for sweep in own)
+        text = f"Best {over}: the same."
+        if steps := values.index(high) - values.index(low):
+            text = f"Best {over}: {counted(steps, 'step')} of the grid apart, from {low:g} to {high:g}."
+        if edge := [sweep.label for sweep in own if sweep.best in (values[0], values[-1])]:
+            where = f"At {lines} {', '.join(edge)}"
+            text += f" {where} it is the last value of the grid and may not be the optimum."
+        parts += [f"## {variant}", text, "\n".join(rows)]
     parts.append(f"![NLL over {over}, one line per {lines}]({figure})")
     return "\n\n".join(parts) + "\n"
 
 
-def csv_text(sweeps: Sequence[Sweep], over: str, lines: str) -> str:
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["variant", lines, over, "seed", "nll"])
-    for sweep in sweeps:
-        for value, seeds in sweep.nll.items():
-            writer.writerows((sweep.variant, sweep.label, value, seed, nll) for seed, nll in seeds.items())
-    return text.getvalue()
+def records(sweeps: dict[str, list[Sweep]], over: str, lines: str) -> list[dict]:
+    """The rows of the CSV file."""
+    return [
+        {"variant": variant, lines: sweep.label, over: value, "seed": seed, "nll": nll}
+        for variant, own in sweeps.items()
+        for sweep in own
+        for value, seeds in sweep.nll.items()
+        for seed, nll in seeds.items()
+    ]
 
 
-def draw(sweeps: Sequence[Sweep], over: str, lines: str) -> Figure:
+def draw(sweeps: dict[str, list[Sweep]], over: str, lines: str) -> Figure:
     """One panel per scheme; seeds are small points, the best value of each line has a ring."""
-    variants = list(dict.fromkeys(sweep.variant for sweep in sweeps))
-    with rc_context(STYLE):
-        figure = Figure(figsize=(3.2 * len(variants), 3.1), layout="constrained")
-        FigureCanvasAgg(figure)
-        panels = figure.subplots(1, len(variants), sharey=True, squeeze=False)[0]
-        for panel, variant in zip(panels, variants, strict=True):
-            mine = [sweep for sweep in sweeps if sweep.variant == variant]
-            for n, sweep in enumerate(mine):
-                color, marker = COLOURS[n % len(COLOURS)], MARKERS[n % len(MARKERS)]
-                means = sweep.means
-                panel.plot(
-                    list(means), list(means.values()), color=color, marker=marker, ms=4, label=sweep.label
-                )
-                for value, seeds in sweep.nll.items():
-                    panel.plot([value] * len(seeds), list(seeds.values()), ".", color=color, ms=2, alpha=0.6)
-                panel.plot(sweep.best, means[sweep.best], "o", mfc="none", mec=INK, ms=10)
-            panel.set_xscale("log")
-            panel.set_xticks(list(mine[0].nll), [f"{value:g}" for value in mine[0].nll])
-            panel.minorticks_off()
-            panel.set(xlabel=over, title=variant)
-            panel.grid(alpha=0.3)
-            panel.spines[["top", "right"]].set_visible(False)
-        panels[0].set_ylabel("NLL, nats per token")
-        panels[-1].legend(title=lines, frameon=False)
-    return figure
+    panels = []
+    for variant, own in sweeps.items():
+        curves = []
+        for sweep, color, marker in zip(own, COLOURS * len(own), MARKERS * len(own), strict=False):
+            x, y = list(sweep.means), list(sweep.means.values())
+            curves.append(Curve(f"{lines} {sweep.label}", x, y, color, marker=marker, size=4))
+            for value, seeds in sweep.nll.items():
+                one = [value] * len(seeds), list(seeds.values())
+                curves.append(Curve("", *one, color, dash="", marker=".", size=3, alpha=0.6))
+            ring = {"dash": "", "marker": "o", "size": 10, "hollow": True, "order": 1.5}
+            curves.append(Curve("", [sweep.best], [sweep.means[sweep.best]], INK, **ring))
+        panels.append(Panel(curves, variant))
+    nll = [row["nll"] for row in records(sweeps, over, lines)]
+    room = 0.06 * (max(nll) - min(nll)) or 0.05
+
+    def scales(axes: Axes, panel: Panel) -> None:
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(FixedLocator(list(panel.curves[0].x)))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.set_ylim(min(nll) - room, max(nll) + room)
+
+    how = {"columns": len(panels), "names": "below", "width": 3.2 * len(panels)}
+    return panels_figure(panels, FigureText(), scales, x=over, y="NLL, nats per token", **how)
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = Parser(__doc__)
     parser.add_argument("study", type=Path, metavar="STUDY", help="directory of a study")
     parser.add_argument("--over", default="rate", metavar="AXIS", help="numeric axis along x (default: rate)")
@@ -192,21 +171,20 @@ def main() -> int:
     parser.add_argument(
         "--out", type=Path, metavar="PATH", help="output path without suffix (default: STUDY/sweep)"
     )
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     study = read_study(read_results(options.study))
-    names = study.evaluations
-    name = options.evaluation or next(iter(names), "")
-    if name not in names:
-        known = ", ".join(names) or "none; run the study first"
+    name = options.evaluation or next(iter(study.evaluations), "")
+    if name not in study.evaluations:
+        known = ", ".join(study.evaluations) or "none; run the study first"
         raise StudyError(f"{options.study / RESULTS} has no evaluation {name!r}; known: {known}")
     sweeps = read_sweeps(study, name, options.over, options.lines)
     out = options.out or options.study / "sweep"
     out.parent.mkdir(parents=True, exist_ok=True)
-    command = " ".join(["python", "scripts/plot_sweep.py", *sys.argv[1:]])
+    command = " ".join(["python", "scripts/plot_sweep.py", *(arguments or sys.argv[1:])])
     text = page(sweeps, command, f"{out.name}.png", options.over, options.lines)
     print(text)
     write_text(out.with_suffix(".md"), text)
-    write_text(out.with_suffix(".csv"), csv_text(sweeps, options.over, options.lines))
+    write_table(out.with_suffix(".csv"), records(sweeps, options.over, options.lines))
     save(draw(sweeps, options.over, options.lines), out.parent, out.name)
     return 0
 

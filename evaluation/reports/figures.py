@@ -86,6 +86,7 @@ class Curve:
     every: Any = None
     hollow: bool = False
     order: float = 3
+    alpha: float | None = None
 
     @property
     def end(self) -> tuple[float, float]:
@@ -108,6 +109,7 @@ class Curve:
             mec=self.color if self.hollow else "white",
             mew=0.9 if self.hollow else 0.6,
             zorder=self.order,
+            alpha=self.alpha,
         )
         points = zip(self.x, self.y, self.low, self.high, strict=False)
         if bars := [(x, y, y - low, high - y) for x, y, low, high in points if high > low]:
@@ -124,11 +126,13 @@ class Curve:
 
 @dataclass(frozen=True)
 class Panel:
-    """Curves over common axes, and horizontal lines (label, y, color) across them."""
+    """Curves over common axes, and horizontal lines (label, y, color) across them. `y`: label of the vertical
+    axis, if the panels have different ones."""
 
     curves: Sequence[Curve]
     heading: str = ""
     levels: Sequence[tuple[str, float, str]] = ()
+    y: str = ""
 
 
 def panels_figure(
@@ -139,7 +143,7 @@ def panels_figure(
     x: str,
     y: str = "",
     columns: int = 1,
-    height: float = 2.9,
+    height: float | Sequence[float] = 2.9,
     names: Literal["ends", "beside", "below"] = "ends",
     width: float = WIDTH,
     value: Callable[[Axes, float], str] = lambda axes, y: "",
@@ -148,29 +152,32 @@ def panels_figure(
 
     Args:
         scales: sets scales, limits and marks of a panel's axes; its curves are drawn already.
-        height: inches of a row of panels; more where the names require it.
+        height: inches of every row of panels, or of each; more where the names require it.
         names: of curves and levels: at their right ends, in a key beside each panel, or in one key below all.
         value: printed after a name at the end of a curve.
     """
     columns = min(columns, len(panels))
     rows = math.ceil(len(panels) / columns)
-    most = max(sum(bool(c.label) for c in panel.curves) + len(panel.levels) for panel in panels)
-    height = max(height, TICKS + 0.26 + (most + 1) * LABEL_GAP / 72 if names == "ends" else 0)
+    heights = [height] * rows if isinstance(height, float | int) else list(height)
+    if names == "ends":
+        for n, panel in enumerate(panels):
+            most = sum(bool(curve.label) for curve in panel.curves) + len(panel.levels)
+            heights[n // columns] = max(heights[n // columns], TICKS + 0.26 + (most + 1) * LABEL_GAP / 72)
     with rc_context(STYLE):
         known = {curve.label: curve for panel in panels for curve in panel.curves if curve.label}
         key, per_row = 0.0, max(1, int((width - 0.3) / (0.62 + _widest(known))))
         if names == "below" and len(known) > 1:
             key = KEY_ROW * math.ceil(len(known) / per_row) + 0.08
-        under = 0.2 if columns > 1 and rows > 1 else TICKS  # of panels above others
-        figure, (low, high) = canvas(text, height * rows + key + TICKS - under, width)
+        under = 0.2 if rows > 1 else TICKS  # of panels above others
+        figure, (low, high) = canvas(text, sum(heights) + key + TICKS - under, width)
         inches = figure.get_figheight()
         low += (key + TICKS - under) / inches
         drawn = []
         for n, panel in enumerate(panels):
             row, column = divmod(n, columns)
-            left, bottom = column / columns + 0.085, high - (high - low) * (row + 1) / rows + under / inches
-            top = (0.28 if panel.heading else 0.1) / inches
-            area = (left, bottom, 1 / columns - 0.115, (high - low) / rows - under / inches - top)
+            tall = heights[row] - under - (0.28 if panel.heading else 0.1)
+            bottom = high - (sum(heights[: row + 1]) - under) / inches
+            area = (column / columns + 0.085, bottom, 1 / columns - 0.115, tall / inches)
             axes = figure.add_axes(area, label=str(n))
             how: dict[str, Any] = {"fontsize": 9.5, "color": INK, "pad": 4, "parse_math": text.formula}
             axes.set_title(panel.heading, loc="left", **how)
@@ -180,7 +187,7 @@ def panels_figure(
                 axes.axhline(at, color=color, lw=1.1, ls=DASHED, zorder=2)
             scales(axes, panel)
             axes.set_xlabel(x if n + columns >= len(panels) else "", color=INK, parse_math=True)
-            axes.set_ylabel(y if column == 0 else "", color=INK, parse_math=True)
+            axes.set_ylabel(panel.y or (y if column == 0 else ""), color=INK, parse_math=True)
             drawn.append((axes, lines, panel))
         labels = [_ends(axes, panel, value) for axes, _, panel in drawn]
         texts = [one[0] for ends in labels for one in ends] if names == "ends" else known
@@ -190,11 +197,16 @@ def panels_figure(
                 wide = max(0.3, 1 - room / width - place.x0)
                 axes.set_position((place.x0, place.y0, wide, place.height))
             fit_left(figure, axes)
-            if names == "ends":
+            if names == "ends" and ends:
                 label_ends(figure, axes, ends)
             elif names == "beside":  # highest curve first
                 lines.sort(key=lambda line: -float(np.mean(np.asarray(line.get_ydata(), float))))
                 _key(axes, lines, loc="center left", bbox_to_anchor=(1.015, 0.5), handlelength=3.4)
+        if columns == 1:
+            places = [axes.get_position() for axes in figure.axes]
+            left = max(place.x0 for place in places)
+            for axes, place in zip(figure.axes, places, strict=True):
+                axes.set_position((left, place.y0, place.x1 - left, place.height))
         if key:
             handles = {line.get_label(): line for _, lines, _ in drawn for line in lines}
             where = {"loc": "lower center", "bbox_to_anchor": (0.5, low - (key + TICKS - under) / inches)}

@@ -303,7 +303,7 @@ def test_a_sweep_shows_means_and_seeds_and_rings_the_best(tmp_path):
     figure = plot_sweep.draw(plot_sweep.read_sweeps(study, "held-out", "rate", "width"), "rate", "width")
     rates = sorted(map(float, VALUES))
     for axes, scheme in zip(figure.axes, ("a", "b"), strict=True):
-        assert axes.get_title() == scheme and axes.get_xlabel() == "rate"
+        assert axes.get_title(loc="left") == scheme and axes.get_xlabel() == "rate"
         for color, width in zip(plot_sweep.COLOURS, ("32", "64"), strict=False):
             best = BEST[scheme, width]
             nll = [2 + 0.1 * math.log2(rate / best) ** 2 for rate in rates]

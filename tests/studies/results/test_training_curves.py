@@ -11,7 +11,7 @@ from matplotlib.text import Text
 
 from scripts import plot_run
 from studies.errors import StudyError
-from studies.report.training_figure import _frame, thinned, training_figure
+from studies.report.training_figure import thinned, token_counts, training_figure
 from studies.results.training_curves import centred_mean, names_of, read_curves
 from training.files import write_json
 from training.logging.metrics_file import MetricsFile
@@ -164,5 +164,5 @@ def test_thinning_keeps_minima_and_maxima():
 )
 def test_the_token_axis_uses_the_largest_unit(most, label):
     axes = Figure().add_subplot()
-    _frame(axes, most, 4)
+    token_counts(axes, most)
     assert axes.xaxis.get_major_formatter()(most) == label
