@@ -3,7 +3,6 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from data.errors import DataError
 from data.preparation.prepare import prepare
 from data.preparation.prepared import (
     PreparedData,
@@ -15,6 +14,7 @@ from data.preparation.prepared import (
 from data.settings import DataSettings
 from data.store import TokenStore
 from data.tokenizer import ByteTokenizer, SentencePieceTokenizer, Tokenizer, load_tokenizer
+from errors import DataError
 
 if TYPE_CHECKING:
     from data.sampling.batches import Batch, BatchSampler

@@ -15,7 +15,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from data.errors import DataError
+from errors import DataError
 
 BLOCK = 1 << 20
 

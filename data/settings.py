@@ -8,10 +8,11 @@ from pydantic import Field, PositiveInt, model_validator
 from data.sampling.positions import PlainPositions, PositionsSettings
 from data.tasks import TaskSettings
 from data.tasks.hidden import PasskeyTask
-from data.text_settings import DataModel, StdlibSource, TextSettings, TextSource
+from data.text_settings import StdlibSource, TextSettings, TextSource
+from errors import StrictSettings
 
 
-class TaskSource(DataModel):
+class TaskSource(StrictSettings):
     """Items of a task, one per document; alone or mixed into the documents of a text. Evaluation uses other
     items and other haystack documents, whatever the seed."""
 
@@ -53,7 +54,7 @@ class TaskSource(DataModel):
 SourceSettings = Annotated[TextSource | TaskSource, Field(discriminator="name")]
 
 
-class SentencePieceSettings(DataModel):
+class SentencePieceSettings(StrictSettings):
     """Subwords by sentencepiece, trained on the training documents or read from a model file."""
 
     name: Literal["sentencepiece"] = "sentencepiece"
@@ -79,7 +80,7 @@ class SentencePieceSettings(DataModel):
     )
 
 
-class BytesSettings(DataModel):
+class BytesSettings(StrictSettings):
     """One token per UTF-8 byte."""
 
     name: Literal["bytes"] = "bytes"
@@ -88,7 +89,7 @@ class BytesSettings(DataModel):
 TokenizerSettings = Annotated[SentencePieceSettings | BytesSettings, Field(discriminator="name")]
 
 
-class MixtureEntry(DataModel):
+class MixtureEntry(StrictSettings):
     """An additional text of a mixture: `source`, prepared with the tokenizer of data.source and without
     copies of its validation text, or an existing prepared folder."""
 
@@ -112,7 +113,7 @@ class MixtureEntry(DataModel):
         return self
 
 
-class DataSettings(DataModel):
+class DataSettings(StrictSettings):
     """Text, tokenizer and batches."""
 
     source: SourceSettings = Field(StdlibSource(), description="source of the text")

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from data.errors import DataError
 from data.files import atomic, damage_reported, read_json, save_array, sha256_of, write_json
 from data.hashing import canonical_hash
+from errors import DataError
 
 FORMAT = 1
 

@@ -2,31 +2,27 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from errors import StrictSettings
 
 Paths = str | list[str]
 
 
-class DataModel(BaseModel):
-    """Base class of data settings: frozen, without unknown keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class StdlibSource(DataModel):
+class StdlibSource(StrictSettings):
     """Source files of the Python standard library, available without a download."""
 
     name: Literal["stdlib"] = "stdlib"
 
 
-class FillerSource(DataModel):
+class FillerSource(StrictSettings):
     """The five sentences that surround a pass key in Mohtashami and Jaggi 2023 (arXiv:2305.16300), in random
     order."""
 
     name: Literal["filler"] = "filler"
 
 
-class RecordSource(DataModel):
+class RecordSource(StrictSettings):
     """Base class of sources of records, with their keys or columns."""
 
     name: str
@@ -83,7 +79,7 @@ class HubSource(RecordSource):
     streaming: bool = Field(True, description="read over the network as needed instead of downloading first")
 
 
-class PreparedSource(DataModel):
+class PreparedSource(StrictSettings):
     """The documents of a prepared folder: validation text to exclude from other sources of a mixture, or text
     to prepare with another tokenizer."""
 

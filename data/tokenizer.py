@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import sentencepiece
 
-from data.errors import DataError
 from data.files import atomic, damage_reported, read_json, write_json
+from errors import DataError
 
 SPACE = "\u2581"  # how sentencepiece represents a space inside its pieces
 BLOCK = 1 << 20  # characters per block where lines are encoded independently

@@ -2,8 +2,8 @@
 training.
 """
 
+from errors import EvaluationError
 from evaluation.comparable import comparable
-from evaluation.errors import EvaluationError
 from evaluation.monitor import monitor_targets
 from evaluation.reports.loss_figures import draw_figures
 from evaluation.run import EvaluatedModel

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from evaluation.errors import EvaluationError
+from errors import EvaluationError
 
 # What must be equal, causes first, and how to fix a difference.
 _MUST_AGREE = {

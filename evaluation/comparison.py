@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from evaluation.errors import EvaluationError
+from errors import EvaluationError
 from evaluation.reports.base import Report, Table, estimate, finite
 from evaluation.reports.figures import FigureText, save
 from evaluation.reports.loss_figures import length_figure, loss_curve

@@ -7,6 +7,7 @@ from hashlib import sha256
 from typing import Any, ClassVar, Protocol
 
 from data.tasks import HaystackTask
+from errors import EvaluationError
 from evaluation.comparison import RunComparison
 from evaluation.diagnostics import (
     AttentionDiagnosticSettings,
@@ -16,7 +17,6 @@ from evaluation.diagnostics import (
 )
 from evaluation.diagnostics.attention_report import AttentionReport
 from evaluation.diagnostics.generation_report import GenerationReport
-from evaluation.errors import EvaluationError
 from evaluation.ranks import EvaluationRanks
 from evaluation.reports.base import Report
 from evaluation.reports.exposure_strip import add_strip

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from evaluation.errors import EvaluationError
+from errors import EvaluationError
 from model import find_device
 
 LAUNCH = "torchrun --nproc_per_node N evaluate.py ..."

@@ -8,7 +8,7 @@ from typing import Any
 from data.sampling.exposure import Exposure
 from data.tasks import Task
 from data.tokenizer import Tokenizer
-from evaluation.errors import EvaluationError
+from errors import EvaluationError
 from evaluation.scoring.methods import Method
 from evaluation.stores import EvaluationStores
 from model import Transformer

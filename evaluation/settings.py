@@ -4,13 +4,13 @@ import hashlib
 import json
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
+
+from errors import StrictSettings
 
 
-class ContaminationSettings(BaseModel):
+class ContaminationSettings(StrictSettings):
     """Passages that also occur in the training text, or in an earlier document of the same corpus."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     check: bool = Field(
         default=True,
@@ -18,10 +18,8 @@ class ContaminationSettings(BaseModel):
     )
 
 
-class MeasurementSettings(BaseModel):
+class MeasurementSettings(StrictSettings):
     """Settings shared by every kind of evaluation: methods, dtype, results folder."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     protocol: str
     folder: str | None = Field(

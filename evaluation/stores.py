@@ -7,7 +7,7 @@ from pathlib import Path
 from data import DataError, Tokenizer, TokenStore, open_prepared
 from data.sources import GENERATED, open_text
 from data.tasks import HaystackTask, is_for
-from evaluation.errors import EvaluationError
+from errors import EvaluationError
 
 
 @dataclass(frozen=True)

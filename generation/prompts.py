@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
-from training.errors import TrainingError
+from errors import TrainingError
 
 
 def read_prompts(

@@ -1,6 +1,6 @@
 """Other people's checkpoints. No pickle is read and no code of a folder is run."""
 
-from interop.errors import InteropError
+from errors import InteropError
 from interop.huggingface import ImportedModel, read_folder
 
 __all__ = ["ImportedModel", "InteropError", "read_folder"]

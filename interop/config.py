@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from interop.errors import InteropError
+from errors import InteropError
 from interop.weights import LAYOUT
 from model import ModelSettings
 from model.position.scaling import YaRNScaling, plain_frequencies, ramp_ends

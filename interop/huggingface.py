@@ -11,8 +11,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from errors import InteropError
 from interop.config import ImportedShape, read_config
-from interop.errors import InteropError
 from interop.weights import DERIVED, shapes, theirs
 from model import Transformer
 

@@ -1,8 +1,8 @@
 """The decoder and its positional schemes, independent of files, data and training."""
 
+from errors import ModelError
 from model.cache import Cache
 from model.devices import find_device
-from model.errors import ModelError
 from model.loss import IGNORED
 from model.position import SCHEMES, TokenPositions
 from model.settings import AnyPosition, LinearMixer, ModelSettings, check_override, legal_overrides

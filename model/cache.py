@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from model.errors import ModelError
+from errors import ModelError
 from model.position import TokenPositions
 from model.settings import LinearMixer
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from model.errors import ModelError
+from errors import ModelError
 
 
 def find_device(name: str, local_rank: int = 0) -> torch.device:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from errors import ModelError
 from model.cache import Cache
-from model.errors import ModelError
 from model.position import TokenPositions
 from model.transformer import Transformer
 

@@ -14,7 +14,7 @@ from pydantic import (
     model_validator,
 )
 
-from model.errors import ModelError, StrictSettings
+from errors import ModelError, StrictSettings
 from model.position import SCHEMES, PositionSettings
 from model.position.schemes.rope import RopeSettings
 

@@ -15,12 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from errors import ModelError
 from model.attention.kernels import AttentionHook
 from model.attention.linear import check_scheme
 from model.attention.softmax import Modifiers
 from model.block import Block
 from model.cache import Cache
-from model.errors import ModelError
 from model.loss import chunked_nll
 from model.position import (
     SCHEMES,

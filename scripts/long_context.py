@@ -29,12 +29,12 @@ import numpy as np
 import torch
 
 from data.files import write_text
+from errors import TrainingError
 from evaluation import ModelScorer
 from evaluation.scoring.forecast import memory_needed
 from model import SCHEMES, Transformer
 from training.config.load import load_settings
 from training.config.settings import RunSettings
-from training.errors import TrainingError
 from training.logging.console import Console, Parser, duration, run_main
 from training.run.directory import is_run, load
 from training.run.hardware import peak_memory, prepare_cpu

@@ -28,13 +28,13 @@ from typing import Any, cast
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # allows running from any directory
 
+from errors import ConfigError
 from evaluation.reports.base import write_table
 from evaluation.reports.figures import save
 from evaluation.schemes.curves import SchemeShape
 from evaluation.schemes.figures import FIGURES, FigureRequest
 from model.position import PositionalScheme
 from training.config.yaml_io import parse_yaml
-from training.errors import ConfigError
 from training.logging.console import Console, Parser, run_main
 from training.run.directory import load
 

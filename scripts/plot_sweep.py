@@ -19,10 +19,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
+from errors import StudyError
 from evaluation.comparable import comparable
 from evaluation.reports.base import write_table
 from evaluation.reports.figures import COLOURS, INK, MARKERS, Curve, FigureText, Panel, panels_figure, save
-from studies.errors import StudyError
 from studies.report.document import counted
 from studies.results.losses import read_losses
 from studies.results.stored import RESULTS, SEED, StoredStudy, read_results, read_study

@@ -20,9 +20,9 @@ import numpy as np
 import torch
 
 from data import open_prepared
+from errors import TrainingError
 from evaluation.reports.base import write_table
 from model import SCHEMES, TokenPositions, Transformer
-from training.errors import TrainingError
 from training.logging.console import Console, Parser, run_main
 from training.run.directory import LoadedRun, load, read_manifest
 

@@ -13,7 +13,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from data.files import locked
-from training.errors import TrainingError
+from errors import TrainingError
 from training.files import read_json
 from training.logging.console import Console, Parser, run_main
 from training.logging.metrics_file import last_lines

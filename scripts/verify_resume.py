@@ -33,8 +33,8 @@ import psutil
 import torch
 from safetensors.torch import load_file
 
+from errors import TrainingError
 from training.checkpoint.storage import MANIFEST, find_checkpoint
-from training.errors import TrainingError
 from training.files import read_json
 from training.logging.console import Console, Parser, run_main
 from training.logging.metrics_file import last_lines, read_metrics

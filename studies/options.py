@@ -5,7 +5,7 @@ import sys
 from argparse import Namespace
 from pathlib import Path
 
-from studies.errors import StudyError
+from errors import StudyError
 from studies.running.runner import gpus
 from studies.settings import StudySettings
 from training.config.command_line import parse

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from data.settings import TaskSource
+from errors import TrainingError
 from evaluation import EvaluatedModel, EvaluationError, EvaluationSettings
 from evaluation.diagnostics import DiagnosticSettings
 from evaluation.ranks import this_process
@@ -17,7 +18,6 @@ from evaluation.stores import EvaluationStores
 from model import ModelError, Transformer, legal_overrides
 from studies.results.training_curves import names_of
 from training.config.settings import RunSettings
-from training.errors import TrainingError
 from training.exposure import exposure_of
 from training.files import read_json
 from training.logging.console import Console

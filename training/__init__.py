@@ -1,5 +1,5 @@
 """Settings, console, run directories, checkpoints, logs, optimizer and schedule."""
 
-from training.errors import ConfigError, TrainingError
+from errors import ConfigError, TrainingError
 
 __all__ = ["ConfigError", "TrainingError"]

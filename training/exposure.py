@@ -7,10 +7,10 @@ from data import BatchSampler, DataError, PreparedData, open_prepared
 from data.preparation.groups import TextGroups
 from data.sampling.batches import TrainingText
 from data.sampling.exposure import EXPOSURE, Exposure, ExposureLedger, ExposureRule, read_exposure
+from errors import TrainingError
 from model import ModelSettings
 from training.checkpoint.storage import steps_of
 from training.config.settings import RunSettings
-from training.errors import TrainingError
 from training.run.directory import read_manifest, read_settings
 from training.stages import stage_of, stages_of
 

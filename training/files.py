@@ -8,7 +8,7 @@ from pathlib import Path
 
 from data import files
 from data.files import sha256_of
-from training.errors import TrainingError
+from errors import TrainingError
 
 __all__ = ["is_disk_full", "read_json", "sha256_of", "sync", "with_keys", "write_json", "write_text"]
 

@@ -6,7 +6,7 @@ import signal
 import sys
 import threading
 
-from training.errors import INTERRUPTED, REQUEUE
+from errors import INTERRUPTED, REQUEUE
 
 PATIENCE = 0.5  # seconds in which the main thread must have handled a signal
 _ASK = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 import torch
 
+from errors import ConfigError, TrainingError
 from model import ModelError, ModelSettings, Transformer, check_override, legal_overrides
 from training.config.load import apply_overrides, differences
 from training.config.settings import RunSettings
-from training.errors import ConfigError, TrainingError
 
 _POSITION = "model.position."
 _OF_THE_PATTERN = {"name", "layers", "kinds"}  # first keys of overrides of the pattern itself

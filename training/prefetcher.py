@@ -14,7 +14,7 @@ from functools import partial
 from typing import TypeVar
 
 from data import Batch, DataError
-from training.errors import INTERRUPTED, REQUEUE, TrainingError
+from errors import INTERRUPTED, REQUEUE, TrainingError
 from training.logging.metrics_logger import MetricsLogger
 from training.run.setup import TrainingRun
 

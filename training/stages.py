@@ -7,10 +7,10 @@ trained checkpoint allows at test time.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from errors import TrainingError
 from model import ModelError, ModelSettings
 from training.config.settings import RunSettings, TrainingSettings
 from training.config.stage_settings import StageSettings
-from training.errors import TrainingError
 from training.optim.lr_schedule import learning_rate, steps_of
 from training.position_overrides import override
 

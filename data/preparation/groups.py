@@ -17,7 +17,6 @@ from itertools import takewhile, zip_longest
 from pathlib import Path
 from typing import Any
 
-from data.errors import DataError
 from data.files import locked, read_json, write_json
 from data.preparation.prepare import further_text, prepare_one
 from data.preparation.prepared import PreparedData, open_prepared
@@ -26,6 +25,7 @@ from data.preparation.summary import NullConsole
 from data.settings import DataSettings
 from data.sources import open_source
 from data.store import TokenStore, hint
+from errors import DataError
 
 POLL_INTERVAL = 0.2  # seconds
 PATIENCE = 60  # seconds within which a preparing process must start

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from data.errors import DataError
 from data.files import locked, read_json, write_json
 from data.preparation.duplicates import ShingleIndex, shingles
 from data.preparation.encoding import Chunk, ChunkEncoder, result_path
@@ -42,6 +41,7 @@ from data.sources.prepared import finished_folder
 from data.store import TokenStore, token_dtype, write_manifest
 from data.text_settings import PreparedSource
 from data.tokenizer import ByteTokenizer, Tokenizer, load_sentencepiece, load_tokenizer
+from errors import DataError
 
 PIECE = 64 << 10  # characters per sampled piece of the tokenizer's training text
 MOST_HELD_OUT = 3  # beyond valid_fraction, at most one document in this many is held out

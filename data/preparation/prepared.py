@@ -6,7 +6,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from data.errors import DataError
 from data.files import damage_reported, read_json
 from data.hashing import canonical_hash
 from data.settings import DataSettings, SentencePieceSettings
@@ -14,6 +13,7 @@ from data.sources import open_source
 from data.sources.prepared import finished_folder
 from data.store import FORMAT, TokenStore, hint
 from data.tokenizer import ByteTokenizer, Tokenizer, load_sentencepiece, load_tokenizer
+from errors import DataError
 
 FIRST, VALID = "data.source", "data.valid_source"  # the settings that specify text, for messages
 # Settings that change the use or the location of prepared text, but not its content.

@@ -17,10 +17,10 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 
-from data.errors import DataError
 from data.files import atomic, read_json, write_json
 from data.settings import DataSettings
 from data.sources import GENERATED, Source
+from errors import DataError
 
 SCHEMA = pyarrow.schema(
     {

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import sentencepiece
 
-from data.errors import DataError
 from data.settings import SentencePieceSettings
 from data.tokenizer import SentencePieceTokenizer
+from errors import DataError
 
 LONGEST_LINE = 4000  # bytes; sentencepiece drops longer lines silently
 # Newline and tab are separate tokens. The trainer drops lines that contain any of the others.

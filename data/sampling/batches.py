@@ -19,13 +19,13 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from data.errors import DataError
 from data.preparation.groups import TextGroups
 from data.sampling.mixture import MixturePattern
 from data.sampling.positions import PACKINGS, PlainPositions, place
 from data.sampling.random_draws import permuted
 from data.sampling.segments import ChunkLayout, Segment, SegmentPlan, stream_key, window_samplers
 from data.store import TokenStore
+from errors import DataError
 
 PLAIN = PlainPositions()
 IGNORED = -100  # excluded from the loss

@@ -11,7 +11,7 @@ from math import lcm
 
 import numpy as np
 
-from data.errors import DataError
+from errors import DataError
 
 LONGEST = 10_000  # longest period of a pattern, in samples
 

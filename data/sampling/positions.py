@@ -18,7 +18,7 @@ import numpy as np
 from pydantic import Field
 
 from data.sampling.random_draws import ROUNDS, below, bits, fractions, key_of, shuffled
-from data.text_settings import DataModel
+from errors import StrictSettings
 
 
 class PositionedTokens(NamedTuple):
@@ -75,7 +75,7 @@ class PositionDraws:
         return bits(key_of(self.seed, self.step, "positions", what), self.rows, self.document, *token)
 
 
-class PlainPositions(DataModel):
+class PlainPositions(StrictSettings):
     """Positions count from 0 in each text."""
 
     fractional: ClassVar[bool] = False  # whether positions are real-valued

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from glob import has_magic
 from pathlib import Path
 
-from data.errors import DataError
 from data.sources.base import Document, Source, as_list, from_record
 from data.sources.local import check_columns
 from data.text_settings import HubSource
+from errors import DataError
 
 FORMATS = {"arrow", "csv", "json", "parquet", "text"}  # values of `path` that name a format, not a data set
 

@@ -16,9 +16,9 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 
-from data.errors import DataError
 from data.sources.base import Document, Source, as_list, decoded, from_record, utf8
 from data.text_settings import FilesSource, StdlibSource
+from errors import DataError
 
 BLOCK = 1 << 20
 LARGEST = 1 << 28  # default limit on the bytes of a document

@@ -4,11 +4,11 @@ import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
-from data.errors import DataError
 from data.sources.base import Document, Source, checked
 from data.store import TokenStore
 from data.text_settings import PreparedSource
 from data.tokenizer import load_tokenizer
+from errors import DataError
 
 
 def finished_folder(path: str, setting: str) -> Path:

@@ -6,8 +6,8 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from data.errors import DataError
 from data.tasks.items import Task, TaskItem, TaskRequest
+from errors import DataError
 
 LEAST_DIGITS = 3  # minimum digits of a summand
 

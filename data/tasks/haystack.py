@@ -5,9 +5,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from data.errors import DataError
 from data.sampling.random_draws import below, bits, key_of
 from data.tokenizer import Tokenizer
+from errors import DataError
 
 BEYOND = 1 << 12  # tokens kept per document beyond `longest`, to vary the start
 LETTERS = 8  # letters per token, an estimated maximum; limits how much of a document is encoded first

@@ -7,10 +7,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from data.errors import DataError
 from data.sampling.random_draws import below, bits, key_of
-from data.text_settings import DataModel
 from data.tokenizer import Tokenizer
+from errors import DataError, StrictSettings
 
 CACHED = 100_000  # encodings kept
 SORTED = 4096  # sets up to this size are shuffled completely; from larger sets, distinct numbers are sampled
@@ -38,7 +37,7 @@ class TaskItem:
     distance: int | None = None
 
 
-class Task(DataModel):
+class Task(StrictSettings):
     """Base class of tasks: their settings, and the items made from them."""
 
     name: str

@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 
 from data.files import atomic
+from errors import EvaluationError
 from evaluation.contamination.ngrams import VERSION, PassageReader
-from evaluation.errors import EvaluationError
 from evaluation.scoring.protocols import TargetWindows
 from evaluation.scoring.targets import content_hash
 from evaluation.scoring.text import EvaluationText

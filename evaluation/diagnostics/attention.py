@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from errors import EvaluationError
 from evaluation.diagnostics.session import DiagnosticResult, DiagnosticSession
 from evaluation.diagnostics.settings import AttentionDiagnosticSettings
 from evaluation.diagnostics.turns import (
@@ -21,7 +22,6 @@ from evaluation.diagnostics.turns import (
     unturned_features,
 )
 from evaluation.diagnostics.weights import AttentionRecorder, AttentionSample, bucket_edges, last_outputs
-from evaluation.errors import EvaluationError
 from evaluation.run import EvaluatedModel, absent_cells
 from evaluation.scoring.evaluate import evenly_spread
 from evaluation.scoring.forecast import fit_pace

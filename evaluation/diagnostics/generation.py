@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from errors import EvaluationError
 from evaluation.diagnostics.repetition import by_bucket
 from evaluation.diagnostics.session import DiagnosticResult, DiagnosticSession
 from evaluation.diagnostics.settings import GenerationDiagnosticSettings
-from evaluation.errors import EvaluationError
 from evaluation.run import EvaluatedModel
 from evaluation.scoring.forecast import fit_pace
 from evaluation.scoring.methods import Method

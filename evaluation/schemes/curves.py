@@ -15,7 +15,7 @@ import torch
 from pydantic import BaseModel, ValidationError
 from torch import Tensor
 
-from evaluation.errors import EvaluationError
+from errors import EvaluationError
 from model import ModelError
 from model.position import (
     SCHEMES,

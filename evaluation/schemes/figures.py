@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from torch import Tensor
 
-from evaluation.errors import EvaluationError
+from errors import EvaluationError
 from evaluation.reports.figures import (
     COLOURS,
     DOTTED,

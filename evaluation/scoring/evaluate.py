@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
+from errors import EvaluationError
 from evaluation.contamination.screening import Screening, screen, shared_text
-from evaluation.errors import EvaluationError
 from evaluation.ranks import EvaluationRanks
 from evaluation.run import EvaluatedModel, absent_cells, resolve_all
 from evaluation.scoring.methods import TRAINED, TRUNCATE, Method, new_sinks

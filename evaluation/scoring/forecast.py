@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from evaluation.errors import EvaluationError
+from errors import EvaluationError
 from evaluation.scoring.scoring import ModelScorer
 from model import LinearMixer, TokenPositions, Transformer
 from model.attention.kernels import choose, query_block

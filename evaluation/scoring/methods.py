@@ -9,7 +9,7 @@ from pathlib import Path
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from evaluation.errors import EvaluationError
+from errors import EvaluationError
 
 TRAINED = "trained"  # no override: the reference
 TRUNCATE = "truncate"  # as trained, context truncated to the last L0 tokens; not an override

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from evaluation.errors import EvaluationError
+from errors import EvaluationError
 from evaluation.scoring.protocols import (
     TargetWindows,
     block_windows,

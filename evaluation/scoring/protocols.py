@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from evaluation.errors import EvaluationError
+from errors import EvaluationError
 from evaluation.scoring.targets import TargetSet, draw_documents, draw_integer, too_few
 from evaluation.scoring.text import EvaluationText
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from evaluation.errors import EvaluationError
+from errors import EvaluationError
 from evaluation.scoring.protocols import Scorer, TargetWindows
 from evaluation.scoring.text import EvaluationText
 from model import Cache, TokenPositions, Transformer

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields
 
 import numpy as np
 
-from evaluation.errors import EvaluationError
+from errors import EvaluationError
 from evaluation.scoring.text import EvaluationText
 
 

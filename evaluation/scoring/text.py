@@ -12,7 +12,7 @@ Index 0 is never a target (nothing precedes it), hence BOS never is; EOS is cut 
 
 import numpy as np
 
-from evaluation.errors import EvaluationError
+from errors import EvaluationError
 
 
 class EvaluationText:

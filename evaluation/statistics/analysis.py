@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from pydantic import TypeAdapter
 
-from evaluation.errors import EvaluationError
+from errors import EvaluationError
 from evaluation.scoring.evaluate import EvaluationResult
 from evaluation.scoring.methods import TRAINED, TRUNCATE
 from evaluation.statistics.context_reach import ContextReach, context_reach

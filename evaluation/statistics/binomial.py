@@ -6,7 +6,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from evaluation.errors import EvaluationError
+from errors import EvaluationError
 
 
 def wilson(

@@ -12,7 +12,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from evaluation.errors import EvaluationError
+from errors import EvaluationError
 from evaluation.scoring.methods import TRAINED, TRUNCATE
 from evaluation.statistics.intervals import interval, units_needed
 from evaluation.statistics.seeds import MANY_UNITS, SeedInterval, change, compare, needed

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evaluation.errors import EvaluationError
+from errors import EvaluationError
 from evaluation.statistics.intervals import POINTS_ONLY_BELOW, MeanInterval, smallest, t_quantile
 
 CLAIM_SEEDS = 3  # fewer seeds of a scheme: point estimates only

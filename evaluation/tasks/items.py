@@ -7,7 +7,7 @@ import numpy as np
 
 from data import DataError, Tokenizer
 from data.tasks import NO_TEXT, Haystacks, Task, TaskContext, TaskItem
-from evaluation.errors import EvaluationError
+from errors import EvaluationError
 from evaluation.scoring.targets import content_hash
 from evaluation.tasks.settings import TaskEvaluationSettings
 

@@ -14,11 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from errors import ModelError
 from model.attention.kernels import AttentionHook
 from model.attention.mask import AttentionMask, AttentionView, mask_dtype
 from model.attention.softmax import Projection
 from model.cache import LinearLayerCache, LinearState
-from model.errors import ModelError
 from model.position import (
     SCHEMES,
     AttentionContext,

@@ -7,10 +7,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from errors import ModelError
 from model.attention.kernels import AttentionHook, attend
 from model.attention.mask import AttentionView
 from model.cache import LayerCache
-from model.errors import ModelError
 from model.position import AttentionContext, AttentionPlan, ContentPlan, PositionSettings
 from model.settings import ModelSettings
 

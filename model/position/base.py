@@ -15,6 +15,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
+from errors import ModelError, StrictSettings
 from model.attention.kernels import precompute_masks
 from model.attention.mask import (
     AttentionMask,
@@ -25,7 +26,6 @@ from model.attention.mask import (
     MaskFunction,
     QueryBlock,
 )
-from model.errors import ModelError, StrictSettings
 from model.position.temperature import AnyTemperature, NoTemperature
 from model.position.token_positions import TokenPositions
 

@@ -8,8 +8,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from errors import ModelError
 from model.attention.mask import AttentionView, repeated
-from model.errors import ModelError
 from model.position.base import AttentionContext, AttentionPlan, HeadGeometry, PositionSettings
 
 Layout = Literal["half", "interleaved"]

@@ -14,7 +14,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from model.errors import StrictSettings
+from errors import StrictSettings
 from model.position.token_positions import TokenPositions
 
 Scale = Annotated[float, Field(gt=0, allow_inf_nan=False)]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from model.errors import ModelError
+from errors import ModelError
 
 LAYOUTS = ("plain", "ragged", "packed")
 

@@ -3,7 +3,7 @@
 #   sbatch --nodes 4 --gpus-per-node 8 --ntasks-per-node 8 scripts/launch/slurm.sh configs/base.yaml
 #   sbatch ... scripts/launch/slurm.sh configs/1b.yaml training.parallel.sharding=full
 # srun starts one task per GPU, so signals and exit statuses of train.py reach SLURM directly. Three minutes before the
-# time limit, or on preemption, every task saves a checkpoint and exits with status 75 (training/errors.py); the job is
+# time limit, or on preemption, every task saves a checkpoint and exits with status 75 (errors.py); the job is
 # requeued under its number and resumes. The repository, run directory and prepared text must be on a disk that all
 # nodes share. Prepare large texts first.
 #SBATCH --job-name=sextant

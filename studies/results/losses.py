@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from errors import EvaluationError
 from evaluation.comparable import comparable
-from evaluation.errors import EvaluationError
 from evaluation.scoring.methods import TRAINED
 from studies.results.stored import Group, StoredCell, StoredStudy, StudyVariant
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from errors import StudyError
 from evaluation.scoring.methods import TRAINED
-from studies.errors import StudyError
 from training.files import read_json
 
 RESULTS = "results.json"

@@ -14,7 +14,7 @@ from typing import TextIO
 
 import numpy as np
 
-from studies.errors import StudyError
+from errors import StudyError
 from training.logging.metrics_file import held_lines, latest
 from training.run.directory import is_run, not_a_run, read_manifest, read_settings
 

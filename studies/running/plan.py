@@ -13,17 +13,16 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from data import DataError, DataSettings, prepared_folder
+from errors import StudyError, TrainingError
 from evaluation import EvaluationError, EvaluationSettings, resolve_methods
 from evaluation.scoring.methods import TRAINED
 from evaluation.settings import MeasurementSettings
 from model import ModelError
-from studies.errors import StudyError
 from studies.report.document import counted
 from studies.results.stored import SCHEME, SEED
 from studies.settings import EvaluationEntry, StudySettings, matches
 from training.config.load import differences, load_settings
 from training.config.settings import RunSettings
-from training.errors import TrainingError
 from training.position_overrides import override
 from training.run.checks import check_model
 from training.run.directory import is_run, read_settings

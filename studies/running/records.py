@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from data.files import sha256_of, write_json
+from errors import TrainingError
 from evaluation.reports.exposure_strip import shares, thinned
 from evaluation.scoring.targets import content_hash
 from model import Transformer
@@ -22,7 +23,6 @@ from studies.running.plan import PlannedCell, PlannedEvaluation
 from studies.settings import StudySettings
 from training.checkpoint.storage import Checkpoint, find_checkpoint
 from training.config.settings import RunSettings
-from training.errors import TrainingError
 from training.exposure import exposure_of
 from training.files import read_json
 from training.logging.metrics_file import read_metrics

@@ -16,13 +16,12 @@ from pathlib import Path
 import torch
 
 from data.files import locked
-from studies.errors import StudyError
+from errors import StudyError, TrainingError
 from studies.running.plan import USER_ERRORS, PlannedCell
 from studies.running.processes import CommandRunner, last_error
 from studies.running.progress import BUSY, DONE, EVALUATING, FAILED, STOPPED, TRAINING, WAITING, StudyProgress
 from studies.running.records import CellRecord, trained
 from studies.running.texts import StudyTexts
-from training.errors import TrainingError
 from training.run.directory import held, is_run
 
 ROOT = Path(__file__).resolve().parents[2]

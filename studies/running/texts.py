@@ -9,9 +9,9 @@ from typing import Any
 from data import ByteTokenizer, DataSettings, PreparedData, prepare, prepared_folder
 from data.hashing import canonical_hash
 from data.settings import BytesSettings, SentencePieceSettings
+from errors import StudyError
 from evaluation import EvaluationSettings
 from evaluation.scoring.evaluate import choose_targets
-from studies.errors import StudyError
 from studies.running.plan import USER_ERRORS, CellProblems, PlannedCell, PlannedEvaluation
 from training.files import read_json
 from training.run.directory import MANIFEST, is_run

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from data.files import _host, atomic, locked, save_array
-from training.errors import TrainingError
+from errors import TrainingError
 from training.run.directory import held
 
 

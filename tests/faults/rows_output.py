@@ -8,11 +8,11 @@ import time
 from functools import partial
 from pathlib import Path
 
+from errors import REQUEUE
 from tests.faults.fault import Fault, Result, call
 from tests.processes import ScriptProcess
 from tests.training.conftest import ROOT, environment
 from training.checkpoint.storage import steps_of
-from training.errors import REQUEUE
 from training.run.directory import held
 
 LONG = ("training.tokens=4M", "training.validation.interval=null", "training.samples.prompts=[]")

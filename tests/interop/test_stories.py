@@ -17,8 +17,8 @@ from torch import nn
 from transformers import LlamaForCausalLM
 
 import generate
-from data.errors import DataError
 from data.tokenizer import load_sentencepiece
+from errors import DataError
 from generation import TextStream
 from interop import InteropError, read_folder
 from model import ModelSettings, TokenPositions, Transformer

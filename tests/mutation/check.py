@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import yaml
 
 from data.files import write_text
-from training.errors import TrainingError
+from errors import TrainingError
 from training.logging.console import Console, Parser, run_main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,7 +42,7 @@ COPIED = (
     "configs",
     "scripts",
 )
-FILES = ("pyproject.toml", "train.py", "generate.py", "evaluate.py", "study.py", "sextant.py")
+FILES = ("pyproject.toml", "errors.py", "train.py", "generate.py", "evaluate.py", "study.py", "sextant.py")
 
 
 @dataclass(frozen=True)

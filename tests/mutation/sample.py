@@ -290,7 +290,7 @@ def run_here(tree: Path, tests: list[str], output: Path) -> int:
     """pytest's exit status; this process is of no other use afterwards."""
     os.setsid()
     os.chdir(tree)
-    for name in [m for m in sys.modules if m.split(".")[0] in (*PACKAGES, "scripts", "tests")]:
+    for name in [m for m in sys.modules if m.split(".")[0] in (*PACKAGES, "errors", "scripts", "tests")]:
         del sys.modules[name]
     sys.path[0] = str(tree)
     sys.stdout = sys.stderr = output.open("w", encoding="utf-8", buffering=1)

@@ -5,10 +5,10 @@ import sys
 
 import pytest
 
+from errors import TrainingError
 from scripts import coordinate_check
 from scripts.coordinate_check import OPTIMIZERS, ActivationRow, check, main
 from tests.artists import close, labelled
-from training.errors import TrainingError
 
 WIDTHS = [32, 64, 128]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from training.errors import RANK_LOST, REQUEUE
+from errors import RANK_LOST, REQUEUE
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = sorted((ROOT / "scripts" / "launch").glob("*.sh"))

@@ -5,11 +5,11 @@ import sys
 
 import pytest
 
+from errors import TrainingError
 from evaluation import EvaluationError
 from evaluation.schemes.figures import FIGURES
 from model import ModelSettings, Transformer
 from scripts import plot_positions
-from training.errors import TrainingError
 
 
 def run(monkeypatch, *words: str) -> None:

@@ -7,9 +7,9 @@ import shutil
 import pytest
 
 from data.tokenizer import ByteTokenizer
+from errors import TrainingError
 from scripts import runs
 from training.config.settings import RunSettings
-from training.errors import TrainingError
 from training.run.directory import create_run
 
 

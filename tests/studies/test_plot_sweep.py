@@ -5,9 +5,9 @@ import math
 
 import pytest
 
+from errors import StudyError
 from evaluation import EvaluationError
 from scripts import plot_sweep
-from studies.errors import StudyError
 from studies.results.stored import read_study
 from training.files import write_json
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from studies.errors import StudyError
+from errors import StudyError
 from studies.report.report import write_report
 from studies.running.records import VOLATILE
 from tests.studies.conftest import ROOT, STUDY

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from training.errors import INTERRUPTED, REQUEUE
+from errors import INTERRUPTED, REQUEUE
 from training.interrupts import PATIENCE, Interrupts
 
 

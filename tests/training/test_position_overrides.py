@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from errors import TrainingError
 from model import SCHEMES, ModelError, Transformer
 from training.config.load import ConfigError, apply_overrides, load_settings
 from training.config.settings import RunSettings
-from training.errors import TrainingError
 from training.position_overrides import longest_input, override, why, widens
 from training.run.compatibility import check_extension
 

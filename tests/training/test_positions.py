@@ -10,12 +10,12 @@ from torch._dynamo.testing import CompileCounter
 
 from data import Batch
 from data.sampling.positions import place
+from errors import TrainingError
 from model import Transformer
 from tests.data.test_positions import chosen
 from tests.model.zoo import build, ids
 from training.config.load import load_settings
 from training.config.settings import RunSettings
-from training.errors import TrainingError
 from training.micro_batches import micro_batches, token_positions_of
 from training.run.checks import check_model
 

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from data import DataError
+from errors import INTERRUPTED, REQUEUE, TrainingError
 from training import prefetcher as module
-from training.errors import INTERRUPTED, REQUEUE, TrainingError
 from training.prefetcher import Prefetcher
 
 THERE, NOT_YET = (True, 0, None), (False, 0, None)

@@ -5,11 +5,11 @@ import torch
 import torch._dynamo
 from torch._dynamo.testing import CompileCounter
 
+from errors import ConfigError, TrainingError
 from model import Cache, ModelError, ModelSettings, TokenPositions, Transformer
 from tests.model.zoo import build, close, ids
 from training.config.load import identity, load_settings
 from training.config.settings import RunSettings
-from training.errors import ConfigError, TrainingError
 from training.optim.optimizer import learnt_by_positions, make_optimizer, set_learning_rates
 from training.run.checks import check_model, check_processes
 from training.run.compatibility import check_fork

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 
 import train
 from data import DataError
+from errors import INTERRUPTED, REQUEUE
 from evaluation import EvaluationError
 from model import ModelSettings, TokenPositions, Transformer
 from tests.training.conftest import command, environment, run
@@ -27,7 +28,6 @@ from training.config.optimizer_settings import AdamWSettings
 from training.config.settings import TrainingSettings
 from training.config.trainer_settings import StopOnNonFinite
 from training.distributed.parallel import Parallel
-from training.errors import INTERRUPTED, REQUEUE
 from training.logging.metrics_file import read_metrics
 from training.logging.metrics_logger import MetricsLogger
 from training.micro_batches import MicroBatch

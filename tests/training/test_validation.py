@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from data import ByteTokenizer
+from errors import TrainingError
 from training.config.trainer_settings import ValidationSettings
-from training.errors import TrainingError
 from training.logging.live import validation_in_words
 from training.run.checks import validation_steps
 from training.validation import OPENING, opening

@@ -10,13 +10,13 @@ import torch
 from torch import nn
 
 from data.sampling.exposure import write_exposure
+from errors import INTERRUPTED
 from training.checkpoint.restore import restore
 from training.checkpoint.retention import DIVERGED, HELD_OUT, held_out_state, newest_sound, prune
 from training.checkpoint.snapshot import Snapshot, capture
 from training.checkpoint.storage import find_checkpoint, save_snapshot
 from training.config.trainer_settings import CheckpointSettings
 from training.distributed.error_barrier import ALONE, ProcessGroup, error_barrier
-from training.errors import INTERRUPTED
 from training.exposure import make_ledger, with_parents
 from training.logging.metrics_logger import MetricsLogger
 from training.optim.ema import EMA

@@ -6,10 +6,10 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from errors import TrainingError
 from training.checkpoint.sharded import any_sharded, own_part, read_into, read_like, shapes_in
 from training.checkpoint.snapshot import weights_of
 from training.checkpoint.storage import AVERAGE, OPTIMIZER, WEIGHTS, Checkpoint
-from training.errors import TrainingError
 from training.optim.ema import EMA
 from training.optim.optimizer import clean_name, named_weights
 

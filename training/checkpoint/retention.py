@@ -5,9 +5,9 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from errors import TrainingError
 from training.checkpoint.storage import STATE, folder_of, remove_checkpoint, steps_of
 from training.config.trainer_settings import CheckpointSettings
-from training.errors import TrainingError
 from training.files import read_json
 
 DIVERGED = "diverged"  # true in a checkpoint's state: the loss is far above that of a uniform prediction

@@ -23,6 +23,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from errors import TrainingError
 from training.checkpoint.sharded import (
     TensorShard,
     flaw,
@@ -32,7 +33,6 @@ from training.checkpoint.sharded import (
 )
 from training.checkpoint.snapshot import Snapshot, capture
 from training.distributed.error_barrier import ALONE, ProcessGroup, error_barrier, on_all
-from training.errors import TrainingError
 from training.files import is_disk_full, read_json, sha256_of, sync, with_keys, write_json
 from training.optim.ema import EMA
 

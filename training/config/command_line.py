@@ -9,11 +9,11 @@ from argparse import Namespace
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from errors import ConfigError
 from training.config.help import describe_setting, named_settings
 from training.config.load import SettingsLayers, is_override
 from training.config.schema import FOLDER, SchemaNode, defaults, read_schema
 from training.config.yaml_io import read_yaml
-from training.errors import ConfigError
 from training.logging.console import Parser, run_main
 
 METHODS = FOLDER.parent / "evaluation" / "methods.yaml"

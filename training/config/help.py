@@ -7,8 +7,8 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from errors import ConfigError
 from training.config.schema import SchemaNode, leaves, walk
-from training.errors import ConfigError
 
 
 def named_settings(schemas: Sequence[SchemaNode], arguments: Iterable[str]) -> list[str]:

@@ -17,10 +17,10 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
+from errors import ConfigError
 from training.config.schema import SchemaNode, defaults, leaves, schema_of
 from training.config.validate import FEW, SettingsProblem, check, closest, from_pydantic
 from training.config.yaml_io import parse_yaml, read_yaml, write_yaml
-from training.errors import ConfigError
 
 S = TypeVar("S", bound=BaseModel)
 _DOTTED = re.compile(r"^([A-Za-z_][\w-]*(?:\.[\w-]+)*)=(.*)$", re.DOTALL)

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import yaml
 
-from training.errors import ConfigError
+from errors import ConfigError
 
 _TEXT = "tag:yaml.org,2002:str"
 _SCALARS = (

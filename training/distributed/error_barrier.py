@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from training.errors import TrainingError
+from errors import TrainingError
 
 PATIENCE = timedelta(hours=24)  # timeout of a collective; the watchdog detects lost processes long before
 T = TypeVar("T")

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 
 import torch
 
+from errors import TrainingError
 from training.config.settings import TrainingSettings
-from training.errors import TrainingError
 
 COMMAND = (
     "accelerate launch --config_file configs/accelerate/cpu.yaml --num_processes {n} train.py ... "

@@ -18,11 +18,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from errors import TrainingError
 from model import Transformer
 from training.config.settings import TrainingSettings
 from training.distributed.error_barrier import ALONE, PATIENCE, ProcessGroup, SideChannelGroup, error_barrier
 from training.distributed.launch import COMMAND, check_devices, check_launch, check_world, requests_fsdp
-from training.errors import TrainingError
 
 T = TypeVar("T")
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from training.errors import FAILED, RANK_LOST
+from errors import FAILED, RANK_LOST
 
 _HEARTBEATS = ".alive"
 _GRACE = 60.0  # seconds to finish writing, or to receive the error, after another process failed

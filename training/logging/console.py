@@ -21,11 +21,10 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from training.errors import TrainingError
+from errors import TrainingError, UserError
 from training.files import is_disk_full
 
 FRAMES = 4  # maximum redraws per second of a live view
-_PACKAGES = {"model", "data", "training", "evaluation", "generation", "interop", "studies"}
 # Control characters, surrogates and bidirectional controls, which a terminal would interpret.
 _UNPRINTABLE = {
     code: ascii(chr(code))[1:-1]
@@ -243,20 +242,6 @@ def duration(seconds: float) -> str:
     return f"{days:.0f} days" if days < 730 else f"{days / 365.25:,.0f} years"
 
 
-def is_user_error(error: BaseException) -> bool:
-    """Whether an error is the user's: a project error class, or an operating system error on a file.
-
-    The project's errors are ValueError subclasses named ...Error in one of the packages. They are identified
-    by module, as this package must not import all of theirs.
-    """
-    if isinstance(error, OSError):
-        return True
-    return isinstance(error, ValueError) and any(
-        cls.__module__.split(".")[0] in _PACKAGES and cls.__name__.endswith("Error")
-        for cls in type(error).__mro__
-    )
-
-
 def _message(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         names = [str(name) for name in (error.filename, error.filename2) if name is not None]
@@ -332,9 +317,7 @@ def run_main(main: Callable[[], int | None]) -> None:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
-    except Exception as error:
-        if not is_user_error(error):
-            raise
+    except (OSError, UserError) as error:
         rank = os.environ.get("RANK", "0")
         where = "" if rank == "0" else f"(process {rank}) "
         print(f"error: {where}{printable(_message(error))}", file=sys.stderr, flush=True)

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from training.errors import TrainingError
+from errors import TrainingError
 
 _BLOCK = 1 << 20  # bytes read at a time from the end of a file
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from data import Batch
-from training.errors import INTERRUPTED, TrainingError
+from errors import INTERRUPTED, TrainingError
 from training.files import read_json
 from training.logging.live import LiveView, short_name
 from training.logging.metrics_file import MetricsFile

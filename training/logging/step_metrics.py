@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from errors import INTERRUPTED, REQUEUE
 from training.distributed.parallel import Parallel
-from training.errors import INTERRUPTED, REQUEUE
 from training.optim.step_guard import StepDecision
 
 

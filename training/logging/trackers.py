@@ -7,8 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from errors import TrainingError
 from training.config.settings import RunSettings, TrainingSettings
-from training.errors import TrainingError
 from training.logging.console import Console
 
 FINISH = 20.0  # seconds to finish uploads

@@ -2,6 +2,7 @@
 
 import math
 
+from errors import TrainingError
 from training.config.optimizer_settings import (
     ConstantSchedule,
     CosineSchedule,
@@ -9,7 +10,6 @@ from training.config.optimizer_settings import (
     ScheduleSettings,
     WsdSchedule,
 )
-from training.errors import TrainingError
 
 
 def steps_of(share_or_steps: float, steps: int) -> int:

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from errors import TrainingError
 from model import Transformer
 from training.config.optimizer_settings import ROLES, AdamWBase, MuonSettings, OptimizerSettings
-from training.errors import TrainingError
 from training.optim.combined import CombinedOptimizer
 
 Named = tuple[str, nn.Parameter]

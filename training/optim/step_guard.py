@@ -7,10 +7,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from errors import TrainingError
 from training.checkpoint.retention import newest_sound
 from training.checkpoint.storage import steps_of
 from training.config.trainer_settings import NonFiniteSettings, SpikeSettings
-from training.errors import TrainingError
 
 NOT_FINITE, SPIKE = 1, 2  # reasons to skip an update; 0: it is applied
 REASONS = {NOT_FINITE: "not finite", SPIKE: "spike"}

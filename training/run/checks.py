@@ -2,10 +2,10 @@
 
 import torch
 
+from errors import TrainingError
 from model import SCHEMES, Transformer
 from training.config.settings import RunSettings
 from training.config.trainer_settings import ValidationSettings
-from training.errors import TrainingError
 from training.logging.trackers import check_trackers
 from training.optim.lr_schedule import steps_of
 from training.optim.optimizer import learnt_by_positions

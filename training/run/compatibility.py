@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from data import PreparedData
 from data.sampling.segments import Segment, chunk_sizes
+from errors import TrainingError
 from model import ModelError, ModelSettings
 from training.config.load import differences
 from training.config.settings import RunSettings
-from training.errors import TrainingError
 from training.optim.optimizer import make_optimizer
 from training.position_overrides import meta_model, override, why
 from training.stages import stages_of

@@ -23,6 +23,7 @@ import torch
 from data import PreparedData, open_prepared
 from data.files import locked
 from data.tokenizer import Tokenizer, load_tokenizer
+from errors import ConfigError, TrainingError
 from model import ModelSettings, Transformer
 from training.checkpoint.restore import load_average, load_weights
 from training.checkpoint.sharded import shapes_in
@@ -37,7 +38,6 @@ from training.checkpoint.storage import (
 )
 from training.config.load import differences, dump, identity, load_settings, split_arguments
 from training.config.settings import RunSettings
-from training.errors import ConfigError, TrainingError
 from training.files import read_json, with_keys, write_json, write_text
 from training.logging.console import Console
 from training.position_overrides import override

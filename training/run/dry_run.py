@@ -7,10 +7,10 @@ import torch
 
 from data import check_texts, expected_vocabulary
 from data.sampling.segments import Segment
+from errors import TrainingError
 from model import Transformer
 from training.config.settings import RunSettings
 from training.distributed.parallel import Parallel
-from training.errors import TrainingError
 from training.logging.console import Console, duration
 from training.logging.summary import steps_in_words
 from training.optim.optimizer import who_learns_at

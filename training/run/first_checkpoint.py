@@ -8,12 +8,12 @@ import torch
 
 from data.preparation.prepared import USE
 from data.sampling.exposure import write_exposure
+from errors import TrainingError
 from model import ModelSettings, Transformer
 from training.checkpoint.restore import load_weights
 from training.checkpoint.snapshot import weights_of
 from training.checkpoint.storage import copy_checkpoint, find_checkpoint, save_checkpoint
 from training.config.settings import RunSettings
-from training.errors import TrainingError
 from training.exposure import INHERITED, exposure_of
 from training.files import read_json, write_json
 from training.logging.console import Console

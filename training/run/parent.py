@@ -18,10 +18,10 @@ from pydantic import BaseModel
 
 from data.preparation.prepared import USE
 from data.settings import SentencePieceSettings
+from errors import TrainingError
 from training.checkpoint.storage import WEIGHTS, Checkpoint, find_checkpoint
 from training.config.load import asked_for, identity, load_settings
 from training.config.settings import RunSettings
-from training.errors import TrainingError
 from training.run.compatibility import check_start, with_table_length
 from training.run.directory import changed, is_run, not_a_run, read_manifest, read_settings, stem_of
 from training.stages import last_trained

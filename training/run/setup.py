@@ -16,6 +16,7 @@ from data import BatchSampler, PreparedData, prepare
 from data.files import remove_drafts
 from data.preparation.groups import TextGroups
 from data.sampling.exposure import EXPOSURE
+from errors import TrainingError
 from model import Transformer
 from training.checkpoint.storage import clean_leftovers
 from training.config.load import discarded, identity
@@ -23,7 +24,6 @@ from training.config.settings import RunSettings
 from training.distributed.error_barrier import error_barrier
 from training.distributed.parallel import Parallel
 from training.distributed.watchdog import Watchdog
-from training.errors import TrainingError
 from training.exposure import make_batches
 from training.interrupts import Interrupts
 from training.logging.console import Console

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from model.errors import ModelError
+from errors import ModelError
 from model.position.base import PositionalScheme, PositionSettings, normal
 from model.position.scaling import Factor, stretch_of
 from model.position.table import LookupTable, Rows, StretchedTables

@@ -8,8 +8,8 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
+from errors import ModelError
 from model.attention.mask import precise
-from model.errors import ModelError
 from model.position.base import AttentionContext, constant
 from model.position.pairwise import DistanceBias, DistanceSettings, RowBias
 from model.position.table import Constant

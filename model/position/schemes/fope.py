@@ -9,8 +9,8 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from errors import ModelError
 from model.attention.mask import mask_dtype
-from model.errors import ModelError
 from model.position.base import AttentionContext, AttentionPlan, PositionalScheme
 from model.position.rotation import RotationSettings, check_even, rotation_plan
 from model.position.scaling import plain_frequencies

@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from model.errors import ModelError
+from errors import ModelError
 from model.position.schemes.rope import Rope, RotarySettings
 
 

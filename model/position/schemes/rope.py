@@ -8,8 +8,8 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
+from errors import ModelError
 from model.attention.mask import AttentionMask, AttentionView
-from model.errors import ModelError
 from model.position.base import AttentionContext, AttentionPlan, PositionalScheme
 from model.position.remap import AnyRemap, NoRemap, RemapBranch, RemapContext
 from model.position.rotation import RotationSettings, check_even, rotate

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
+from errors import ModelError
 from model.attention.mask import QueryBlock
-from model.errors import ModelError
 from model.position.base import AttentionContext, AttentionPlan, PositionalScheme, PositionSettings
 from model.position.pairwise import UNROLLED, sum_after
 

@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from studies.errors import StudyError
+from errors import StudyError
 from studies.report.document import DARK
 from studies.report.findings import lead, sentence
 from studies.report.report import write_report

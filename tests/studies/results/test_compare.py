@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from studies.errors import StudyError
+from errors import StudyError
 from studies.report.findings import lead
 from studies.results.compare import derive
 from studies.results.losses import read_losses

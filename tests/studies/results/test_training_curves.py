@@ -9,8 +9,8 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
+from errors import StudyError
 from scripts import plot_run
-from studies.errors import StudyError
 from studies.report.training_figure import thinned, token_counts, training_figure
 from studies.results.training_curves import centred_mean, names_of, read_curves
 from training.files import write_json

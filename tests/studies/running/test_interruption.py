@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from studies.errors import StudyError
+from errors import StudyError
 from studies.running.processes import KEPT_BYTES, CommandRunner, last_error, truncate_log
 from studies.running.runner import lock_study
 from tests.studies.conftest import ROOT, command, environment

@@ -4,11 +4,10 @@ import itertools
 
 import pytest
 
-from studies.errors import StudyError
+from errors import ConfigError, StudyError
 from studies.running.plan import cells_of, running_order
 from studies.settings import StudySettings
 from training.config.load import dump, load_settings
-from training.errors import ConfigError
 
 TEXT = """
 base: [base.yaml, training.tokens=1M]

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from data import DataError
+from errors import StudyError
 from model import Transformer
-from studies.errors import StudyError
 from studies.results.stored import unfair_comparisons
 from studies.running import runner
 from studies.running.plan import GridCell

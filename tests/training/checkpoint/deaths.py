@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
+from errors import TrainingError
 from tests.training.config.toy import Net
 from training.checkpoint import storage as module
 from training.checkpoint.retention import prune
@@ -28,7 +29,6 @@ from training.checkpoint.storage import (
 )
 from training.config.optimizer_settings import AdamWSettings
 from training.config.trainer_settings import CheckpointSettings
-from training.errors import TrainingError
 from training.optim.optimizer import make_optimizer, set_learning_rates
 
 

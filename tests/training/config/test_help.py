@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel, Field
 
+from errors import ConfigError, TrainingError
 from tests.training.config.toy import Root
 from training.config.command_line import COMMON, EXAMPLES, SCHEMAS, help_page, parse
 from training.config.help import describe_setting, named_settings
 from training.config.schema import leaves, read_schema, schema_of
 from training.config.settings import RunSettings
-from training.errors import ConfigError, TrainingError
 
 ROOT = Path(__file__).resolve().parents[3]
 RUN = [schema_of(RunSettings)]

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import Field
 
+from errors import ConfigError
 from model import SCHEMES
 from tests.training.config.toy import Alibi, Root, Rope, S, Yarn
 from training.config.load import (
@@ -21,7 +22,6 @@ from training.config.load import (
 from training.config.schema import leaves, schema_of
 from training.config.settings import RunSettings
 from training.config.validate import ALIASES, RENAMED
-from training.errors import ConfigError
 
 
 def complaint(*words, cls=Root):

@@ -2,9 +2,9 @@
 
 import pytest
 
+from errors import ConfigError
 from training.config.load import apply_overrides, discarded, dump, identity, load_settings
 from training.config.settings import RunSettings
-from training.errors import ConfigError
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from errors import ConfigError
 from training.config.yaml_io import parse_yaml, read_yaml, write_yaml
-from training.errors import ConfigError
 
 
 @pytest.mark.parametrize(

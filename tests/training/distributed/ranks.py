@@ -20,9 +20,9 @@ import torch
 
 import train
 import training.run.setup
+from errors import TrainingError
 from tests.processes import free_port
 from training.distributed.parallel import Parallel
-from training.errors import TrainingError
 from training.logging.metrics_logger import MetricsLogger
 from training.run.hardware import peak_flops
 

@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from data import prepare
 from data.settings import DataSettings
+from errors import TrainingError
 from model import TokenPositions
 from model.sampling import Generation, SamplingParams
 from tests.training.distributed.curves import CLIP, Training, shared
@@ -27,7 +28,6 @@ from training.config.load import load_settings
 from training.config.settings import RunSettings, TrainingSettings
 from training.config.trainer_settings import CheckpointSettings
 from training.distributed.parallel import Parallel
-from training.errors import TrainingError
 from training.exposure import make_batches
 from training.logging.console import Console
 from training.micro_batches import token_positions_of

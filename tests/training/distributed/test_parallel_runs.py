@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 import train
+from errors import TrainingError
 from tests.processes import free_port
 from tests.training.conftest import ROOT, environment
 from tests.training.distributed.curves import afresh, shared
@@ -24,7 +25,6 @@ from training import validation as monitor
 from training.checkpoint import checkpointer as saving
 from training.checkpoint import storage as saved
 from training.checkpoint.snapshot import weights_of
-from training.errors import TrainingError
 from training.logging.metrics_file import MetricsFile
 from training.run.directory import load
 

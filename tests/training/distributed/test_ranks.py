@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from data import prepare
+from errors import FAILED, INTERRUPTED, RANK_LOST, REQUEUE
 from tests.training.conftest import ROOT, environment
 from tests.training.distributed.ranks import BUSY, TIMEOUT
 from training.checkpoint.storage import steps_of
-from training.errors import FAILED, INTERRUPTED, RANK_LOST, REQUEUE
 from training.logging.console import Console
 from training.logging.metrics_file import read_metrics
 from training.run.parent import read_run_settings

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from errors import REQUEUE
 from tests.training.conftest import ROOT, environment
 from tests.training.distributed.ranks import BUSY
 from tests.training.distributed.test_ranks import WORDS, lines
 from training.checkpoint.storage import steps_of
-from training.errors import REQUEUE
 
 STEPS = 75  # past the last group, so that all come again
 

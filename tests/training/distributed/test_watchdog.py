@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch.distributed as dist
 
+from errors import FAILED, RANK_LOST, REQUEUE
 from training.distributed.watchdog import Stopwatch, Watchdog, heartbeats_of, is_broken_link
-from training.errors import FAILED, RANK_LOST, REQUEUE
 
 
 def test_clock_jump_counts_as_one_poll():

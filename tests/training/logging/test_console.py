@@ -9,9 +9,8 @@ import sys
 
 import pytest
 
-from data.errors import DataError
 from data.files import atomic
-from evaluation.errors import EvaluationError
+from errors import DataError, EvaluationError
 from model import ModelError
 from training.config.load import ConfigError
 from training.logging import console as module

@@ -15,7 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.errors import TrainingError
+from errors import TrainingError
 from training.logging.metrics_file import MetricsFile, held_lines, read_metrics
 
 

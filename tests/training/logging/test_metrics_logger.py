@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from errors import INTERRUPTED, TrainingError
 from training.config.load import load_settings
 from training.config.settings import RunSettings
-from training.errors import INTERRUPTED, TrainingError
 from training.logging.console import Console
 from training.logging.metrics_file import read_metrics
 from training.logging.metrics_logger import MetricsLogger

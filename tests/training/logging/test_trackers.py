@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from errors import TrainingError
 from training.config.load import load_settings
 from training.config.settings import RunSettings
-from training.errors import TrainingError
 from training.logging.trackers import check_trackers, make_trackers
 
 LINES = (

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
+from errors import TrainingError
 from training.config.optimizer_settings import ConstantSchedule, CosineSchedule, LinearSchedule, WsdSchedule
-from training.errors import TrainingError
 from training.optim.lr_schedule import learning_rate, warmup_steps
 
 

@@ -7,10 +7,10 @@ import torch
 from pydantic import ValidationError
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from errors import TrainingError
 from model import ModelSettings, Transformer
 from tests.training.config.toy import Net
 from training.config.optimizer_settings import ROLES, AdamWSettings
-from training.errors import TrainingError
 from training.optim.combined import CombinedOptimizer
 from training.optim.optimizer import (
     clean_name,

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from errors import TrainingError
 from tests.training.config.toy import Net
 from training.checkpoint.retention import DIVERGED
 from training.checkpoint.storage import save_weights_only
 from training.config.trainer_settings import SkipNonFinite, SpikeSettings, StopOnNonFinite
-from training.errors import TrainingError
 from training.optim.step_guard import NOT_FINITE, SPIKE, StepGuard, raise_stopped
 
 NAN = math.nan

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from errors import TrainingError
 from training.config.load import load_settings
 from training.config.settings import RunSettings
-from training.errors import TrainingError
 from training.logging.console import Console
 from training.logging.summary import announce
 from training.run.checks import check_model, make_model
