@@ -139,7 +139,7 @@ def train(*arguments: str, run_dir: str | Path | None = None) -> "LoadedRun":
     """
     words = list(arguments)
     if run_dir is None:
-        settings, _ = import_module("training.run.extension").read_run_settings(words)
+        settings, _ = import_module("training.run.parent").read_run_settings(words)
         folder = Path(import_module("training.run.directory").run_folder(settings, words))
     else:
         folder = Path(run_dir)

@@ -1,4 +1,4 @@
-"""Atomic file writes (to a temporary name, flushed, then renamed), file locks and hashes."""
+"""Atomic file writes (to a temporary name, flushed, then renamed), JSON files, file locks and hashes."""
 
 import errno
 import fcntl
@@ -7,7 +7,7 @@ import json
 import os
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, BinaryIO
@@ -15,9 +15,10 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from errors import DataError
+from errors import DataError, TrainingError
 
 BLOCK = 1 << 20
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextmanager
@@ -51,11 +52,23 @@ def atomic(path: Path) -> Iterator[BinaryIO]:
     finally:
         draft.unlink(missing_ok=True)
     # Sync the rename, so that after a power failure no manifest exists without its shards.
-    handle = os.open(path.parent, os.O_RDONLY)
+    sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Flush a file or a folder to the disk."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Whether an error means a full disk; safetensors reports this only in the message."""
+    if isinstance(error, OSError) and error.errno in _FULL:
+        return True
+    return any(os.strerror(number) in str(error) for number in _FULL)
 
 
 def save_array(path: Path, array: np.ndarray) -> None:
@@ -93,12 +106,37 @@ def write_text(path: Path, text: str) -> None:
         file.write(text.encode())
 
 
-def write_json(path: Path, value: Any) -> None:
-    write_text(path, json.dumps(value, ensure_ascii=False, indent=1))
+def write_json(path: Path, value: Any, allow_nan: bool = True) -> None:
+    write_text(path, json.dumps(value, ensure_ascii=False, indent=1, allow_nan=allow_nan) + "\n")
 
 
 def read_json(path: Path) -> Any:
     return json.loads(path.read_bytes())
+
+
+def read_object(path: Path, needed: Mapping[str, type] | None = None) -> dict:
+    """Read the object in a JSON file of a run or study, and check that it has the `needed` keys.
+
+    Raises TrainingError with the name of the file or key that is missing or invalid.
+    """
+    try:
+        value = read_json(path)
+    except FileNotFoundError:
+        raise TrainingError(f"{path}: missing") from None
+    except (ValueError, RecursionError) as error:
+        raise TrainingError(f"{path}: not readable as JSON ({error})") from None
+    return with_keys(path, value, needed or {})
+
+
+def with_keys(where: object, value: object, needed: Mapping[str, type]) -> dict:
+    """Check that `value` is an object with these keys of these types, and return it."""
+    if not isinstance(value, dict):
+        raise TrainingError(f"{where}: not a JSON object; restore it")
+    for key, kind in needed.items():
+        if not isinstance(value.get(key), kind):
+            state = "is of the wrong type" if key in value else "is missing"
+            raise TrainingError(f"{where}: {key} {state}; restore the file")
+    return value
 
 
 def sha256_of(path: Path) -> str:

@@ -25,10 +25,10 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from data.files import write_text
 from errors import TrainingError
 from model import ModelSettings, TokenPositions, Transformer
 from training.config.optimizer_settings import AdamWBase, AdamWSettings, MuonSettings, OptimizerSettings
-from training.files import write_text
 from training.logging.console import Parser, run_main
 from training.optim.optimizer import make_optimizer, set_learning_rates
 

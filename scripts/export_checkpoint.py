@@ -16,9 +16,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # when run as a sc
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from data.files import sync
 from errors import TrainingError
 from training.checkpoint.snapshot import weights_of
-from training.files import sync
 from training.logging.console import Console, Parser, run_main
 from training.run.directory import load
 

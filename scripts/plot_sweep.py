@@ -19,6 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
+from data.files import write_text
 from errors import StudyError
 from evaluation.comparable import comparable
 from evaluation.reports.base import write_table
@@ -26,7 +27,6 @@ from evaluation.reports.figures import COLOURS, INK, MARKERS, Curve, FigureText,
 from studies.report.document import counted
 from studies.results.losses import read_losses
 from studies.results.stored import RESULTS, SEED, StoredStudy, read_results, read_study
-from training.files import write_text
 from training.logging.console import Parser, run_main
 
 

@@ -12,9 +12,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from data.files import locked
+from data.files import locked, read_object
 from errors import TrainingError
-from training.files import read_json
 from training.logging.console import Console, Parser, run_main
 from training.logging.metrics_file import last_lines
 from training.run.directory import LOCK, MANIFEST, SETTINGS, is_run, read_settings
@@ -39,7 +38,7 @@ def row_of(run: Path) -> list[str]:
         settings, lines, about = (
             read_settings(run),
             last_lines(run / "metrics.jsonl"),
-            read_json(run / MANIFEST),
+            read_object(run / MANIFEST),
         )
     except (ValueError, OSError) as error:
         return [str(run), *[""] * (len(COLUMNS) - 2), str(error).splitlines()[0]]

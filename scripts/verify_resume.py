@@ -33,9 +33,9 @@ import psutil
 import torch
 from safetensors.torch import load_file
 
+from data.files import read_object
 from errors import TrainingError
 from training.checkpoint.storage import MANIFEST, find_checkpoint
-from training.files import read_json
 from training.logging.console import Console, Parser, run_main
 from training.logging.metrics_file import last_lines, read_metrics
 from training.run.directory import SETTINGS, not_a_run
@@ -282,7 +282,7 @@ def same(a: object, b: object, tolerance: float) -> bool:
 def other_tensors(reference: Path, other: Path) -> str | None:
     """The first tensor of the last checkpoints that is not bit-identical; None if there is none."""
     folders = [find_checkpoint(run).folder for run in (reference, other)]
-    hashes = [read_json(folder / MANIFEST)["files"] for folder in folders]
+    hashes = [read_object(folder / MANIFEST)["files"] for folder in folders]
     for name in sorted(hashes[0].keys() | hashes[1].keys()):
         if hashes[0].get(name) == hashes[1].get(name):
             continue

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from data.files import read_object
 from data.settings import TaskSource
 from errors import TrainingError
 from evaluation import EvaluatedModel, EvaluationError, EvaluationSettings
@@ -19,7 +20,6 @@ from model import ModelError, Transformer, legal_overrides
 from studies.results.training_curves import names_of
 from training.config.settings import RunSettings
 from training.exposure import exposure_of
-from training.files import read_json
 from training.logging.console import Console
 from training.position_overrides import longest_input, override, why, widens
 from training.run.directory import LoadedRun, load, read_manifest
@@ -110,7 +110,7 @@ def open_stores(
     earlier = [parent.get("data") for parent in trained[1:]]
     earlier += [folder for one in trained for folder in one.get("mixture", ())]
     lists = [Path(one["groups"]) for one in trained if one.get("groups")]
-    earlier += [folder for file in lists if file.is_file() for folder in read_json(file)["folders"]]
+    earlier += [folder for file in lists if file.is_file() for folder in read_object(file)["folders"]]
     return EvaluationStores.open(folder, settings.split, tokenizer, about.get("data"), earlier)
 
 

@@ -41,6 +41,14 @@ def test_training_returns_the_loaded_run(run, words):
     torch.set_flush_denormal(False)
 
 
+def test_training_chooses_the_run_directory_of_the_command(run, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    trained = sextant.train(*words)
+    torch.set_flush_denormal(False)
+    assert trained.folder.resolve().is_relative_to(tmp_path / "runs")
+    assert trained.checkpoint_hash == run.checkpoint_hash
+
+
 def test_loading_with_an_override(run):
     loaded = sextant.load(run.folder, "model.position.theta=500")
     assert loaded.settings.model.position.theta == 500

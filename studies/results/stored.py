@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from data.files import read_object
 from errors import StudyError
 from evaluation.scoring.methods import TRAINED
-from training.files import read_json
 
 RESULTS = "results.json"
 SCHEME, SEED = "scheme", "seed"  # the axis that is compared, and the axis that repeats it
@@ -84,7 +84,7 @@ def read_results(folder: Path) -> dict:
     """results.json of a study. Raises StudyError if it does not exist."""
     if not (folder / RESULTS).is_file():
         raise StudyError(f"{folder / RESULTS} does not exist; run the study first")
-    return read_json(folder / RESULTS)
+    return read_object(folder / RESULTS)
 
 
 def read_study(results: dict) -> StoredStudy:

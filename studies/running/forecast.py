@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from data import PreparedData
+from data.files import read_object
 from evaluation import EvaluationSettings, EvaluationText
 from evaluation.scoring.methods import TRAINED, TRUNCATE
 from evaluation.scoring.plan import make_plan
@@ -17,7 +18,6 @@ from studies.running.plan import PlannedCell, PlannedEvaluation
 from studies.running.records import CellRecord, flops_of, trained
 from studies.running.texts import StudyTexts
 from training.checkpoint.storage import steps_of
-from training.files import read_json
 from training.logging.console import Console, duration
 from training.logging.metrics_file import read_metrics
 from training.run.checks import make_model, reach_of
@@ -103,7 +103,7 @@ def _forecast(plan: PlannedCell, texts: StudyTexts, folder: Path) -> CellForecas
 
 def _vocabulary(plan: PlannedCell, prepared: PreparedData | None) -> int:
     if is_run(plan.run):
-        return read_json(plan.run / MANIFEST)["vocab_size"]
+        return read_object(plan.run / MANIFEST)["vocab_size"]
     if prepared is not None:
         return prepared.tokenizer.vocab_size
     return getattr(plan.settings.data.tokenizer, "vocab_size", 258)

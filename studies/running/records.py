@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from data.files import sha256_of, write_json
+from data.files import read_object, sha256_of, write_json
 from errors import TrainingError
 from evaluation.reports.exposure_strip import shares, thinned
 from evaluation.scoring.targets import content_hash
@@ -24,7 +24,6 @@ from studies.settings import StudySettings
 from training.checkpoint.storage import Checkpoint, find_checkpoint
 from training.config.settings import RunSettings
 from training.exposure import exposure_of
-from training.files import read_json
 from training.logging.metrics_file import read_metrics
 from training.run.directory import MANIFEST, is_run
 from training.stages import stages_of
@@ -47,7 +46,7 @@ class CellRecord:
 
     def __init__(self, folder: Path, plan: PlannedCell):
         self.plan, self.file = plan, folder / "cells" / f"{plan.cell.id}.json"
-        known = read_json(self.file) if self.file.is_file() else {}
+        known = read_object(self.file) if self.file.is_file() else {}
         self.finished: dict[str, dict] = known.get("finished", {})
         self.seconds: dict[str, float] = known.get("seconds", {})
         self._current: set[str] = set()  # evaluations done under the current settings
@@ -87,7 +86,7 @@ class CellRecord:
         write_json(self.file, state)
 
     def _evaluation(self, name: str) -> dict:
-        found = {k: value for k, value in read_json(self._results(name)).items() if k not in VOLATILE}
+        found = {k: value for k, value in read_object(self._results(name)).items() if k not in VOLATILE}
         if "checkpoint" in found:  # an absolute path
             found["checkpoint"] = f"runs/{self.plan.cell.id}"
         return found
@@ -106,7 +105,7 @@ def _identity(evaluation: PlannedEvaluation, extra: list[str], checkpoint: Check
 
 def _training(plan: PlannedCell, checkpoint: Checkpoint) -> tuple[dict, dict]:
     """(results of training, timing): only the second depends on the machine."""
-    settings, about = plan.settings, read_json(plan.run / MANIFEST)
+    settings, about = plan.settings, read_object(plan.run / MANIFEST)
     lines = read_metrics(plan.run / "metrics.jsonl")
     steps = [line for line in lines if line["kind"] == "train"]
     tokens, flops = settings.trained_tokens, flops_of(settings, about["vocab_size"])
@@ -174,7 +173,7 @@ def gather(study: StudySettings, name: str, folder: Path, plans: Sequence[Planne
     """Write results.json from the files of the cells, and return it. Apart from `timing` it depends on the
     training runs only."""
     files = [(plan, folder / "cells" / f"{plan.cell.id}.json") for plan in plans]
-    entries = [read_json(file)["entry"] if file.is_file() else pending(plan) for plan, file in files]
+    entries = [read_object(file)["entry"] if file.is_file() else pending(plan) for plan, file in files]
     results = {
         "format": 1,
         "name": name,

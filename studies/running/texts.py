@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from data import ByteTokenizer, DataSettings, PreparedData, prepare, prepared_folder
+from data.files import read_object
 from data.hashing import canonical_hash
 from data.settings import BytesSettings, SentencePieceSettings
 from errors import StudyError
 from evaluation import EvaluationSettings
 from evaluation.scoring.evaluate import choose_targets
 from studies.running.plan import USER_ERRORS, CellProblems, PlannedCell, PlannedEvaluation
-from training.files import read_json
 from training.run.directory import MANIFEST, is_run
 
 
@@ -61,7 +61,7 @@ class StudyTexts:
                 if (
                     own
                     and is_run(plan.run)
-                    and read_json(plan.run / MANIFEST).get("data_hash", own.hash) != own.hash
+                    and read_object(plan.run / MANIFEST).get("data_hash", own.hash) != own.hash
                 ):
                     raise StudyError(
                         f"{plan.run} was trained on data other than those now in {own.folder}; move the run "

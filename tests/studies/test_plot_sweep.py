@@ -5,11 +5,11 @@ import math
 
 import pytest
 
+from data.files import write_json
 from errors import StudyError
 from evaluation import EvaluationError
 from scripts import plot_sweep
 from studies.results.stored import read_study
-from training.files import write_json
 
 VALUES = ("0.04", "0.005", "0.01", "0.02")  # not in order
 BEST = {("a", "32"): 0.02, ("a", "64"): 0.02, ("b", "32"): 0.02, ("b", "64"): 0.005}

@@ -10,8 +10,8 @@ import pytest
 
 from data import DataError, open_prepared
 from data.sampling.exposure import read_exposure
+from errors import TrainingError
 from tests.training.test_train import here, lines, weights
-from training import TrainingError
 from training.checkpoint.storage import folder_of
 from training.exposure import exposure_of
 

@@ -17,12 +17,12 @@ from safetensors.torch import load_file
 
 import train
 from data import DataError
-from errors import INTERRUPTED, REQUEUE
+from errors import INTERRUPTED, REQUEUE, TrainingError
 from evaluation import EvaluationError
 from model import ModelSettings, TokenPositions, Transformer
 from tests.training.conftest import command, environment, run
 from tests.training.distributed.curves import shared, update
-from training import TrainingError, validation
+from training import validation
 from training.checkpoint.storage import AVERAGE, folder_of, steps_of
 from training.config.optimizer_settings import AdamWSettings
 from training.config.settings import TrainingSettings

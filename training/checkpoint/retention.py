@@ -5,10 +5,10 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from data.files import read_object
 from errors import TrainingError
 from training.checkpoint.storage import STATE, folder_of, remove_checkpoint, steps_of
 from training.config.trainer_settings import CheckpointSettings
-from training.files import read_json
 
 DIVERGED = "diverged"  # true in a checkpoint's state: the loss is far above that of a uniform prediction
 HELD_OUT = "held_out"  # in a checkpoint's state: {input tokens: held-out NLL in nats}
@@ -31,7 +31,7 @@ def held_out(run: Path, length: int) -> dict[int, float]:
 def _state_of(run: Path, step: int) -> dict:
     """A checkpoint's state; {} where it is damaged, which `find_checkpoint` reports."""
     try:
-        return read_json(folder_of(run, step) / STATE, {"state": dict})["state"]
+        return read_object(folder_of(run, step) / STATE, {"state": dict})["state"]
     except TrainingError:
         return {}
 

@@ -23,6 +23,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from data.files import is_disk_full, read_object, sha256_of, sync, with_keys, write_json
 from errors import TrainingError
 from training.checkpoint.sharded import (
     TensorShard,
@@ -33,7 +34,6 @@ from training.checkpoint.sharded import (
 )
 from training.checkpoint.snapshot import Snapshot, capture
 from training.distributed.error_barrier import ALONE, ProcessGroup, error_barrier, on_all
-from training.files import is_disk_full, read_json, sha256_of, sync, with_keys, write_json
 from training.optim.ema import EMA
 
 WEIGHTS, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
@@ -61,7 +61,7 @@ class Checkpoint:
     @property
     def saved(self) -> dict:
         """The content of state.json: the step, the state, and the optimizer's numbers and options."""
-        return read_json(self.folder / STATE, _STATE)
+        return read_object(self.folder / STATE, _STATE)
 
     @property
     def optimizer(self) -> dict:
@@ -205,7 +205,9 @@ def _write(
     kinds = {"model": snapshot.weights, "optimizer": snapshot.optimizer, "average": snapshot.average}
     written = [put(kind, held) for kind, held in kinds.items() if held is not None]
     if group.rank == 0:
-        write_json(building / STATE, {"step": step, "state": state, "optimizer": snapshot.options})
+        write_json(
+            building / STATE, {"step": step, "state": state, "optimizer": snapshot.options}, allow_nan=False
+        )
         written.append(building / STATE)
     files = {}
     for file in written:
@@ -219,7 +221,7 @@ def _seal(building: Path, step: int, files: dict[str, dict]) -> str:
     files = dict(sorted(files.items()))
     manifest = {"format": 1, "step": step, "files": files}
     manifest["hash"] = _digest(manifest)
-    write_json(building / MANIFEST, manifest)
+    write_json(building / MANIFEST, manifest, allow_nan=False)
     return manifest["hash"]
 
 
@@ -269,7 +271,7 @@ def _kept(run: Path) -> str:
 def damage(folder: Path, only: tuple[str, ...] | None = None) -> str | None:
     """A description of what is wrong with a checkpoint, or None; `only`: the files to verify, None: all."""
     try:
-        manifest = read_json(folder / MANIFEST)
+        manifest = read_object(folder / MANIFEST)
         files = dict(manifest["files"])
         if (
             not {WEIGHTS, STATE} <= {whole_name(name) for name in files}
@@ -290,7 +292,7 @@ def damage(folder: Path, only: tuple[str, ...] | None = None) -> str | None:
                 return f"{name} is altered: its content does not match its hash"
             if file.suffix == ".safetensors" and (wrong := flaw_of_file(file)) is not None:
                 return f"{name}: {wrong}"
-        read_json(folder / STATE, _STATE)
+        read_object(folder / STATE, _STATE)
     except (TrainingError, OSError) as error:
         return str(error)
     except (KeyError, TypeError, ValueError):
@@ -342,7 +344,7 @@ def _find(run: Path, console, step: int | None, only: tuple[str, ...] | None) ->
         folder = folder_of(run, candidate)
         problem = damage(folder, only)
         if problem is None:
-            found = Checkpoint(folder, candidate, read_json(folder / MANIFEST)["hash"])
+            found = Checkpoint(folder, candidate, read_object(folder / MANIFEST)["hash"])
             if wrong and console is not None:
                 console.warn(f"{'; '.join(wrong)}; going back to step {candidate}")
             return found

@@ -21,8 +21,8 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from data.files import is_disk_full
 from errors import TrainingError, UserError
-from training.files import is_disk_full
 
 FRAMES = 4  # maximum redraws per second of a live view
 # Control characters, surrogates and bidirectional controls, which a terminal would interpret.

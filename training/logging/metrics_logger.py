@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from data import Batch
+from data.files import read_object
 from errors import INTERRUPTED, TrainingError
-from training.files import read_json
 from training.logging.live import LiveView, short_name
 from training.logging.metrics_file import MetricsFile
 from training.logging.step_metrics import StepMetrics, StepResult, ThroughputMeter
@@ -59,7 +59,7 @@ class MetricsLogger:
         self._stage: Stage | None = None  # the stage that begins with the next step
         self._applied = step  # the last step that changed the weights
         self.loss = math.nan
-        if step == 0 and "step0" in (manifest := read_json(folder / MANIFEST)):  # of an extension run
+        if step == 0 and "step0" in (manifest := read_object(folder / MANIFEST)):  # of an extension run
             self.write(0, "step0", **manifest["step0"])
 
     def __enter__(self) -> "MetricsLogger":

@@ -21,7 +21,7 @@ from typing import Literal
 import torch
 
 from data import PreparedData, open_prepared
-from data.files import locked
+from data.files import locked, read_object, with_keys, write_json, write_text
 from data.tokenizer import Tokenizer, load_tokenizer
 from errors import ConfigError, TrainingError
 from model import ModelSettings, Transformer
@@ -38,7 +38,6 @@ from training.checkpoint.storage import (
 )
 from training.config.load import differences, dump, identity, load_settings, split_arguments
 from training.config.settings import RunSettings
-from training.files import read_json, with_keys, write_json, write_text
 from training.logging.console import Console
 from training.position_overrides import override
 from training.run.environment import attempt
@@ -107,7 +106,7 @@ _ABOUT |= {"vocab_size": int, "inherited": dict}
 def read_manifest(folder: Path, *needed: str) -> dict:
     """Read a run's manifest. Raises TrainingError for a missing `needed` key or a key of the wrong type."""
     file = folder / MANIFEST
-    about = read_json(file)
+    about = read_object(file)
     needed += tuple(key for key, value in about.items() if value is not None)
     with_keys(file, about, {key: kind for key, kind in _ABOUT.items() if key in needed})
     for one in about.get("lineage") or []:
@@ -149,7 +148,7 @@ def create_run(
         **(extra or {}),
         "attempts": [attempt(command, [], processes)],
     }
-    write_json(folder / MANIFEST, about)
+    write_json(folder / MANIFEST, about, allow_nan=False)
     return folder
 
 
@@ -183,7 +182,7 @@ def resume_run(
                 f"{folder}: its {name} has changed ({was}, now {is_now}); restore it, or use --restart"
             )
     about["attempts"] = [*about.get("attempts", []), attempt(command, changes, processes)]
-    write_json(folder / MANIFEST, about)
+    write_json(folder / MANIFEST, about, allow_nan=False)
     if changes:
         write_text(folder / SETTINGS, dump(settings))
     return changes

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from data.files import read_object, write_json
 from data.preparation.prepared import USE
 from data.sampling.exposure import write_exposure
 from errors import TrainingError
@@ -15,7 +16,6 @@ from training.checkpoint.snapshot import weights_of
 from training.checkpoint.storage import copy_checkpoint, find_checkpoint, save_checkpoint
 from training.config.settings import RunSettings
 from training.exposure import INHERITED, exposure_of
-from training.files import read_json, write_json
 from training.logging.console import Console
 from training.optim.optimizer import make_optimizer
 from training.run.compatibility import method_of, not_at_test_time
@@ -57,7 +57,7 @@ def write_first_checkpoint(
     load_weights(model, parent.checkpoint)
     found = compare(settings, parent, model, score)
     console.info(describe_comparison(found))
-    write_json(folder / MANIFEST, read_json(folder / MANIFEST) | {"step0": found})
+    write_json(folder / MANIFEST, read_object(folder / MANIFEST) | {"step0": found}, allow_nan=False)
     optimizer = make_optimizer(model, settings.training.optimizer)
     save_checkpoint(folder, 0, model, optimizer, {"step": 0, "tokens": 0})
 
@@ -69,7 +69,7 @@ def groups_before(folder: Path, settings: RunSettings, state: dict) -> list[str]
     if not used or state["step"] != settings.first_step:
         return used
     data = settings.data
-    theirs = type(data).model_validate(read_json(folder / MANIFEST)["inherited"]["data"])
+    theirs = type(data).model_validate(read_object(folder / MANIFEST)["inherited"]["data"])
     return used if data.model_dump(exclude=USE) == theirs.model_dump(exclude=USE) else []
 
 

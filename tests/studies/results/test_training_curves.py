@@ -9,11 +9,11 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
+from data.files import write_json
 from errors import StudyError
 from scripts import plot_run
 from studies.report.training_figure import thinned, token_counts, training_figure
 from studies.results.training_curves import centred_mean, names_of, read_curves
-from training.files import write_json
 from training.logging.metrics_file import MetricsFile
 from training.run.directory import MANIFEST
 

@@ -10,6 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from data.files import is_disk_full
 from errors import INTERRUPTED, TrainingError
 from tests.training.checkpoint.deaths import trained, update
 from training.checkpoint import storage as module
@@ -19,7 +20,6 @@ from training.checkpoint.snapshot import capture
 from training.checkpoint.storage import find_checkpoint, folder_of, save_checkpoint, steps_of
 from training.config.trainer_settings import CheckpointSettings
 from training.distributed.error_barrier import on_all
-from training.files import is_disk_full
 
 
 def test_keeps_latest_milestone_and_best_checkpoints():

@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
+from data.files import sha256_of
 from errors import TrainingError
 from tests.training.checkpoint.deaths import Said, trained, update
 from tests.training.config.toy import Net
@@ -31,7 +32,6 @@ from training.checkpoint.storage import (
     steps_of,
 )
 from training.config.optimizer_settings import AdamWSettings, MuonSettings
-from training.files import sha256_of
 
 
 def bits(tensor):

@@ -10,7 +10,7 @@ from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from accelerate.utils.launch import prepare_multi_gpu_env, prepare_simple_launcher_cmd_env
 
-from training import TrainingError
+from errors import TrainingError
 from training.config.settings import TrainingSettings
 from training.distributed.launch import check_devices, check_launch, check_world
 

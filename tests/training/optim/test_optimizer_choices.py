@@ -8,8 +8,8 @@ from safetensors.torch import load_file
 
 import evaluate
 import generate
+from errors import TrainingError
 from tests.training.test_train import here, lines, weights
-from training import TrainingError
 from training.logging.metrics_file import read_metrics
 from training.run.directory import load
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import train
+from errors import TrainingError
 from evaluation import EvaluationError
 from scripts import compare_parent
-from training import TrainingError
 
 LENGTHS = ["lengths=[96]", "documents=8", "spans_per_document=2", "targets=8"]
 

@@ -11,14 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from data.files import atomic, remove_drafts
+from data.files import atomic, remove_drafts, write_json
 from data.tokenizer import ByteTokenizer
 from errors import TrainingError
 from model import ModelError, TokenPositions, Transformer
 from training.checkpoint.storage import folder_of, save_checkpoint, save_weights_only
 from training.config.load import apply_overrides, identity, load_settings
 from training.config.settings import RunSettings
-from training.files import write_json
 from training.optim.optimizer import make_optimizer
 from training.run.directory import (
     MANIFEST,

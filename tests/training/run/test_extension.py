@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 
 import train
 from data.sampling.exposure import read_exposure
+from errors import TrainingError
 from evaluation import monitor_targets
-from training import TrainingError
 from training.checkpoint.storage import find_checkpoint, save_checkpoint
 from training.config.load import identity
 from training.config.settings import RunSettings

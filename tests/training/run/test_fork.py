@@ -10,8 +10,8 @@ import pytest
 
 import train
 from data.sampling.exposure import read_exposure
+from errors import TrainingError
 from tests.training.test_train import lines
-from training import TrainingError
 from training.checkpoint.storage import find_checkpoint, folder_of, save_weights_only
 from training.config.load import load_settings
 from training.config.settings import RunSettings
