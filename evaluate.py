@@ -50,7 +50,7 @@ from evaluation.kinds import Evaluation, kind_of_protocol
 from evaluation.ranks import joined
 from evaluation.reports.base import Report
 from studies.subjects import open_runs
-from training.config.load import asked_for, dump, is_override, load_settings
+from training.config.load import dump, is_override, load_settings, setting_before_validation
 from training.logging.console import Console, printable, run_main
 from training.run.hardware import prepare_cpu
 
@@ -96,7 +96,7 @@ def split_runs(arguments: list[str]) -> tuple[list[Path], list[str]]:
 
 def kind_of(overrides: list[str]) -> type[Evaluation]:
     """The kind of evaluation that `protocol` selects in settings files and overrides."""
-    return kind_of_protocol(asked_for(overrides, "protocol"))
+    return kind_of_protocol(setting_before_validation(overrides, "protocol"))
 
 
 def provenance() -> dict:

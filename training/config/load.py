@@ -9,7 +9,6 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
-from functools import partial, reduce
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,7 +18,7 @@ from pydantic_core import to_jsonable_python
 
 from errors import ConfigError
 from training.config.schema import SchemaNode, defaults, leaves, schema_of
-from training.config.validate import FEW, SettingsProblem, check, closest, from_pydantic
+from training.config.validate import MAX_LISTED, SettingsProblem, check, closest, from_pydantic
 from training.config.yaml_io import parse_yaml, read_yaml, write_yaml
 
 S = TypeVar("S", bound=BaseModel)
@@ -60,16 +59,11 @@ def _validated(cls: type[S], layers: "SettingsLayers") -> S:
     return settings
 
 
-def asked_for(arguments: list[str], key: str) -> object:
-    """The value of a top-level key in files and overrides, before validation; None where it is not set. It
-    selects the settings class to validate against."""
-    files, overrides = split_arguments(arguments)
+def setting_before_validation(arguments: list[str], key: str) -> object:
+    """The value of a top-level key in files and overrides; None where it is not set. It selects the settings
+    class to validate against, which reports the problems of files and overrides."""
     layers = SettingsLayers({})
-    for file in files:
-        layers.apply_file(Path(file))
-    for override in overrides:
-        if re.match(rf"{key}[.=]", override):
-            layers.apply_override(override)
+    layers.apply(arguments)
     return layers.tree.get(key)
 
 
@@ -128,18 +122,21 @@ def split_arguments(arguments: list[str]) -> tuple[list[str], list[str]]:
     return files, overrides
 
 
-def merge(base: dict, over: dict) -> dict:
-    """`base` with the values of `over`, merged mapping by mapping.
+def merge(base: dict, over: dict, path: tuple = (), replaced: list[tuple] | None = None) -> dict:
+    """`base` with the values of `over`, merged mapping by mapping; adds the paths of replaced values of
+    `base` to `replaced`.
 
     A mapping with a `name` replaces the one in `base`, except at the root.
     """
-
-    def merged(old: object, new: object) -> object:
-        if isinstance(old, dict) and isinstance(new, dict) and "name" not in new:
-            return merge(old, new)
-        return new
-
-    return base | {key: merged(base[key], value) if key in base else value for key, value in over.items()}
+    merged = dict(base)
+    for key, value in over.items():
+        below = (*path, key)
+        if isinstance(old := base.get(key), dict) and isinstance(value, dict) and "name" not in value:
+            value = merge(old, value, below, replaced)
+        elif key in base and replaced is not None:
+            replaced.append(below)
+        merged[key] = value
+    return merged
 
 
 class SettingsLayers:
@@ -156,11 +153,10 @@ class SettingsLayers:
     def apply(self, arguments: list[str]) -> None:
         """Merge files from left to right, then overrides; errors are added to `problems`."""
         files, overrides = split_arguments(arguments)
-        merges = [partial(self.apply_file, Path(file)) for file in files]
-        merges += [partial(self.apply_override, override) for override in overrides]
-        for merge_one in merges:
+        steps = [(self.apply_file, Path(file)) for file in files]
+        for apply, argument in [*steps, *((self.apply_override, override) for override in overrides)]:
             try:
-                merge_one()
+                apply(argument)
             except ConfigError as error:
                 self.problems.append(str(error))
 
@@ -171,8 +167,8 @@ class SettingsLayers:
             if len(keys) > 1 and not set(keys) & set(schema.fields):  # one message for the file
                 found = [one for one in found if not self.where(one.path).startswith(f"{file}:")]
                 self.problems.append(
-                    f"{file}: none of its settings ({', '.join(keys[:FEW])}) is known here, where they are "
-                    f"{', '.join([*schema.fields][:FEW])}: is it a file for another script?"
+                    f"{file}: none of its settings ({', '.join(keys[:MAX_LISTED])}) is known here, where "
+                    f"they are {', '.join([*schema.fields][:MAX_LISTED])}: is it a file for another script?"
                 )
         self.report(found)
         return tree, found
@@ -220,13 +216,10 @@ class SettingsLayers:
         tree: dict = {path[-1]: value}
         for key in reversed(path[:-1]):
             tree = {key: tree}
-        fresh: tuple = ()
-        if path[-1] == "name":
-            fresh = path[:-1]
-        elif isinstance(value, dict) and "name" in value:
-            fresh = path
-        for earlier, text in self._overrides if fresh else ():
-            if earlier[: len(fresh)] == fresh and earlier not in (fresh, (*fresh, "name")):
+        is_choice = isinstance(value, dict) and "name" in value
+        choice = path if is_choice else path[:-1] if path[-1] == "name" else ()
+        for earlier, text in self._overrides if choice else ():
+            if earlier[: len(choice)] == choice and earlier not in (choice, (*choice, "name")):
                 raise ConfigError(
                     f"{override}: makes a new choice and would discard {text}; put {override} before it"
                 )
@@ -234,21 +227,16 @@ class SettingsLayers:
         self._merge(tree, {path[: i + 1]: "" for i in range(len(path))})
 
     def _merge(self, tree: dict, origins: dict[tuple, str]) -> None:
-        for path in _replaced(self.tree, tree, ()):
-            before = reduce(lambda node, key: node[key], path, self.tree)
+        replaced: list[tuple] = []
+        merged = merge(self.tree, tree, replaced=replaced)
+        for path in replaced:
+            before = _at(self.tree, path)
             for key, value in before.items() if isinstance(before, dict) else ():
                 if origin := self.origins.get((*path, key)):
                     self.dropped.append(((*path, key), value, origin))
             self.origins = {p: o for p, o in self.origins.items() if p[: len(path)] != path}
-        self.tree = merge(self.tree, tree)
+        self.tree = merged
         self.origins |= origins
-
-
-def _replaced(base: object, over: object, path: tuple) -> list[tuple]:
-    """The paths at which `over` replaces a value of `base`."""
-    if not isinstance(base, dict) or not isinstance(over, dict) or (path and "name" in over):
-        return [path]
-    return [found for key in over if key in base for found in _replaced(base[key], over[key], (*path, key))]
 
 
 def _missing(file: Path, extended_by: Path | None) -> str:

@@ -84,16 +84,10 @@ class SchemaNode:
 
     @cached_property
     def members(self) -> list[dict[str, Any]]:
-        def resolve(spec: dict[str, Any]) -> Iterator[dict[str, Any]]:
-            if "$ref" in spec:
-                yield from resolve(self.definitions[spec["$ref"].rsplit("/", 1)[-1]])
-            elif "anyOf" in spec:
-                for member in spec["anyOf"]:
-                    yield from resolve(member)
-            else:
-                yield spec
-
-        return list(resolve(self.spec))
+        inner = self.spec.get("anyOf", [])
+        if "$ref" in self.spec:
+            inner = [self.definitions[self.spec["$ref"].rsplit("/", 1)[-1]]]
+        return [member for spec in inner for member in self._node(spec).members] or [self.spec]
 
     @cached_property
     def fields(self) -> dict[str, "SchemaNode"]:
@@ -103,12 +97,10 @@ class SchemaNode:
     def types(self) -> list[str]:
         found = []
         for member in self.members:
-            names = member.get("type", [])
-            if not _constants(member):
-                suffixed = {"string"} if member.get("pattern") == SUFFIXED else set()
-                found += [
-                    n for n in ([names] if isinstance(names, str) else names) if n in TYPES.keys() - suffixed
-                ]
+            names = member.get("type", []) if not _constants(member) else []
+            names = [names] if isinstance(names, str) else names
+            is_suffixed = member.get("pattern") == SUFFIXED  # the text is a number
+            found += [one for one in names if one in TYPES and not (is_suffixed and one == "string")]
         return [name for name in found if not (name == "integer" and "number" in found)]
 
     @cached_property
@@ -125,23 +117,18 @@ class SchemaNode:
 
     @cached_property
     def group(self) -> "SchemaNode | None":
-        groups = (member for member in self.members if "properties" in member and not _tags(member))
-        return next(map(self._node, groups), None)
+        return self._first(one for one in self.members if "properties" in one and not _tags(one))
 
     @cached_property
     def items(self) -> "SchemaNode | None":
         lists = (member for member in self.members if member.get("type") == "array")
-        return next(
-            (self._node((one.get("prefixItems") or [one.get("items", {})])[0]) for one in lists), None
-        )
+        return self._first((one.get("prefixItems") or [one.get("items", {})])[0] for one in lists)
 
     @cached_property
     def values(self) -> "SchemaNode | None":
-        for member in self.members:
-            if member.get("type") == "object" and "properties" not in member:
-                values = member.get("additionalProperties", {})
-                return self._node(values if isinstance(values, dict) else {})
-        return None
+        free = (one for one in self.members if one.get("type") == "object" and "properties" not in one)
+        values = (member.get("additionalProperties") for member in free)
+        return self._first(one if isinstance(one, dict) else {} for one in values)
 
     @property
     def is_any(self) -> bool:
@@ -191,6 +178,9 @@ class SchemaNode:
 
     def _node(self, spec: dict[str, Any]) -> "SchemaNode":
         return SchemaNode(spec, self.definitions)
+
+    def _first(self, specs: Iterator[dict[str, Any]]) -> "SchemaNode | None":
+        return next(map(self._node, specs), None)
 
 
 def _constants(spec: dict[str, Any]) -> list:

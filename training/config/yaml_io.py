@@ -4,9 +4,7 @@ PyYAML follows YAML 1.1, where `1e-3` is text, `no` is false, `010` is eight and
 are decimal, only `true` and `false` are booleans, `null`, `~` and empty values are null, all else is text.
 """
 
-import itertools
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
 
@@ -26,12 +24,58 @@ _SCALARS = (
         "-+.0123456789",
     ),
 )
-MOST_VALUES = 100_000  # in one text; nested aliases can expand to any number
-_NEVER = re.compile("[\0\ud800-\udfff]")  # characters that are invalid in paths and in UTF-8 files
+MAX_VALUES = 100_000  # in one text; nested aliases can expand to any number
+_INVALID = re.compile("[\0\ud800-\udfff]")  # characters that are invalid in paths and in UTF-8 files
 
 
 class _Loader(yaml.SafeLoader):
+    """Builds values and records the line of every key, by path."""
+
     yaml_implicit_resolvers: ClassVar[dict] = {}
+
+    def __init__(self, text: str):
+        super().__init__(text)
+        self.lines: dict[tuple, int] = {}
+        self._count = 0
+
+    def build(self, node: yaml.Node, path: tuple, above: tuple[yaml.Node, ...] = ()) -> object:
+        self._count += 1
+        if self._count > MAX_VALUES:
+            raise _invalid(node, f"more than {MAX_VALUES:,} values with its aliases")
+        if any(node is other for other in above):
+            raise _invalid(node, "an alias that contains itself")
+        above = (*above, node)
+        if isinstance(node, yaml.SequenceNode):
+            return [self.build(child, (*path, i), above) for i, child in enumerate(node.value)]
+        if not isinstance(node, yaml.MappingNode):
+            return self._scalar(node)
+        built = {}
+        for key_node, value_node in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise _invalid(key_node, "a key must be one word")
+            self._scalar(key_node)
+            key = (*path, key_node.value)
+            if key_node.value in built:
+                first = self.lines[key]
+                text = f"'{key_node.value}' is given twice (first on line {first}); keep one"
+                raise _invalid(key_node, text)
+            self.lines[key] = key_node.start_mark.line + 1
+            built[key_node.value] = self.build(value_node, key, above)
+        return built
+
+    def _scalar(self, node: yaml.Node) -> object:
+        if found := _INVALID.search(node.value):
+            raise _invalid(node, f"the character {found[0]!a}")
+        if node.tag not in (_TEXT, self.resolve(yaml.ScalarNode, node.value, (True, False))):
+            raise _invalid(node, f"{node.value!r} with the tag {node.tag}; leave out the tag")
+        try:
+            return self.construct_object(node)
+        except ValueError as error:  # an integer with more digits than Python parses
+            raise _invalid(node, str(error)) from None
+
+
+def _invalid(node: yaml.Node, problem: str) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
 
 
 class _Dumper(yaml.SafeDumper):
@@ -57,66 +101,18 @@ def parse_yaml(text: str, source: str, numbered: bool = True) -> tuple[object, d
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
-        lines: dict[tuple, int] = {}
-        value = None if node is None else _build(loader, node, (), lines, source, (), itertools.count(1))
+        return None if node is None else loader.build(node, ()), loader.lines
     except yaml.reader.ReaderError as error:
-        where = f"{source}:{text.count(chr(10), 0, error.position) + 1}" if numbered else source
-        raise ConfigError(f"{where}: not valid YAML: the character {chr(error.character)!a}") from None
+        line, problem = text.count("\n", 0, error.position), f"the character {chr(error.character)!a}"
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        where = f"{source}:{mark.line + 1}" if mark and numbered else source
-        raise ConfigError(f"{where}: not valid YAML: {error.problem or error.context}") from None
-    except ConfigError:
-        raise
+        line, problem = mark.line if mark else None, error.problem or error.context
     except (yaml.YAMLError, ValueError, OverflowError) as error:  # the latter for "\UFFFFFFFF"
-        raise ConfigError(f"{source}: not valid YAML: {error}") from None
+        line, problem = None, str(error)
     except RecursionError:
-        raise ConfigError(f"{source}: not valid YAML: nested too deeply") from None
-    return value, lines
-
-
-def _build(loader, node, path, lines, source, above, count: Iterator[int]):
-    if next(count) > MOST_VALUES:
-        raise yaml.MarkedYAMLError(
-            problem=f"more than {MOST_VALUES:,} values with its aliases", problem_mark=node.start_mark
-        )
-    if any(node is other for other in above):
-        raise ConfigError(f"{source}:{node.start_mark.line + 1}: an alias that contains itself")
-    above = (*above, node)
-    if isinstance(node, yaml.ScalarNode):
-        return _scalar(loader, node)
-    if isinstance(node, yaml.SequenceNode):
-        return [
-            _build(loader, child, (*path, i), lines, source, above, count)
-            for i, child in enumerate(node.value)
-        ]
-    built = {}
-    for key_node, value_node in node.value:
-        line = key_node.start_mark.line + 1
-        if not isinstance(key_node, yaml.ScalarNode):
-            raise ConfigError(f"{source}:{line}: a key must be one word")
-        _scalar(loader, key_node)
-        key = key_node.value
-        if key in built:
-            first = lines[(*path, key)]
-            raise ConfigError(f"{source}:{line}: '{key}' is given twice (first on line {first}); keep one")
-        lines[(*path, key)] = line
-        built[key] = _build(loader, value_node, (*path, key), lines, source, above, count)
-    return built
-
-
-def _scalar(loader: _Loader, node: yaml.ScalarNode) -> object:
-    problem = None
-    if found := _NEVER.search(node.value):
-        problem = f"the character {found[0]!a}"
-    elif node.tag not in (_TEXT, loader.resolve(yaml.ScalarNode, node.value, (True, False))):
-        problem = f"{node.value!r} with the tag {node.tag}; leave out the tag"
-    else:
-        try:
-            return loader.construct_object(node)
-        except ValueError as error:  # an integer with more digits than Python parses
-            problem = str(error)
-    raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
+        line, problem = None, "nested too deeply"
+    where = f"{source}:{line + 1}" if line is not None and numbered else source
+    raise ConfigError(f"{where}: not valid YAML: {problem}")
 
 
 def read_yaml(file: Path) -> tuple[dict, dict[tuple, int]]:
@@ -146,3 +142,14 @@ def kind_of(value: object) -> str:
         return "null"
     names = {bool: "true/false", int: "a whole number", float: "a number", str: "text", list: "a list"}
     return names.get(type(value), "a mapping" if isinstance(value, dict) else type(value).__name__)
+
+
+def show(value: object, limit: int = 80) -> str:
+    """A parsed value as short text for a message."""
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    if isinstance(value, dict):
+        inside = ", ".join(f"{key}: {show(item)}" for key, item in value.items())
+        return f"{{{inside}}}" if len(inside) < 60 else "{...}"
+    text = str(value) if value != "" else "''"
+    return text if len(text) <= limit else text[: limit - 3] + "..."

@@ -20,7 +20,7 @@ from data.preparation.prepared import USE
 from data.settings import SentencePieceSettings
 from errors import TrainingError
 from training.checkpoint.storage import WEIGHTS, Checkpoint, find_checkpoint
-from training.config.load import asked_for, identity, load_settings
+from training.config.load import identity, load_settings, setting_before_validation
 from training.config.settings import RunSettings
 from training.run.compatibility import check_start, with_table_length
 from training.run.directory import changed, is_run, not_a_run, read_manifest, read_settings, stem_of
@@ -105,7 +105,7 @@ def read_run_settings(
         TrainingError: the parent is not a run, has no such checkpoint, or does not fit the settings.
     """
     overrides = list(overrides)
-    asked = asked_for(overrides, "parent")
+    asked = setting_before_validation(overrides, "parent")
     if asked is None:
         return load_settings(RunSettings, overrides), None
     if not isinstance(asked, dict) or not isinstance(asked.get("run"), str):

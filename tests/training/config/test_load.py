@@ -135,6 +135,7 @@ def test_missing_file_suggests_nearest(tmp_path):
         ("training.project=123", "training.project = 123: must be text; put it between quotes"),
         ("training.prompts=[a, 1]", "training.prompts.1 = 1: must be text"),
         ("training.optimizer.lr=.nan", "must be a finite number"),
+        ("model=.nan", "model = nan: must be a group of settings"),
         ("training.optimizer.lr=.inf", "must be a finite number"),
         ("training.optimizer.betas=[0.1]", "training.optimizer.betas"),
         ("training.tokens=8", "training.tokens is less than train_length"),
