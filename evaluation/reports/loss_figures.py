@@ -16,20 +16,16 @@ from evaluation.reports.figures import (
     MARKERS,
     Curve,
     FigureText,
-    Panel,
-    decimals,
-    mark,
-    panels_figure,
     save,
-    token_axis,
 )
+from evaluation.reports.length_figures import ReferenceLines, joint_figure
 from evaluation.reports.sentences import name_of
 from evaluation.scoring.evaluate import EvaluationResult
 from evaluation.scoring.methods import TRAINED, TRUNCATE
 from evaluation.statistics.analysis import Analysis
 from evaluation.statistics.intervals import Interval
 
-HEIGHT = 3.2  # inches of the axes and the labels below them
+NLL = "NLL, nats per token"
 
 
 def draw_figures(
@@ -88,18 +84,19 @@ def _note(result: EvaluationResult, analysis: Analysis, curves: list[Curve]) -> 
 def length_figure(
     curves: Sequence[Curve], baseline: float | None, trained: int | Sequence[int], text: FigureText
 ) -> Figure:
-    """NLL against length, log2 axis: a line per method, trained lengths and the truncation baseline
-    marked."""
-    trained = [trained] if isinstance(trained, int) else trained
-    xs = sorted({x for curve in curves for x in curve.x} | set(map(float, trained)))
-    levels = [] if baseline is None else [(f"context truncated to {trained[0]}", baseline, INK)]
+    """NLL against length: a line per method, trained lengths and the truncation baseline marked.
 
-    def scales(axes: Axes, panel: Panel) -> None:
-        _axes(axes, xs, (xs[0] / 2**0.25, xs[-1] * 2**0.12), _limits(panel.curves, baseline))
-        for length in trained:
-            mark(axes, length, f"trained length {length}")
-
-    return _figure(Panel(_styled(curves), levels=levels), text, scales, "context length, tokens (log scale)")
+    Grey lines far above all others leave the axes; their labels state their values.
+    """
+    first, *also = [trained] if isinstance(trained, int) else trained
+    levels = [] if baseline is None else [(f"context truncated to {first}  {{}}", baseline)]
+    curves, top = _styled(curves), None
+    highest = max((y for one in curves if one.color != FAINT for y in one.y), default=math.inf)
+    limit = highest + 0.5 * (highest - min((y for one in curves for y in one.y), default=0.0))
+    if any(max(one.y) > limit for one in curves):
+        kept = [one for one in curves if max(one.y) <= limit]
+        top = max(y for one in kept for y in (*one.y, *one.high, baseline or -math.inf) if y == y)
+    return joint_figure(curves, ReferenceLines(first, levels, top=top, also=also), text, NLL)
 
 
 def _by_position(result: EvaluationResult, analysis: Analysis) -> Figure:
@@ -111,28 +108,14 @@ def _by_position(result: EvaluationResult, analysis: Analysis) -> Figure:
         curves.append(loss_curve(name_of(method), x, [b.nll for b in buckets], [b.gain for b in buckets]))
         cut = cut or [b.nll + b.gain.estimate for b in buckets]
     baseline = Curve(f"context truncated to {l0}", x, cut, width=1.1, dash=DASHED, order=2)
-    panel = Panel([*_styled(curves), baseline])
-
-    def scales(axes: Axes, panel: Panel) -> None:
-        ticks = [float(2**k) for k in range(longest.bit_length()) if 2**k <= longest]
-        _axes(axes, ticks, (0.85, longest * 1.1), _limits(panel.curves, None))
-        mark(axes, l0, f"trained length {l0}", "right")
-
     text = FigureText(
         f"NLL by position in a window of {longest} tokens (factor for {longest})",
         f"{result.subject.name}: {analysis.n_targets:,} targets of {analysis.documents} documents; "
         "different tokens at each position",
         _note(result, analysis, curves),
     )
-    return _figure(panel, text, scales, "tokens seen (log scale)")
-
-
-def _figure(panel: Panel, text: FigureText, scales: Callable[[Axes, Panel], None], x: str) -> Figure:
-    def value(axes: Axes, y: float) -> str:
-        low, high = axes.get_ylim()
-        return f"{y:.{decimals(low, high)}f}" + (" ↑" if y > high else "")
-
-    return panels_figure([panel], text, scales, x=x, y="NLL, nats per token", height=HEIGHT, value=value)
+    marks = ReferenceLines(l0, ticks=[float(2**k) for k in range(longest.bit_length())])
+    return joint_figure([*_styled(curves), baseline], marks, text, NLL, x="tokens seen (log scale)")
 
 
 def _styled(curves: Sequence[Curve]) -> list[Curve]:
@@ -154,30 +137,3 @@ def _styled(curves: Sequence[Curve]) -> list[Curve]:
             continue
         out.append(replace(curve, color=color, marker=marker, width=1.7, order=4))
     return out
-
-
-def _axes(
-    axes: Axes, ticks: list[float], x_limits: tuple[float, float], y_limits: tuple[float, float]
-) -> None:
-    while len(ticks) > 9:
-        ticks = ticks[::-2][::-1]
-    token_axis(axes, ticks)
-    axes.set_xlim(*x_limits)
-    axes.set_ylim(*y_limits)
-
-
-def _limits(curves: Sequence[Curve], baseline: float | None) -> tuple[float, float]:
-    """Room for every point and bar, and a tenth above for the label of the trained length.
-
-    Grey lines far above all others leave the axes; their labels state their values.
-    """
-    shown = [curve for curve in curves if curve.color != FAINT]
-    top = max((y for curve in shown for y in curve.y), default=math.inf)
-    least = min((y for curve in curves for y in curve.y), default=0.0)
-    values = [] if baseline is None else [baseline]
-    for curve in curves:
-        if curve in shown or max(curve.y) <= top + 0.5 * (top - least):
-            values += [y for y in (*curve.y, *curve.low, *curve.high) if math.isfinite(y)]
-    low, high = min(values), max(values)
-    room = max(high - low, 0.05)
-    return low - 0.07 * room, high + 0.13 * room

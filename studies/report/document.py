@@ -124,10 +124,6 @@ def signed(value: float, digits: int = 3) -> str:
     return f"{rounded:+.{digits}f}".replace("-", "−") if rounded else f"{0:.{digits}f}"
 
 
-def plain(value: float, digits: int = 3) -> str:
-    return f"{round(value, digits) + 0.0:.{digits}f}".replace("-", "−")  # no minus sign for zero
-
-
 def with_ends(row: StudyResult | None) -> str:
     """`+0.011 [−0.012, +0.034]`; without brackets for a point estimate."""
     if row is None:

@@ -10,17 +10,17 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from evaluation.reports.figures import SOFT, Curve, FigureText, Panel, save
+from evaluation.reports.length_figures import ReferenceLines, joint_figure
 from studies.report.document import ReportFigure, counted, listed, note, signed, slug
 from studies.report.plots import (
     OTHERS,
+    WIDTH,
     DotEstimate,
     Exposure,
-    ReferenceLines,
     barred,
     dots_figure,
     heat_figure,
     informative,
-    joint_figure,
     small_multiples,
     styles_of,
 )
@@ -61,7 +61,7 @@ class FigureBuilder:
         series, notes = self._legible(table, every, top)
         text = FigureText(BY_LENGTH, _loss_subtitle(table), "\n".join(notes))
         seeds = [line for name in table.names for line in self._seeds(table, name)]
-        figure = joint_figure(series, ReferenceLines(l0, levels, top=top), text, NLL, seeds)
+        figure = joint_figure(series, ReferenceLines(l0, levels, top=top), text, NLL, seeds, width=WIDTH)
         caption = ["NLL of the same targets with increasing context.", *notes]
         if truncated is not None:
             caption.append(f"Dashed: {baseline} with its context truncated to the trained length.")
@@ -114,7 +114,7 @@ class FigureBuilder:
         axis = note("net_gain_axis", table) + bars
         marks = ReferenceLines(l0, [("truncated to the trained length", 0.0)], band=tolerance)
         text = FigureText("Net gain over truncation", _loss_subtitle(table), axis)
-        figure = joint_figure(series, marks, text, "net gain, nats per token")
+        figure = joint_figure(series, marks, text, "net gain, nats per token", number=signed, width=WIDTH)
         caption = note("net_gain", table)
         alt = _alt("net gain against context length", (f"{one.label} {signed(one.y[-1])}" for one in series))
         return self._add(table, "net_gain", figure, caption, alt)
@@ -180,7 +180,7 @@ class FigureBuilder:
         level = (f"chance  {100 * chance:.0f}", 100 * chance)
         marks = ReferenceLines(table.trained_length, [level], ceiling=100)
         text = FigureText(f"{task.capitalize()}: accuracy by length", _subtitle(table), bars)
-        figure = joint_figure(series, marks, text, "accuracy, %")
+        figure = joint_figure(series, marks, text, "accuracy, %", width=WIDTH)
         last = "; ".join(f"{one.label} {one.y[-1]:.0f}% at {one.x[-1]:,.0f}" for one in series)
         caption = note("accuracy")
         alt = f"Line chart of accuracy against length. Last points: {last}. Chance: {100 * chance:.0f}%."
@@ -238,7 +238,7 @@ class FigureBuilder:
             ReferenceLines(table.trained_length, ticks=ticks),
             FigureText(title, _subtitle(table), note("position_axis", longest=longest)),
         )
-        figure = joint_figure(series, marks, text, NLL, x="tokens seen (log scale)")
+        figure = joint_figure(series, marks, text, NLL, x="tokens seen (log scale)", width=WIDTH)
         caption = note("position", longest=longest)
         last = "; ".join(f"{one.label} {one.y[-1]:.2f}" for one in series)
         alt = f"Line chart of NLL by position. Last positions: {last}."

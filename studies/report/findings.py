@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from evaluation.reports.length_figures import plain
 from evaluation.statistics.intervals import FEW_BELOW, POINTS_ONLY_BELOW
 from evaluation.statistics.seeds import CLAIM_SEEDS
-from studies.report.document import counted, listed, note, plain, signed, with_ends
+from studies.report.document import counted, listed, note, signed, with_ends
 from studies.results.compare import INCONCLUSIVE, POINTS_ONLY, StudyComparison
 from studies.results.table import StudyResult
 

@@ -12,7 +12,7 @@ from matplotlib import colormaps, rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from matplotlib.ticker import NullLocator
 
 from evaluation.reports.figures import (
     COLOURS,
@@ -20,28 +20,26 @@ from evaluation.reports.figures import (
     GRID,
     INK,
     MARKERS,
-    SOFT,
     STYLE,
     Curve,
     FigureText,
     Panel,
     canvas,
-    decimals,
     mark,
     panels_figure,
     token_axis,
 )
-from studies.report.document import plain, signed
+from evaluation.reports.length_figures import BAND, ReferenceLines, frame, limits_of, padded, plain, set_scale
+from studies.report.document import signed
 
 WIDTH = 6.0  # inches; on a phone 390 pixels wide, 8-point text is 7 pixels high
 # COLOURS without its grey, then dark colors of Tol's muted set; markers differ as well.
 PALETTE = (*COLOURS[:7], "#332288", "#882255", "#117733", "#8A8A2A", "#5B5B5B")
 SHAPES = (*MARKERS, "p", "h", "d", "8")
-OTHERS, BAND = "#C9C9C9", "#999999"
+OTHERS = "#C9C9C9"
 SHADES = "cividis"  # uniform in lightness, suitable for all kinds of color vision
 STRIP, STRIP_GAP = 0.17, 0.03  # height of an exposure strip and the gap above it, inches
 FAINTEST = 4.0  # decades of exposure that the shades of a strip cover
-TOKENS = "context length, tokens (log scale)"
 Exposure = Sequence[tuple[Sequence[float], Sequence[float]]]  # (tokens of context, share of the training)
 
 
@@ -69,46 +67,6 @@ def barred(curves: Sequence[Curve]) -> int:
     return sum(b > a for one in curves for a, b in zip(one.low, one.high, strict=True))
 
 
-@dataclass(frozen=True)
-class ReferenceLines:
-    """Everything in the axes besides the curves: trained length, level lines (label, y), tolerance band."""
-
-    trained_length: int
-    levels: Sequence[tuple[str, float]] = ()
-    band: float | None = None  # ± this is shaded; the scale is linear inside and logarithmic outside
-    top: float | None = None  # upper limit of the axis; the label of a clipped line has its value
-    ceiling: float | None = None  # largest possible value; the axis ends there
-    ticks: Sequence[float] = ()  # of the x axis; default: the points of the lines
-
-
-def joint_figure(
-    curves: Sequence[Curve],
-    marks: ReferenceLines,
-    text: FigureText,
-    y: str,
-    seeds: Sequence[Curve] = (),
-    x: str = TOKENS,
-) -> Figure:
-    """All curves in one chart, labelled at their ends; `seeds` are thin lines without labels."""
-    curves = [one for one in curves if len(one.x)]
-    low, high = _limits([*curves, *seeds], marks)
-    number = signed if marks.band else plain
-    digits = 3 if marks.band else 0 if marks.ceiling else decimals(low, high)
-    longest = max((one.x[-1] for one in curves), default=0.0)
-    labelled = []
-    for one in curves:
-        label = f"{one.label}  {number(float(one.y[-1]), digits)}"
-        label += " ↑" if one.y[-1] > high else f" at {one.x[-1]:,.0f}" if one.x[-1] < longest else ""
-        labelled.append(replace(one, label=label))
-
-    def scales(axes: Axes, panel: Panel) -> None:
-        _frame(axes, curves, marks, (low, high), 8)
-        mark(axes, marks.trained_length, f"trained length {marks.trained_length:,}")
-
-    panel = Panel([*seeds, *labelled], levels=[(label, at, SOFT) for label, at in marks.levels])
-    return panels_figure([panel], text, scales, x=x, y=y, height=3.2, width=WIDTH)
-
-
 def small_multiples(
     panels: Sequence[Panel],
     marks: ReferenceLines,
@@ -122,7 +80,7 @@ def small_multiples(
 
     def scales(axes: Axes, panel: Panel) -> None:
         curves = every if y else panel.curves
-        _frame(axes, curves, marks, _limits(curves, marks), 4)
+        frame(axes, curves, marks, limits_of(curves, marks), 4)
         mark(axes, marks.trained_length)
         axes.tick_params(labelsize=7.5, length=2.5)
         last = panel.curves[-1]
@@ -217,7 +175,7 @@ def dots_figure(
                 (left, top - (tall - 0.12) * inch, right - left, (tall - 0.36) * inch), label=str(n)
             )
             top -= tall * inch
-            _set_scale(axes, "x", _range(values, band), band)
+            set_scale(axes, "x", padded(values, band), band)
             axes.set_ylim(len(dots) - 0.5, -0.5)
             axes.set_yticks(range(len(dots)), [dot.label for dot in dots], fontsize=9)
             axes.tick_params(axis="y", length=0)
@@ -281,57 +239,3 @@ def heat_figure(maps: Sequence[tuple[str, str, dict[tuple[float, int], float]]],
         how = {"rotation": 90, "va": "center", "fontsize": 8.5, "color": INK}
         figure.text(0.02, (bottom + top) / 2, "depth of the answer", **how)
         return figure
-
-
-def _frame(
-    axes: Axes, curves: Sequence[Curve], marks: ReferenceLines, limits: tuple[float, float], most: int
-) -> None:
-    """Scales, limits, at most so many ticks, and the tolerance band."""
-    xs = sorted({float(x) for one in curves for x in one.x} | {float(marks.trained_length)})
-    ticks = list(marks.ticks) or xs
-    while len(ticks) > most:
-        ticks = ticks[::-2][::-1]
-    token_axis(axes, ticks)
-    axes.set_xlim(xs[0] / 2**0.25, xs[-1] * 2**0.25)
-    _set_scale(axes, "y", limits, marks.band)
-    if marks.band:
-        axes.axhspan(-marks.band, marks.band, color=BAND, alpha=0.13, lw=0, zorder=0.5)
-
-
-def _limits(curves: Sequence[Curve], marks: ReferenceLines) -> tuple[float, float]:
-    """Limits of the y axis."""
-    if marks.ceiling is not None:
-        return -0.02 * marks.ceiling, 1.04 * marks.ceiling
-    values = [at for _, at in marks.levels]
-    values += [float(v) for one in curves for ends in (one.y, one.low, one.high) for v in ends if v == v]
-    top = math.inf if marks.top is None else marks.top
-    return _range([min(v, top) for v in values], marks.band)
-
-
-def _range(values: Sequence[float], band: float | None) -> tuple[float, float]:
-    """The values with margins, and zero and the band if there is one."""
-    low, high = min(values, default=0.0), max(values, default=1.0)
-    if band:
-        return 1.35 * min(low, -1.5 * band), 1.35 * max(high, 1.5 * band)
-    room = max(high - low, 0.05)
-    return low - 0.06 * room, high + 0.12 * room
-
-
-def _set_scale(axes: Axes, which: str, limits: tuple[float, float], band: float | None) -> None:
-    """Limits; with `band`, a symlog scale that is linear within ± it, with round ticks."""
-    axis = axes.xaxis if which == "x" else axes.yaxis
-    if band:
-        (axes.set_xscale if which == "x" else axes.set_yscale)("symlog", linthresh=band, linscale=0.6)
-    (axes.set_xlim if which == "x" else axes.set_ylim)(*limits)
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}".replace("-", "−")))
-    if not band:
-        return
-    # Rounder ticks take precedence over those too close to them.
-    sizes = [0.0, band, *(s * 10.0**k for s in (1, 3, 2, 5) for k in range(-4, 3) if s * 10.0**k > band)]
-    place, ticks, (low, high) = axis.get_transform().transform, [], limits
-    gap = 0.08 * (place(high) - place(low))
-    for tick in (sign * size for size in [*sizes, band / 2] for sign in (1, -1)):
-        if low <= tick <= high and all(abs(place(tick) - place(one)) >= gap for one in ticks):
-            ticks.append(tick)
-    axis.set_major_locator(FixedLocator(sorted(ticks)))
-    axis.set_minor_locator(NullLocator())

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from evaluation.reports.length_figures import plain
 from studies.report.document import (
     NONE,
     Cell,
@@ -13,7 +14,6 @@ from studies.report.document import (
     TableCell,
     counted,
     note,
-    plain,
     signed,
     with_ends,
 )

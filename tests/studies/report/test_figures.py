@@ -9,10 +9,11 @@ from matplotlib import colormaps
 from matplotlib.colors import to_hex
 
 from evaluation.reports.figures import Curve, FigureText
+from evaluation.reports.length_figures import ReferenceLines, joint_figure
 from scripts import plot_sweep
 from studies.report import figures as drawings
 from studies.report.figures import FigureBuilder
-from studies.report.plots import ReferenceLines, informative, joint_figure
+from studies.report.plots import informative
 from studies.report.report import section
 from studies.report.training_figure import training_figure
 from studies.results.compare import derive
