@@ -43,7 +43,7 @@ def test_importing_it_imports_no_torch():
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
 
 
-def test_it_is_declared_in_pyproject():
+def test_command_is_declared_in_pyproject():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     assert project["project"]["scripts"] == {"sextant": "sextant:main"}
     assert project["tool"]["setuptools"] == {"packages": [], "py-modules": ["sextant"]}

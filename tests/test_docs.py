@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCE = re.compile(r"arXiv:\d{4}\.\d{4,5}|without a paper|He and Xu")
 
 
-def test_the_page_of_positions_matches_the_registry(monkeypatch, capsys):
+def test_positions_page_matches_registry(monkeypatch, capsys):
     script = str(ROOT / "scripts" / "document_positions.py")
     monkeypatch.setattr(sys, "argv", [script, "--check"])
     with pytest.raises(SystemExit) as end:
@@ -37,7 +37,7 @@ def test_the_page_of_positions_matches_the_registry(monkeypatch, capsys):
     assert not end.value.code, capsys.readouterr()
 
 
-def test_every_scheme_names_its_source_or_says_it_has_none():
+def test_every_scheme_names_its_source():
     for name, (settings, scheme) in SCHEMES.items():
         text = f"{settings.__doc__} {scheme.__doc__}"
         assert SOURCE.search(text), name
@@ -69,7 +69,7 @@ def test_the_pages_stay_short():
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["root", "slow_rope"])
-def test_an_example_of_the_walk_through_works(name, tmp_path, monkeypatch):
+def test_walkthrough_examples_work(name, tmp_path, monkeypatch):
     """Its file is written, registered and run: full pass against cache and against NoPE."""
     model = example(name, tmp_path, monkeypatch)
     tokens = ids(2, 19)
@@ -81,7 +81,7 @@ def test_an_example_of_the_walk_through_works(name, tmp_path, monkeypatch):
     assert len(EXAMPLES) == walkthrough().count("```python")
 
 
-def test_the_example_of_a_rotation_by_hand(tmp_path, monkeypatch):
+def test_manual_rotation_example(tmp_path, monkeypatch):
     """Ten features and L0 11: θ_0 = 1/1.5 turns 1.17 times, θ_1 = 10000^(-1/5)/1.5 = 0.106 less than once."""
     frequencies, amplitude = example("slow_rope", tmp_path, monkeypatch).position["all"].frequencies(1.0)
     assert frequencies.tolist() == pytest.approx([1 / 1.5, 0, 0, 0, 0])
@@ -297,7 +297,7 @@ def clone(tmp_path_factory) -> Clone:
     return quick_start(tmp_path_factory.mktemp("clone"), miniature=True)
 
 
-def test_the_documents_have_commands():
+def test_documents_contain_commands():
     assert len(COMMANDS) > 30 and "python evaluate.py RUN configs/evaluation/extension.yaml" in COMMANDS
     assert len(BLOCKS) >= 2
 
@@ -312,12 +312,12 @@ SLOW = ("study.py configs/studies/mup.yaml", "evaluate.py runs/quickstart --matr
         for line in COMMANDS
     ],
 )
-def test_every_command_of_the_documents_runs(clone, line):
+def test_document_commands_run(clone, line):
     assert clone.command(line) == 0
 
 
 @pytest.mark.parametrize("name", BLOCKS)
-def test_every_python_block_of_the_documents_runs(clone, name):
+def test_document_python_blocks_run(clone, name):
     clone.block(BLOCKS[name])
 
 
@@ -377,7 +377,7 @@ def readable() -> list[Path]:
 
 
 @pytest.mark.parametrize("file", readable(), ids=lambda file: str(file.relative_to(ROOT)))
-def test_every_path_that_a_document_names_exists(file):
+def test_document_paths_exist(file):
     text = prose(file)
     examples = {f"model/position/schemes/{name}.py" for name in EXAMPLES}
     outputs = set(re.findall(r"--out ([\w/]+)", text))
@@ -386,7 +386,7 @@ def test_every_path_that_a_document_names_exists(file):
 
 
 @pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md"])
-def test_every_link_of_the_root_documents_resolves(name):
+def test_document_links_resolve(name):
     """Links within docs/ are checked by the strict build of the site."""
     for link in LINKS.findall((ROOT / name).read_text(encoding="utf-8")):
         path, _, anchor = link.partition("#")
@@ -405,7 +405,7 @@ def test_every_link_of_the_root_documents_resolves(name):
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
 
 
-def test_the_names_in_the_architecture_are_defined_in_their_files():
+def test_architecture_names_are_defined():
     """In the table of questions, a name in brackets after a file is defined there."""
     named = re.findall(r"`([\w/]+\.py)` \(`(\w+)`\)", ARCHITECTURE.read_text(encoding="utf-8"))
     assert len(named) > 30
@@ -414,7 +414,7 @@ def test_the_names_in_the_architecture_are_defined_in_their_files():
         assert re.search(definition, (ROOT / path).read_text(encoding="utf-8"), flags=re.M), (path, name)
 
 
-def test_the_import_diagram_matches_the_imports():
+def test_import_diagram_matches_imports():
     """Every import between packages is a path of arrows, and every arrow is an import."""
     diagram = re.search(r"flowchart BT\n(.*?)```", ARCHITECTURE.read_text(encoding="utf-8"), flags=re.S)
     assert diagram is not None
@@ -439,14 +439,14 @@ def test_the_import_diagram_matches_the_imports():
 
 @pytest.mark.slow
 @pytest.mark.timeout(3 * 3600)
-def test_every_evaluation_and_sample_of_the_documents_runs_on_the_quick_start(tmp_path):
+def test_document_evaluation_commands_run(tmp_path):
     clone = quick_start(tmp_path, miniature=False)
     for line in COMMANDS:
         if re.match(r"python (evaluate|generate)\.py|torchrun", line):
             assert clone.command(line) == 0, line
 
 
-def test_the_files_that_the_changelog_names_exist():
+def test_changelog_files_exist():
     """The last column of its tables has the current names."""
     rows = [line.rstrip("| ").rpartition("|")[2] for line in prose(ROOT / "CHANGELOG.md").splitlines()]
     missing = {path for row in rows for path in PATHS.findall(row) if not any(ROOT.glob(path.rstrip("/")))}

@@ -113,7 +113,7 @@ every_source = pytest.mark.parametrize("path", sources(), ids=shown)
 
 
 @every_source
-def test_packages_import_only_what_the_house_allows(path):
+def test_package_imports_follow_the_layers(path):
     package = path.relative_to(ROOT).parts[0]
     if package not in MAY_IMPORT:
         return
@@ -126,7 +126,7 @@ def test_packages_import_only_what_the_house_allows(path):
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "model").rglob("*.py")), ids=shown)
-def test_arrows_inside_the_model_point_down(path):
+def test_model_imports_follow_the_layers(path):
     module = module_of(path)
     for line, name in arrows(path):
         if name.split(".")[0] == "model":
@@ -136,7 +136,7 @@ def test_arrows_inside_the_model_point_down(path):
 
 
 @every_source
-def test_nothing_is_imported_inside_a_function(path):
+def test_no_imports_inside_functions(path):
     """It hides a cycle. A test or an optional extra may wait for its library, never for a module of ours."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
@@ -146,7 +146,7 @@ def test_nothing_is_imported_inside_a_function(path):
 
 
 @every_source
-def test_nothing_unpickles(path):
+def test_no_unpickling(path):
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Call):
             called = ast.unparse(node.func)
@@ -170,13 +170,13 @@ MACHINE_PATH = re.compile(r"(?<![\w.$/~])/(?:work|tmp|home|root|Users|mnt|opt|sr
 
 
 @pytest.mark.parametrize("path", texts(), ids=shown)
-def test_no_path_of_one_machine_is_written_down(path):
+def test_no_absolute_paths(path):
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         assert not MACHINE_PATH.search(line), f"{shown(path)}:{number}: {line.strip()}"
 
 
 @every_source
-def test_every_module_says_what_it_is_for(path):
+def test_every_module_has_a_docstring(path):
     if path.relative_to(ROOT).parts[0] == "tests":
         return  # the names of the tests say it
     tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -184,7 +184,7 @@ def test_every_module_says_what_it_is_for(path):
 
 
 @every_source
-def test_nothing_is_left_to_do(path):
+def test_no_todo_comments(path):
     """No stub and no reminder: what is not built is an open issue."""
     words = re.compile(r"\b(TO" + "DO|FIX" + "ME|X" + "XX)\\b")
     text = path.read_text(encoding="utf-8")
@@ -194,7 +194,7 @@ def test_nothing_is_left_to_do(path):
             assert "NotImplemented" not in ast.unparse(node.exc), f"{shown(path)}:{node.lineno}: a stub"
 
 
-def test_the_readers_of_trees_see_what_they_should():
+def test_syntax_tree_helpers():
     """The rules above hold nothing if the walk misses an import."""
     code = (
         "import a.b\nfrom model.attention import kernels\nfrom model import Cache\nfrom . import registry\n"

@@ -56,7 +56,7 @@ stores = st.lists(st.integers(1, 40), min_size=2, max_size=9).filter(lambda leng
     st.integers(0, 99),
     st.sampled_from(["concat", "intra_document"]),
 )
-def test_each_window_once_an_epoch_and_each_token_in_place(lengths, train_length, batch_size, seed, packing):
+def test_windows_cover_each_epoch_once(lengths, train_length, batch_size, seed, packing):
     batches = BatchSampler(
         make_store(lengths), [Segment(train_length, batch_size)], packing=packing, seed=seed
     )
@@ -96,7 +96,7 @@ def test_ranks_split_the_same_step(lengths, train_length, step, packing):
 
 @hypothesis_settings(max_examples=15, deadline=None)
 @given(stores, st.integers(2, 13), st.integers(0, 20))
-def test_packed_documents_are_apart(lengths, train_length, step):
+def test_packed_documents_have_separate_ids(lengths, train_length, step):
     batch = BatchSampler(
         make_store(lengths), [Segment(train_length, 3)], packing="intra_document", seed=2
     ).batch(step)
@@ -118,7 +118,7 @@ def test_packed_documents_are_apart(lengths, train_length, step):
             assert (targets[t] == IGNORED) == ends
 
 
-def test_running_window_is_one_text():
+def test_concat_window_is_one_document():
     batch = BatchSampler(make_store([5, 7, 11]), [Segment(6, 2)], packing="concat", seed=0).batch(0)
     assert batch.layout == "plain" and batch.reach == 6 and batch.n_targets == 12
     assert batch.order.tolist() == batch.position.tolist() == [list(range(6))]
@@ -141,7 +141,7 @@ def test_seeds_and_epochs_differ():
     assert not set(order(1, range(epoch - 1))) & set(order(1, range(epoch, 2 * epoch - 1)))
 
 
-def test_order_is_frozen():
+def test_golden_order():
     """Runs are resumed over years: the order may not change with a library or by accident."""
     assert permuted(np.arange(10), 10, 3, 0, "windows").tolist() == [5, 9, 3, 6, 8, 0, 1, 4, 7, 2]
     batch = BatchSampler(make_store([5, 7, 11, 3]), [Segment(6, 2)], packing="intra_document", seed=4).batch(
@@ -159,7 +159,7 @@ def test_permuted_is_a_permutation(n, key):
     assert permuted(some, n, key).tolist() == image[some].tolist()
 
 
-def test_permutation_spreads():
+def test_permutation_is_uniform():
     """Neighbors end up far apart, and every place is reached alike over many keys."""
     n = 50
     images = np.array([permuted(np.arange(n), n, key) for key in range(1000)])
@@ -170,7 +170,7 @@ def test_permutation_spreads():
     assert abs(steps - (n + 1) / 3) < 0.5  # mean distance of two places drawn at random
 
 
-def test_share_of_cut_documents():
+def test_fraction_of_truncated_documents():
     batches = BatchSampler(make_store([4, 4, 4, 4]), [Segment(8, 1)], packing="concat", seed=0)
     assert batches.cut_share(8) == 0
     batches = BatchSampler(make_store([4, 4, 4, 4]), [Segment(3, 1)], packing="concat", seed=0)
@@ -180,7 +180,7 @@ def test_share_of_cut_documents():
     assert staged.cut_share(3) == 0.5
 
 
-def test_bad_requests():
+def test_invalid_requests():
     store = make_store([5, 7])
     with pytest.raises(DataError, match="has 12 tokens, fewer than the 13"):
         BatchSampler(store, [Segment(4, 2, 3), Segment(12, 1)], packing="concat", seed=0)
@@ -195,7 +195,7 @@ plans = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 5), st.integers(1, 
 
 @hypothesis_settings(max_examples=25, deadline=None)
 @given(stores, plans, st.integers(0, 99))
-def test_no_token_comes_twice_in_an_epoch_whatever_the_lengths(lengths, plan, seed):
+def test_tokens_are_unique_within_an_epoch(lengths, plan, seed):
     batches = BatchSampler(make_store(lengths), [Segment(*p) for p in plan], packing="concat", seed=seed)
     steps, seen = sum(p[2] for p in plan), {}
     for step in range(steps + 3):  # the last portion goes on
@@ -217,7 +217,7 @@ def test_no_token_comes_twice_in_an_epoch_whatever_the_lengths(lengths, plan, se
     assert batches.passes(steps + 3) == [whole / (sum(lengths) - 1)]
 
 
-def test_stages_keep_the_order_up_to_the_first_edge_and_any_step_can_be_asked_alone():
+def test_stages_keep_order_before_boundary_with_random_access():
     """Stage by stage by hand, in slots of 10: 6 windows of 4 in three slots, 3 of 10, windows of 4 again."""
     store = make_store([9, 8, 7, 6, 5, 4, 3, 2] * 2)
     plan = [Segment(4, 2, 3), Segment(10, 1, 3), Segment(4, 3, 2)]
@@ -245,7 +245,7 @@ def test_stages_keep_the_order_up_to_the_first_edge_and_any_step_can_be_asked_al
     ]
 
 
-def test_a_third_stage_begins_where_the_second_ended():
+def test_third_stage_continues_after_second():
     """In slots of 7: four windows of 5, two of 7, then windows of 3, two of a slot, all of one line."""
     batches = BatchSampler(
         make_store([50, 31]), [Segment(5, 4, 1), Segment(7, 2, 1), Segment(3, 5)], packing="concat", seed=1

@@ -25,7 +25,7 @@ def text_of(n: int, seed: int) -> str:
     st.lists(st.text("abcXYZ09é", min_size=1, max_size=7), min_size=1, max_size=9),
     st.text("., \n-_!", min_size=1),
 )
-def test_words_do_not_depend_on_what_lies_between(parts, gap):
+def test_words_are_independent_of_separators(parts, gap):
     plain, _ = words(" ".join(parts))
     other, _ = words(gap + gap.join(parts).upper().replace("É", "é") + gap)
     assert len(plain) == len(parts) and plain.tolist() == other.tolist()
@@ -50,19 +50,19 @@ def index() -> ShingleIndex:
     return ShingleIndex([shingles(text) for text in (text_of(3000, 1), text_of(900, 2), "three short words")])
 
 
-def test_copies_are_seen_whatever_their_spelling(index):
+def test_near_duplicates_are_found_despite_formatting(index):
     copy = text_of(3000, 1).upper().replace(" ", ",\n\t")
     assert index.match(copy)[:2] == (1.0, 1.0)
     assert index.match("Three  short, words!").own == 1.0
 
 
-def test_other_text_is_no_copy(index):
+def test_different_text_is_not_a_duplicate(index):
     match = index.match(text_of(3000, 3))
     assert match[:2] == (0.0, 0.0) and len(match.hits) == 0
     assert index.match("other short words").own == 0.0
 
 
-def test_part_of_a_validation_text_and_validation_text_inside(index):
+def test_contained_and_containing_duplicates(index):
     part = index.match(" ".join(text_of(3000, 1).split()[500:900]))
     assert part.own == 1.0 and 0.05 < part.theirs < 0.3
     inside = index.match(text_of(4000, 4) + " " + text_of(900, 2) + " " + text_of(4000, 5))
@@ -78,11 +78,11 @@ def test_a_passage_shared_by_two_validation_texts_counts_for_both():
     assert index.match(shared).theirs == 1.0
 
 
-def test_without_validation_text_nothing_is_a_copy():
+def test_no_duplicates_without_validation_text():
     assert ShingleIndex([]).match(text_of(100, 1))[:2] == (0.0, 0.0)
 
 
-def test_long_text_is_looked_at_in_blocks(monkeypatch):
+def test_long_text_is_processed_in_blocks(monkeypatch):
     whole = shingles(text_of(5000, 9))
     monkeypatch.setattr("data.preparation.duplicates.BLOCK", 3000)
     assert np.isin(shingles(text_of(5000, 9)), whole).mean() > 0.95

@@ -88,7 +88,7 @@ def cases():
 
 
 @pytest.mark.parametrize(("packing", "name", "rule"), list(cases()))
-def test_counts_are_those_of_loops_over_the_batches(store, packing, name, rule):
+def test_counts_match_loops_over_batches(store, packing, name, rule):
     batches = batches_of(store, packing, SAMPLERS[name])
     ledger = ExposureLedger(batches, 9, lambda step: rule)
     assert batches.windows_per_epoch(13) == 8  # so that steps span two epochs
@@ -114,7 +114,7 @@ def test_packed_documents_of_any_lengths(lengths, length, batch, steps, seed):
         assert as_counters(found) == by_loops(batches, range(steps), ExposureRule())
 
 
-def test_a_window_by_hand(store):
+def test_single_window(store):
     """Three windows of 5 tokens a step, 2 steps; each token sees itself, the one before, and the first."""
     batches = batches_of(store, "concat", PlainPositions(), length=5)
     found = ExposureLedger(batches, 2, lambda step: ExposureRule(2, 1)).upto(2)
@@ -122,7 +122,7 @@ def test_a_window_by_hand(store):
     assert found.distances.tolist() == [30, 24, 6, 6, 6]
 
 
-def test_rule_may_change_on_the_way(store):
+def test_sampler_may_change_during_training(store):
     for packing, positions in (("intra_document", SAMPLERS["plain"]), ("concat", SAMPLERS["pose"])):
         batches = batches_of(store, packing, positions)
         found = ExposureLedger(batches, 7, lambda step: RULES[0] if step < 3 else RULES[2]).upto(7)
@@ -133,7 +133,7 @@ def test_rule_may_change_on_the_way(store):
 
 @pytest.mark.parametrize("name", ["plain", "offset", "subset"])
 @pytest.mark.parametrize("packing", ["concat", "intra_document"])
-def test_lengths_may_change_on_the_way(store, packing, name):
+def test_lengths_may_change_during_training(store, packing, name):
     plan = [Segment(5, 4, 3), Segment(13, 2, 2), Segment(5, 3, 9)]
     batches = BatchSampler(store, plan, packing=packing, seed=4, positions=SAMPLERS[name])
     ledger = ExposureLedger(batches, 14, lambda step: RULES[0] if step < 4 else RULES[2])
@@ -144,7 +144,7 @@ def test_lengths_may_change_on_the_way(store, packing, name):
 
 
 @pytest.mark.parametrize(("name", "stride"), [("plain", 1), ("offset", 3), ("subset", 9)])
-def test_the_share_of_steps_by_hand(store, name, stride, monkeypatch):
+def test_fraction_of_steps(store, name, stride, monkeypatch):
     """2 steps of 3 windows of 5 tokens: 30 positions where steps are of one, else 15 pairs a window."""
     monkeypatch.setattr(module, "COUNTED", 10)
     assert ExposureLedger(batches_of(store, "concat", SAMPLERS[name], length=5, batch=3), 2).stride == stride
@@ -153,7 +153,7 @@ def test_the_share_of_steps_by_hand(store, name, stride, monkeypatch):
 @pytest.mark.parametrize(
     "name", ["pose", *(pytest.param(name, marks=pytest.mark.slow) for name in ("offset", "subset"))]
 )
-def test_a_long_run_is_counted_from_a_share_of_its_steps(store, name, monkeypatch):
+def test_long_runs_are_estimated_from_sampled_steps(store, name, monkeypatch):
     batches, steps = batches_of(store, "concat", SAMPLERS[name]), 600
     whole = ExposureLedger(batches, steps).upto(steps)
     monkeypatch.setattr(module, "COUNTED", 4000)
@@ -174,7 +174,7 @@ def test_a_long_run_is_counted_from_a_share_of_its_steps(store, name, monkeypatc
         ledger.upto(3)
 
 
-def test_one_training_after_another(store):
+def test_consecutive_trainings(store):
     first = ExposureLedger(batches_of(store, "concat", SAMPLERS["cape"]), 3).upto(3)
     second = ExposureLedger(batches_of(store, "intra_document", PlainPositions(), length=20), 2).upto(2)
     assert first.first < 0
@@ -183,7 +183,7 @@ def test_one_training_after_another(store):
     assert as_counters(second + first) == both and (first + second).steps == 5
 
 
-def test_kept_in_a_folder(store, tmp_path):
+def test_counts_are_cached(store, tmp_path):
     assert read_exposure(tmp_path) is None
     exposure = ExposureLedger(batches_of(store, "concat", SAMPLERS["cape"]), 3).upto(3)
     write_exposure(tmp_path, exposure)

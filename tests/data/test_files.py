@@ -13,7 +13,7 @@ from errors import TrainingError
 from training.run.directory import held
 
 
-def test_a_write_that_fails_leaves_the_old_file(tmp_path):
+def test_failed_write_keeps_old_file(tmp_path):
     path = tmp_path / "x.json"
     path.write_text("old")
     with pytest.raises(OSError, match="No space left"), atomic(path) as file:
@@ -22,7 +22,7 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path):
     assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
 
 
-def test_an_array_that_does_not_fit_names_its_file(tmp_path):
+def test_array_size_mismatch_names_file(tmp_path):
     if not Path("/dev/full").exists():
         pytest.skip("needs /dev/full")
     file = tmp_path / "hashes.npy"
@@ -33,7 +33,7 @@ def test_an_array_that_does_not_fit_names_its_file(tmp_path):
     assert error.value.errno == errno.ENOSPC and error.value.filename == str(file) and not file.exists()
 
 
-def test_a_lock_is_exclusive_unless_shared(tmp_path):
+def test_lock_is_exclusive_unless_shared(tmp_path):
     with open(tmp_path / "lock", "w") as mine, open(tmp_path / "lock", "w") as theirs:
         assert locked(mine) is True and locked(theirs) is False
         fcntl.flock(mine, fcntl.LOCK_UN)

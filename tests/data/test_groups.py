@@ -52,7 +52,7 @@ def batches_of(groups: TextGroups) -> BatchSampler:
     )
 
 
-def test_groups_are_read_in_order_once_each_whether_prepared_or_not(grouped):
+def test_groups_are_read_in_order_once(grouped):
     groups = TextGroups(grouped, prepare(grouped, workers=1))
     batches = batches_of(groups)
     with groups.preparing():  # as training does; the first steps do not wait
@@ -86,7 +86,7 @@ def test_groups_are_read_in_order_once_each_whether_prepared_or_not(grouped):
         assert later._process is None  # nothing is left to prepare
 
 
-def test_a_preparation_that_died_is_reported_and_resumed(grouped, monkeypatch):
+def test_failed_preparation_is_reported_and_resumed(grouped, monkeypatch):
     monkeypatch.setattr(data.preparation.groups, "PATIENCE", 0.3)
     groups = TextGroups(grouped, prepare(grouped, workers=1))
     with pytest.raises(DataError, match=r"group 1 of .* is not prepared: no process"):
@@ -112,7 +112,7 @@ def _full():
     raise OSError(28, "No space left on device")
 
 
-def test_a_limit_of_the_whole_text_ends_the_groups(grouped):
+def test_size_limit_ends_groups(grouped):
     limited = grouped.model_copy(update={"max_bytes": 45_000})
     groups = TextGroups(limited, prepare(limited, workers=1))
     groups.prepare_rest(NullConsole())
@@ -123,7 +123,7 @@ def test_a_limit_of_the_whole_text_ends_the_groups(grouped):
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, pytest.param(errno.EOPNOTSUPP, marks=pytest.mark.slow)])
-def test_a_disk_without_locks_is_reported_once(settings, tmp_path, monkeypatch, number):
+def test_file_system_without_locks_warns_once(settings, tmp_path, monkeypatch, number):
     def refuse(*_: object) -> None:
         raise OSError(number, os.strerror(number))
 
@@ -140,7 +140,7 @@ def test_a_disk_without_locks_is_reported_once(settings, tmp_path, monkeypatch, 
         pass
 
 
-def test_streams_that_a_step_needs_are_known_before_they_exist(settings, monkeypatch):
+def test_streams_of_a_step_are_known_in_advance(settings, monkeypatch):
     settings = settings.model_copy(update={"group_bytes": 25_000})
     groups = TextGroups(settings, prepare(settings, workers=1))
     batches = batches_of(groups)
@@ -158,7 +158,7 @@ def test_streams_that_a_step_needs_are_known_before_they_exist(settings, monkeyp
     assert last[-1] > 1
 
 
-def test_an_altered_group_is_reported_and_prepared_again_once_deleted(settings):
+def test_modified_group_is_reported_and_recreated_if_deleted(settings):
     settings = settings.model_copy(update={"group_bytes": 20_000})
     first = prepare(settings, workers=1)
     TextGroups(settings, first).prepare_rest(Listener())

@@ -26,7 +26,7 @@ def _root(tmp_path_factory):
 
 @hypothesis_settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=6))
-def test_after_any_number_of_samples_shares_are_kept_to_one(parts):
+def test_mixture_proportions_are_exact_to_one_sample(parts):
     shares = [Fraction(part, sum(parts)) for part in parts]
     pattern = MixturePattern(shares)
     n = np.arange(3 * pattern.period + 1)
@@ -37,7 +37,7 @@ def test_after_any_number_of_samples_shares_are_kept_to_one(parts):
         assert all(abs(count - share * i) < 1 for i, count in zip(n.tolist(), counted.tolist(), strict=True))
 
 
-def test_a_pattern_by_hand():
+def test_interleaving_pattern():
     assert MixturePattern([Fraction(7, 10), Fraction(2, 10), Fraction(1, 10)]).turns(
         np.arange(11)
     ).tolist() == [
@@ -54,7 +54,7 @@ PLAN = [Segment(4, 6, 4), Segment(9, 3, 5), Segment(4, 3, 9)]
 
 
 @pytest.mark.parametrize("packing", ["concat", "intra_document"])
-def test_each_text_has_its_own_epochs_and_no_token_twice_in_one(packing):
+def test_sources_have_separate_epochs(packing):
     stores = [make_store(lengths) for lengths in LENGTHS]
 
     def fresh(seed: int = 3) -> BatchSampler:
@@ -104,7 +104,7 @@ def mixed(settings, corpus, tmp_path) -> DataSettings:
     return changed(settings, mixture=[{"share": 0.2, "source": {"name": "files", "path": str(more)}}])
 
 
-def test_a_further_text_has_the_tokens_of_the_first_and_none_of_its_held_out_text(mixed, settings):
+def test_additional_source_excludes_validation_text(mixed, settings):
     listener = Listener()
     first, both = prepare(settings, workers=1), prepare(mixed, listener, workers=1)
     (table,) = listener.tables  # the second text alone, without the first one's held-out text
@@ -128,7 +128,7 @@ def test_a_further_text_has_the_tokens_of_the_first_and_none_of_its_held_out_tex
     assert again.hash == both.hash == prepare(mixed, workers=1).hash
 
 
-def test_stores_of_different_tokenizers_are_refused_naming_both(settings):
+def test_different_tokenizers_are_rejected(settings):
     first = prepare(settings, workers=1)
     bytewise = prepare(changed(settings, tokenizer={"name": "bytes"}), workers=1)
     mixed = changed(settings, mixture=[{"share": 0.25, "prepared": str(bytewise.folder)}])
@@ -149,7 +149,7 @@ def test_stores_of_different_tokenizers_are_refused_naming_both(settings):
         ([{"share": 0.12345, "prepared": "a"}], "share=0.12345"),
     ],
 )
-def test_mixtures_that_mean_nothing_are_refused(mixture, said):
+def test_invalid_mixtures_are_rejected(mixture, said):
     with pytest.raises(ValidationError, match=said):
         DataSettings.model_validate({"mixture": mixture})
 
@@ -190,9 +190,7 @@ NOWHERE = {"name": "files", "path": "no/such/folder"}
         ),
     ],
 )
-def test_text_that_is_not_there_is_refused_by_its_own_setting_before_any_is_prepared(
-    settings, tmp_path, monkeypatch, words, place
-):
+def test_missing_source_is_rejected_before_preparation(settings, tmp_path, monkeypatch, words, place):
     asked = changed(settings, **words)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "docs").mkdir()
@@ -204,7 +202,7 @@ def test_text_that_is_not_there_is_refused_by_its_own_setting_before_any_is_prep
     assert not (tmp_path / "prepared").exists()
 
 
-def test_what_a_further_text_lacks_is_said_by_its_own_setting(settings, tmp_path):
+def test_errors_name_setting_of_the_source(settings, tmp_path):
     (tmp_path / "more.jsonl").write_text('{"body": "text"}\n')
     more = {"share": 0.2, "source": {"name": "files", "path": str(tmp_path / "more.jsonl")}}
     with pytest.raises(DataError, match=r"the right data\.mixture\.0\.source\.text_key"):

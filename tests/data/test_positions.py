@@ -71,7 +71,7 @@ masks = st.tuples(st.integers(1, 5), st.integers(1, 31), st.integers(0, 99), st.
 
 @hypothesis_settings(max_examples=60, deadline=None)
 @given(masks, names, packings, st.integers(0, 2**62), st.integers(0, 10**9))
-def test_order_document_and_layout_are_those_of_the_packing(mask, name, packing, seed, step):
+def test_order_document_and_layout_follow_packing(mask, name, packing, seed, step):
     rows, length, draw_seed, share = mask
     begins = windows(rows, length, draw_seed, share)
     placed, bare = draw(name, packing, begins=begins, seed=seed, step=step), PACKINGS[packing](begins)
@@ -86,13 +86,13 @@ def test_order_document_and_layout_are_those_of_the_packing(mask, name, packing,
 
 
 @pytest.mark.parametrize("packing", ["concat", "intra_document"])
-def test_plain_positions_are_order(packing):
+def test_default_positions_equal_order(packing):
     placed = draw("plain", packing)
     assert placed.position is placed.order and placed.unit_steps
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_only_an_offset_keeps_unit_steps(name):
+def test_only_offset_has_unit_steps(name):
     for packing in ("concat", "intra_document"):
         assert draw(name, packing).unit_steps == (name == "random_offset")
 
@@ -102,7 +102,7 @@ def near(count: int, n: int, p: float) -> bool:
     return abs(count - n * p) < 5 * (n * p * (1 - p)) ** 0.5
 
 
-def test_offsets_are_even_over_0_to_K_and_one_for_each_text():
+def test_offsets_are_uniform_and_per_document():
     begins = windows(400, 9)
     found = []
     for step in range(10):
@@ -113,7 +113,7 @@ def test_offsets_are_even_over_0_to_K_and_one_for_each_text():
     assert all(near(found.count(k), len(found), 1 / 5) for k in range(5))
 
 
-def test_draws_of_neighbors_know_nothing_of_each_other():
+def test_samples_of_adjacent_rows_are_independent():
     """Rows, documents, steps and seeds one apart agree as often as chance has it."""
     begins = np.ones((300, 8), dtype=bool)  # eight texts of one token a row
 
@@ -129,7 +129,7 @@ def test_draws_of_neighbors_know_nothing_of_each_other():
         assert near(int(same.sum()), same.size, 1 / 10), axis
 
 
-def test_subsets_are_all_alike_in_chance():
+def test_subsets_are_uniform():
     """Of the ten subsets of two out of five, each comes one time in ten."""
     begins = np.zeros((3000, 2), dtype=bool)
     found = [tuple(map(int, text)) for text in texts(draw("random_subset", begins=begins, max_length=5))]
@@ -147,12 +147,12 @@ def test_order_statistics_of_a_large_subset():
     assert (np.abs(position.mean(axis=0) - expected) < 5 * error).all()
 
 
-def test_a_subset_of_everything_is_everything():
+def test_full_subset_is_identity():
     position = draw("random_subset", begins=windows(3, 19), max_length=19).position
     assert np.array_equal(position, np.broadcast_to(np.arange(19), (3, 19)))
 
 
-def test_one_subset_for_the_batch_or_one_for_each_text():
+def test_subset_per_batch_or_per_document():
     begins = np.zeros((4, 12), dtype=bool)
     begins[:, 6] = True
     for packing, each in (("concat", 4), ("intra_document", 8)):
@@ -165,7 +165,7 @@ def test_one_subset_for_the_batch_or_one_for_each_text():
 
 
 @pytest.mark.parametrize("packing", ["concat", "intra_document"])
-def test_pose_leaps_once_by_no_more_than_the_target_leaves(packing):
+def test_pose_skip_is_single_and_bounded(packing):
     target = 71
     found = texts(draw("pose", packing, begins=windows(500, 19), target=target))
     for text in found:
@@ -178,7 +178,7 @@ def test_pose_leaps_once_by_no_more_than_the_target_leaves(packing):
             assert 1 <= steps[leaps[0]] - 1 <= target - n
 
 
-def test_pose_cuts_and_leaps_are_even_over_their_ranges():
+def test_pose_cuts_and_skips_are_uniform():
     n, target = 5, 7  # cuts 1 ... 3, leaps 0 ... 2
     found = texts(draw("pose", begins=np.zeros((4000, n), dtype=bool), target=target))
     leaps = [int(text[-1]) - (n - 1) for text in found]
@@ -187,7 +187,7 @@ def test_pose_cuts_and_leaps_are_even_over_their_ranges():
     assert all(near(cuts.count(k), len(cuts), 1 / 3) for k in (1, 2, 3)) and len(set(cuts)) == 3
 
 
-def test_cape_jitter_stays_within_its_bounds_and_keeps_order():
+def test_cape_jitter_is_bounded_and_keeps_order():
     jitter = 0.49
     placed = draw("cape", begins=windows(500, 19), global_shift=0, local_shift=jitter, scale=1)
     off = placed.position - np.arange(19)
@@ -198,7 +198,7 @@ def test_cape_jitter_stays_within_its_bounds_and_keeps_order():
     assert abs(corner) < 5 / off.size**0.5  # one draw for each token
 
 
-def test_cape_shift_is_one_for_each_text_and_even():
+def test_cape_shift_is_uniform_and_per_document():
     for packing in ("concat", "intra_document"):
         found = texts(
             draw("cape", packing, begins=windows(800, 19), global_shift=7.5, local_shift=0, scale=1)
@@ -211,7 +211,7 @@ def test_cape_shift_is_one_for_each_text_and_even():
         assert abs(np.std(shifts) - 7.5 / 3**0.5) < 0.3  # of an even distribution
 
 
-def test_cape_scale_is_even_in_the_logarithm_and_comes_last():
+def test_cape_scale_is_log_uniform_and_applied_last():
     position = draw("cape", begins=windows(800, 19), global_shift=0, local_shift=0, scale=3).position
     factors = position[:, 1]
     assert np.allclose(position, factors[:, None] * np.arange(19), rtol=1e-14, atol=0)
@@ -222,7 +222,7 @@ def test_cape_scale_is_even_in_the_logarithm_and_comes_last():
     assert np.abs(both[:, 0]).max() > 7.5 * 1.5  # the shift is scaled as well
 
 
-def test_cape_centres_each_text_before_it_is_shifted():
+def test_cape_centers_each_document_before_shift():
     found = texts(draw("cape", "intra_document", global_shift=0, local_shift=0, scale=2, center=True))
     assert len({len(text) for text in found}) > 3
     assert all(abs(text.mean()) < 1e-12 for text in found)
@@ -232,7 +232,7 @@ def test_cape_centres_each_text_before_it_is_shifted():
 
 @hypothesis_settings(max_examples=40, deadline=None)
 @given(names, packings, st.integers(0, 50), st.permutations(range(6)), st.integers(1, 6))
-def test_a_row_is_the_same_whoever_asks(name, packing, step, rows, share):
+def test_row_is_deterministic(name, packing, step, rows, share):
     begins, some = windows(6, 19), np.array(rows[:share])
     whole = draw(name, packing, begins=begins, step=step).position
     part = draw(name, packing, begins=begins[some], rows=some, step=step).position
@@ -241,7 +241,9 @@ def test_a_row_is_the_same_whoever_asks(name, packing, step, rows, share):
 
 @hypothesis_settings(max_examples=25, deadline=None)
 @given(stores, st.integers(2, 13), st.integers(0, 30), names, packings)
-def test_ranks_micro_batches_and_resumed_runs_place_alike(lengths, train_length, step, name, packing):
+def test_positions_are_independent_of_ranks_micro_batches_and_resume(
+    lengths, train_length, step, name, packing
+):
     store = make_store(lengths)
 
     def fresh(sampler: str = name) -> BatchSampler:
@@ -280,7 +282,7 @@ def test_ranks_micro_batches_and_resumed_runs_place_alike(lengths, train_length,
         ("pose", "e097214a"),
     ],
 )
-def test_draws_are_frozen(name, expected):
+def test_golden_samples(name, expected):
     """Runs are resumed over years. Reals are compared to nine digits: exp may differ in the last one."""
     begins = np.arange(6 * 19).reshape(6, 19) % 7 == 3
     position = draw(name, "intra_document", begins=begins, seed=3, step=5).position
@@ -299,7 +301,7 @@ def test_draws_are_frozen(name, expected):
         ("pose", {"target": 8}, r"data.positions.target = 8 .* train_length = 9"),
     ],
 )
-def test_a_range_too_short_for_the_window_is_refused(name, keys, said):
+def test_range_shorter_than_window_is_rejected(name, keys, said):
     with pytest.raises(DataError, match=said):
         BatchSampler(
             make_store([40]),
@@ -321,6 +323,6 @@ def test_a_range_too_short_for_the_window_is_refused(name, keys, said):
         ("shape", {"max_offset": 3}),
     ],
 )
-def test_settings_that_mean_nothing_are_refused(name, keys):
+def test_invalid_settings_are_rejected(name, keys):
     with pytest.raises(ValidationError):
         chosen(name, **keys)

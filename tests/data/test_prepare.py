@@ -73,7 +73,7 @@ def whole(settings) -> tuple:
     return _WHOLE[0]
 
 
-def test_prepared_text_is_the_text(settings, corpus):
+def test_prepared_text_round_trips(settings, corpus):
     console = Listener()
     prepared = prepare(settings, console, workers=1)
     tokenizer, seen = prepared.tokenizer, {}
@@ -97,7 +97,7 @@ def test_prepared_text_is_the_text(settings, corpus):
     prepared.train.verify()
 
 
-def test_second_call_does_nothing(settings, monkeypatch):
+def test_second_call_is_a_no_op(settings, monkeypatch):
     first = prepare(settings, workers=1)
     before = {p: p.stat().st_mtime_ns for p in first.folder.rglob("*")}
     monkeypatch.setattr("data.preparation.prepare._Preparation", None)
@@ -106,7 +106,7 @@ def test_second_call_does_nothing(settings, monkeypatch):
     assert {p: p.stat().st_mtime_ns for p in first.folder.rglob("*")} == before
 
 
-def test_workers_do_not_matter(settings, whole):
+def test_result_is_independent_of_workers(settings, whole):
     assert facts(prepare(settings, workers=3)) == whole
 
 
@@ -143,7 +143,7 @@ def stop_after(monkeypatch, target: str, calls: int) -> list:
         ("data.preparation.prepare.split_summary", 0),
     ],
 )
-def test_interrupted_anywhere_ends_the_same(settings, whole, monkeypatch, target, calls):
+def test_interrupted_preparation_gives_same_result(settings, whole, monkeypatch, target, calls):
     with monkeypatch.context() as patch:
         stop_after(patch, target, calls)
         with pytest.raises(Stop):
@@ -153,7 +153,7 @@ def test_interrupted_anywhere_ends_the_same(settings, whole, monkeypatch, target
     assert facts(prepare(settings, workers=1)) == whole
 
 
-def test_finished_shards_are_not_redone(settings, monkeypatch):
+def test_finished_shards_are_reused(settings, monkeypatch):
     with monkeypatch.context() as patch:
         made = stop_after(patch, "data.preparation.encoding.write_json", 4)
         with pytest.raises(Stop):
@@ -171,7 +171,7 @@ def test_finished_shards_are_not_redone(settings, monkeypatch):
     assert any(line.startswith("4 of ") for line in console.lines)
 
 
-def test_killed_and_run_again(settings, whole):
+def test_killed_preparation_resumes(settings, whole):
     """SIGKILL to a process with two workers, as soon as the first shard is done."""
     code = f"import sys; sys.path.insert(0, {str(HOUSE)!r})\nfrom data import DataSettings, prepare\n"
     code += f"prepare(DataSettings.model_validate({settings.model_dump()!r}), workers=2)"
@@ -184,7 +184,7 @@ def test_killed_and_run_again(settings, whole):
     assert facts(prepare(settings, workers=1)) == whole
 
 
-def test_other_settings_other_folder(settings, corpus):
+def test_settings_determine_directory(settings, corpus):
     folders = {prepared_folder(settings)}
     for values in ({"valid_seed": 1}, {"eos": False}, {"tokenizer": {"name": "bytes"}}, {"max_bytes": 9}):
         folders.add(prepared_folder(changed(settings, **values)))
@@ -196,7 +196,7 @@ def test_other_settings_other_folder(settings, corpus):
     assert prepared_folder(settings) not in folders
 
 
-def test_split_follows_seed_and_name_alone(settings, corpus):
+def test_split_depends_on_seed_and_name(settings, corpus):
     first = set(prepare(settings, workers=1).valid.names)
     other = set(prepare(changed(settings, valid_seed=1), workers=1).valid.names)
     assert first != other and len(first) == len(other) == 7
@@ -217,7 +217,7 @@ def test_split_follows_seed_and_name_alone(settings, corpus):
         (37, 0, 0, None),
     ],
 )
-def test_least_held_out(settings, corpus, files, fraction, held, suggested):
+def test_minimum_validation_size(settings, corpus, files, fraction, held, suggested):
     for path in sorted(corpus.rglob("*.txt"))[files:]:
         path.unlink()
     console = Listener()
@@ -233,7 +233,7 @@ def test_least_held_out(settings, corpus, files, fraction, held, suggested):
     assert [line for line in again.lines if "held out" in line] == lines
 
 
-def test_few_held_out_clusters_are_reported(settings, tmp_path):
+def test_few_validation_clusters_warn(settings, tmp_path):
     records = [{"text": f"words of {i} " * 9, "by": "AB"[i % 2] if i % 7 else None} for i in range(200)]
     file = tmp_path / "r.jsonl"
     file.write_text("\n".join(map(json.dumps, records)))
@@ -247,7 +247,7 @@ def test_few_held_out_clusters_are_reported(settings, tmp_path):
     assert any(line.startswith(f"{units} clusters held out") for line in console.lines)
 
 
-def test_validation_text_of_its_own(settings, tmp_path):
+def test_separate_validation_text(settings, tmp_path):
     (tmp_path / "held").mkdir()
     for i in range(3):
         (tmp_path / "held" / f"{i}.txt").write_text(f"held out text number {i} about positions\n" * (i + 2))
@@ -258,7 +258,7 @@ def test_validation_text_of_its_own(settings, tmp_path):
     prepared.valid.verify()
 
 
-def test_near_duplicates_of_validation_text_stay_out(settings, corpus, tmp_path):
+def test_near_duplicates_of_validation_text_are_excluded(settings, corpus, tmp_path):
     held = tmp_path / "held"
     held.mkdir()
     rng = random.Random(1)
@@ -278,7 +278,7 @@ def test_near_duplicates_of_validation_text_stay_out(settings, corpus, tmp_path)
     assert off.train.n_documents == 39 and off.summary["near_duplicates"]["documents"] is None
 
 
-def test_all_or_nothing_held_out(settings):
+def test_all_or_nothing_in_validation(settings):
     everything = prepare(changed(settings, valid_fraction=1, tokenizer={"name": "bytes"}), workers=1)
     assert (everything.train.n_documents, everything.valid.n_documents) == (0, 37)
     nothing = prepare(changed(settings, valid_fraction=0), workers=1)
@@ -287,7 +287,7 @@ def test_all_or_nothing_held_out(settings):
         prepare(changed(settings, valid_fraction=1), workers=1)
 
 
-def test_bad_files_are_counted(settings, corpus):
+def test_invalid_files_are_counted(settings, corpus):
     (corpus / "empty.txt").write_text("")
     (corpus / "empty2.txt").write_text("\n")
     (corpus / "binary.txt").write_bytes(b"\0\1")
@@ -298,7 +298,7 @@ def test_bad_files_are_counted(settings, corpus):
     assert "skipped 2 documents: empty (such as empty.txt)" in console.lines
 
 
-def test_nothing_left_is_an_error(settings, tmp_path):
+def test_empty_corpus_raises(settings, tmp_path):
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "a.txt").write_bytes(b"\xff\xfe")
     (tmp_path / "bad" / "b.txt").write_text("")
@@ -339,7 +339,7 @@ def test_existing_model_and_missing_symbols(settings, tmp_path):
         prepare(changed(settings, tokenizer={**foreign, "model": str(tmp_path / "no.model")}))
 
 
-def test_damage_after_preparation(settings):
+def test_corruption_after_preparation(settings):
     folder = prepare(settings, workers=1).folder
     shard = next((folder / "valid").glob("*.tokens"))
     good = shard.read_bytes()
@@ -352,7 +352,7 @@ def test_damage_after_preparation(settings):
         open_prepared(folder)
 
 
-def test_disk_full_in_a_worker_reaches_the_caller(settings, monkeypatch):
+def test_full_disk_in_worker_raises(settings, monkeypatch):
     """A worker's error comes back as the error it was: here the train folder cannot be made."""
     folder = prepared_folder(settings)
     folder.mkdir(parents=True)
@@ -386,7 +386,7 @@ def test_incomplete_files_of_killed_processes_are_removed(settings):
     assert not list(folder.rglob("*.tmp"))
 
 
-def test_a_second_preparation_of_a_folder_waits_for_the_first(tmp_path):
+def test_concurrent_preparation_waits(tmp_path):
     entered = threading.Event()
 
     def enter():

@@ -27,7 +27,7 @@ def walk(sizes, plan, windows):
 
 
 @given(sizes=LINES, plan=PLANS, windows=st.integers(1, 40), last=st.integers(0, 8))
-def test_windows_are_those_of_a_walk_and_no_line_is_asked_for_early(sizes, plan, windows, last):
+def test_windows_match_sequential_walk_with_lazy_reads(sizes, plan, windows, last):
     asked = set()
 
     def tokens(epoch):
@@ -53,7 +53,7 @@ def test_windows_are_those_of_a_walk_and_no_line_is_asked_for_early(sizes, plan,
             seen |= inputs
 
 
-def test_slots_waste_little_whatever_the_lengths():
+def test_little_text_is_dropped_for_any_lengths():
     for lengths in ([256], [128, 384, 64, 32, 384, 128], [512, 1536, 256], [100, 101, 103], [384, 512]):
         slots = ChunkLayout.of(10**6, lengths)
         assert all(slots.size % length < slots.size / 16 for length in lengths), lengths
@@ -66,7 +66,7 @@ def test_slots_waste_little_whatever_the_lengths():
     assert ChunkLayout.of(10**6, [384, 512]) == (1536, 651)
 
 
-def test_a_short_stage_sees_text_from_all_over_the_line():
+def test_short_stage_samples_the_whole_stream():
     """A tenth of a line in windows of an eighth of a slot, first or last: its starts are spread evenly."""
     slots = 1000
     plans = {0: [(16, 800), (128, 900)], 1: [(128, 900), (16, 800)]}

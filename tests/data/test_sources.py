@@ -80,7 +80,7 @@ def test_record_files(tmp_path, ending):
     assert [d.name for d in files(path)] == [f"records.{ending}#{i}" for i in range(4)]
 
 
-def test_bad_records_are_named(tmp_path):
+def test_invalid_records_are_named(tmp_path):
     lines = ['{"text": "good"}', '{"text": 5}', "[1]", '{"tex', '{"body": "x"}', "", '{"text": "\\ud800"}']
     (tmp_path / "r.jsonl").write_text("\n".join(lines))
     missing = "no text under the key 'text'"
@@ -88,12 +88,12 @@ def test_bad_records_are_named(tmp_path):
     assert [d.fault for d in files(tmp_path / "r.jsonl")] == faults
 
 
-def test_records_nested_too_deeply_are_passed_over(tmp_path):
+def test_deeply_nested_records_are_skipped(tmp_path):
     (tmp_path / "r.jsonl").write_text("[" * 200_000 + '\n{"text": "good"}\n')
     assert [d.fault for d in files(tmp_path / "r.jsonl")] == ["not a JSON object", None]
 
 
-def test_names_that_are_not_utf8(tmp_path):
+def test_non_utf8_names(tmp_path):
     name = os.fsdecode(b"caf\xe9")
     folder = tmp_path / name
     folder.mkdir()
@@ -112,7 +112,7 @@ def test_names_that_are_not_utf8(tmp_path):
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "jsonl.gz", "jsonl.zst", "parquet"])
-def test_large_records_are_passed_over(tmp_path, monkeypatch, ending):
+def test_large_records_are_skipped(tmp_path, monkeypatch, ending):
     monkeypatch.setattr("data.sources.local.BLOCK", 7)
     path = write_records(tmp_path / "r", ending)
     longest = len(TEXTS[0].encode() if ending == "parquet" else json.dumps(RECORDS[0]))
@@ -122,7 +122,7 @@ def test_large_records_are_passed_over(tmp_path, monkeypatch, ending):
     assert not files(path, max_document_bytes=longest)[0].fault
 
 
-def test_large_files_and_parts_are_passed_over(tmp_path, monkeypatch):
+def test_large_files_are_skipped(tmp_path, monkeypatch):
     monkeypatch.setattr("data.sources.local.BLOCK", 3)
     (tmp_path / "a.txt").write_text("12345")
     (tmp_path / "b.txt").write_text("123456--1--2345678--12345--1234567890123")
@@ -135,7 +135,7 @@ def test_large_files_and_parts_are_passed_over(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("ending", ["gz", "zst"])
-def test_a_small_file_of_one_long_line_is_read_in_little_memory(tmp_path, ending):
+def test_one_line_file_is_read_in_bounded_memory(tmp_path, ending):
     """64 MB in some kilobytes; Python's memory is counted, of which a document may take 1 MB."""
     path, piece = tmp_path / f"bomb.jsonl.{ending}", b"a" * (1 << 20)
     with pyarrow.CompressedOutputStream(path, "gzip" if ending == "gz" else "zstd") as file:
@@ -150,14 +150,14 @@ def test_a_small_file_of_one_long_line_is_read_in_little_memory(tmp_path, ending
 
 
 @pytest.mark.parametrize("ending", ["jsonl.gz", "jsonl.zst", "parquet"])
-def test_truncated_files_are_refused_by_name(tmp_path, ending):
+def test_truncated_files_are_named(tmp_path, ending):
     path = write_records(tmp_path / "r", ending)
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(DataError, match=rf"records.{ending} is damaged or truncated"):
         files(path)
 
 
-def test_wrong_requests(tmp_path):
+def test_invalid_requests(tmp_path):
     with pytest.raises(DataError, match="does not exist"):
         files(tmp_path / "nowhere")
     with pytest.raises(DataError, match=r"no file in .* matches"):
@@ -166,7 +166,7 @@ def test_wrong_requests(tmp_path):
         files(write_records(tmp_path / "r", "parquet"), text_key="body")
 
 
-def test_separator_cuts_one_file_into_documents(tmp_path, monkeypatch):
+def test_separator_splits_file_into_documents(tmp_path, monkeypatch):
     (tmp_path / "all.txt").write_text("one é<|end|>two<|end|>\n<|end|>three\n<|end|>")
     expected = [("one é", None), ("two", None), ("", "empty"), ("three\n", None)]
     for block in (1, 3, 1 << 20):  # separators and characters lie across the edges of blocks
@@ -190,7 +190,7 @@ def test_clusters_from_a_manifest(tmp_path):
         FilesSource(path="x", manifest="m")
 
 
-def test_fingerprint_follows_the_files(tmp_path):
+def test_fingerprint_depends_on_files(tmp_path):
     def fingerprint() -> str:
         return open_source(FilesSource(path=str(tmp_path))).fingerprint()
 
@@ -233,12 +233,12 @@ def test_hub_calls_on_local_files(tmp_path, monkeypatch, streaming, ending):
         list(open_source(settings.model_copy(update={"text_key": "body"})).documents())
 
 
-def test_missing_data_set_is_one_clear_error():
+def test_missing_dataset_raises_one_error():
     with pytest.raises(DataError, match=r"cannot load 'nobody/nothing-at-all'"):
         list(open_source(HubSource(path="nobody/nothing-at-all")).documents())
 
 
-def test_standard_library(tmp_path):
+def test_standard_library_source(tmp_path):
     source = open_source(StdlibSource())
     names = source.files
     assert names == sorted(names) and "argparse.py" in names and "json/decoder.py" in names

@@ -54,13 +54,13 @@ def test_round_trip(tmp_path):
 @given(
     st.lists(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=9), min_size=1, max_size=8), st.data()
 )
-def test_any_documents_in_any_shards(tmp_path_factory, documents, data):
+def test_documents_in_any_shard_layout(tmp_path_factory, documents, data):
     cut = data.draw(st.integers(0, len(documents)))
     store = write(tmp_path_factory.mktemp("s"), documents, [cut, len(documents) - cut], "<u4")
     assert [store.document(i).tolist() for i in range(store.n_documents)] == documents
 
 
-def test_ids_take_the_smallest_type():
+def test_ids_use_smallest_dtype():
     assert token_dtype(65536) == np.uint16 and token_dtype(65537) == np.uint32
 
 
@@ -70,7 +70,7 @@ def test_empty_store(tmp_path):
     store.verify()
 
 
-def test_hash_is_of_content(tmp_path):
+def test_hash_depends_on_content(tmp_path):
     first = write(tmp_path / "a", DOCUMENTS, [2, 2])
     assert write(tmp_path / "b", DOCUMENTS, [2, 2]).hash == first.hash
     changed = [*DOCUMENTS[:3], [9, 7]]
@@ -78,7 +78,7 @@ def test_hash_is_of_content(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["00001.tokens", "00000.documents.npy", "00001.names.json"])
-def test_damage_is_named(tmp_path, name):
+def test_corruption_is_named(tmp_path, name):
     store = write(tmp_path, DOCUMENTS, [2, 2])
     path = tmp_path / name
     good = path.read_bytes()
@@ -98,7 +98,7 @@ def test_damage_is_named(tmp_path, name):
     TokenStore(tmp_path).verify()
 
 
-def test_damaged_manifest(tmp_path):
+def test_corrupted_manifest(tmp_path):
     write(tmp_path, DOCUMENTS, [4])
     path = tmp_path / "manifest.json"
     good = path.read_bytes()

@@ -95,13 +95,13 @@ def spelled_by(tokenizer):
     return np.array(tokenizer.encode(TEXT))
 
 
-def test_every_task_has_a_case_here():
+def test_every_task_has_a_test_case():
     assert {type(task) for task, _ in CASES.values()} == set(get_args(get_args(TaskSettings)[0]))
 
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("kind", ["bytes", "subwords"])
-def test_a_solver_that_reads_the_text_agrees(name, kind, subwords):
+def test_reference_solver_agrees(name, kind, subwords):
     task, solve = CASES[name]
     tokenizer = ByteTokenizer() if kind == "bytes" else subwords
     bench, haystack = TaskContext(task, tokenizer, "evaluation", 3), spelled_by(tokenizer)
@@ -125,7 +125,7 @@ def test_a_solver_that_reads_the_text_agrees(name, kind, subwords):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_items_are_functions_of_seed_purpose_and_index(name, subwords):
+def test_items_depend_on_seed_purpose_and_index(name, subwords):
     task, _ = CASES[name]
     haystack = spelled_by(subwords)
 
@@ -146,7 +146,7 @@ def test_items_are_functions_of_seed_purpose_and_index(name, subwords):
 
 
 @pytest.mark.parametrize("name", ["passkey", "needle", "variables"])
-def test_depth_and_distance_are_where_the_answer_stands(name, subwords):
+def test_depth_and_distance_locate_the_answer(name, subwords):
     task, solve = CASES[name]
     bench, haystack = TaskContext(task, subwords, "evaluation", 0), spelled_by(subwords)
     for depth in (0.0, 0.3, 1.0):
@@ -157,7 +157,7 @@ def test_depth_and_distance_are_where_the_answer_stands(name, subwords):
         assert value == solve(subwords.decode(item.prompt))[0]
 
 
-def test_distance_in_recall():
+def test_recall_distance():
     bench = TaskContext(RecallTask(queries=3), ByteTokenizer(), "training", 0)
     for depth in (0.0, 0.5, 1.0):
         item = bench.item(1, 300, depth)
@@ -166,7 +166,7 @@ def test_distance_in_recall():
     assert item.depth == 1.0
 
 
-def test_a_longer_item_is_the_same_question_grown():
+def test_longer_items_keep_the_question():
     tokenizer = ByteTokenizer()
     haystack = spelled_by(tokenizer)
     for name in ("passkey", "needle", "variables"):
@@ -183,7 +183,7 @@ def test_a_longer_item_is_the_same_question_grown():
         assert name == "recall" or (long.startswith(short) and len(long) > len(short))
 
 
-def test_additions_carry_and_distractors_are_one_carry_off():
+def test_addition_distractors_differ_by_a_carry():
     tokenizer = ByteTokenizer()
     bench = TaskContext(AdditionTask(choices=3), tokenizer, "evaluation", 0)
     for index in range(60):
@@ -205,7 +205,7 @@ def test_parity_and_depths_are_balanced():
     assert 70 < ones.count(" 1\n") < 130
 
 
-def test_earlier_questions_are_answered_rightly_and_end_where_there_is_no_room():
+def test_in_context_examples_are_correct_and_fit():
     tokenizer = ByteTokenizer()
     haystack = spelled_by(tokenizer)
     bench = TaskContext(PasskeyTask(keys=2, queries=9), tokenizer, "training", 0)
@@ -218,7 +218,7 @@ def test_earlier_questions_are_answered_rightly_and_end_where_there_is_no_room()
     assert min(counts) == 2 and 6 <= max(counts) <= 9  # nine and a tenth have no room
 
 
-def test_what_cannot_be_made_is_refused():
+def test_invalid_items_are_rejected():
     tokenizer = ByteTokenizer()
     with pytest.raises(DataError, match=r"40 tokens is too short for the task passkey.* at least \d+"):
         TaskContext(PasskeyTask(), tokenizer, "evaluation", 0).item(0, 40, 0.5, spelled_by(tokenizer))
@@ -234,7 +234,7 @@ def test_what_cannot_be_made_is_refused():
         TaskContext(CopyTask(alphabet="aa", choices=2), tokenizer, "evaluation", 0).item(0, 30)
 
 
-def test_haystacks_are_documents_that_are_long_enough():
+def test_haystacks_are_long_documents():
     documents = [("short", "x" * 50), ("long", "abc " * 100), ("longer", "de " * 900)]
     found = Haystacks(documents, ByteTokenizer(), 300, 5, "here")
     assert found.names == ["long", "longer"]
@@ -247,7 +247,7 @@ def test_haystacks_are_documents_that_are_long_enough():
     assert all(is_for(f"file {i}", "training") != side for i, side in enumerate(sides))
 
 
-def test_a_single_key_stands_in_the_text_and_its_rivals_nowhere():
+def test_key_occurs_once_and_distractors_do_not_occur():
     tokenizer = ByteTokenizer()
     bench = TaskContext(PasskeyTask(keys=1, choices=5), tokenizer, "evaluation", 0)
     for index in range(20):
@@ -260,7 +260,7 @@ def test_a_single_key_stands_in_the_text_and_its_rivals_nowhere():
         assert {len(other) for other in item.others} == {len(item.answer)}
 
 
-def test_depths_spread_in_order():
+def test_depths_are_spread_in_order():
     tokenizer = ByteTokenizer()
     bench, haystack = TaskContext(PasskeyTask(keys=2), tokenizer, "evaluation", 0), spelled_by(tokenizer)
     distances = [bench.item(0, 600, d, haystack).distance for d in (0, 0.25, 0.5, 0.75, 1)]

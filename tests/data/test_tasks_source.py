@@ -15,7 +15,7 @@ from data.text_settings import FillerSource
 IN_FILLER = {"name": "passkey", "haystack": {"name": "filler"}}
 
 
-def test_items_are_documents_of_the_length_asked_for(tmp_path):
+def test_items_have_requested_length(tmp_path):
     settings = TaskSource(
         task={"name": "passkey", "haystack": {"name": "filler"}}, items=12, length=(100, 180)
     )
@@ -39,7 +39,7 @@ def test_items_are_documents_of_the_length_asked_for(tmp_path):
     assert not {d.text for d in other.documents()} & {d.text for d in got}
 
 
-def test_characters_of_several_bytes_are_not_cut(tmp_path):
+def test_multibyte_characters_are_not_split(tmp_path):
     (tmp_path / "a").mkdir()
     names = [name for name in (f"{i}.txt" for i in range(40)) if is_for(name, "training")]
     for name in names:
@@ -55,7 +55,7 @@ def test_characters_of_several_bytes_are_not_cut(tmp_path):
         list(open_source(settings).documents())
 
 
-def test_a_mixture_has_the_share_asked_for_and_is_prepared_whole(corpus, tmp_path):
+def test_mixture_has_requested_proportion(corpus, tmp_path):
     text = {"name": "files", "path": str(corpus)}
     task = {"name": "recall", "queries": 3}
     source = {"name": "task", "task": task, "text": text, "share": 0.25, "length": 120}
@@ -78,7 +78,7 @@ def test_a_mixture_has_the_share_asked_for_and_is_prepared_whole(corpus, tmp_pat
     assert "files" not in prepared.folder.name and prepared.folder.name.startswith("corpus-recall-")
 
 
-def test_items_around_the_same_text_are_no_copies_of_each_other(tmp_path):
+def test_items_in_same_haystack_are_not_duplicates(tmp_path):
     source = {
         "name": "task",
         "items": 60,
@@ -95,7 +95,7 @@ def test_items_around_the_same_text_are_no_copies_of_each_other(tmp_path):
     assert "Key " in text and "The grass is green." in text
 
 
-def test_filler_is_the_same_sentences_in_every_document():
+def test_filler_sentences_are_shared():
     documents = [next(iter(Filler(FillerSource(), "data.source").documents(k))) for k in (0, 1)]
     assert documents[0].text != documents[1].text and documents[0].name != documents[1].name
     assert {s.strip() for s in documents[0].text.split(".")} == {
@@ -103,12 +103,12 @@ def test_filler_is_the_same_sentences_in_every_document():
     }  # fmt: skip
 
 
-def test_a_hundred_documents_are_read_to_hide_items_in():
+def test_at_most_one_hundred_haystacks_are_read():
     haystacks = open_source(TaskSource(task=IN_FILLER, length=120))._haystacks(ByteTokenizer())
     assert haystacks is not None and len(haystacks) == 100
 
 
-def test_wrong_settings_are_refused():
+def test_invalid_settings_are_rejected():
     with pytest.raises(ValueError, match="minimum, maximum"):
         TaskSource(length=(80, 20))
     with pytest.raises(ValueError, match="items and text exclude each other"):

@@ -54,23 +54,23 @@ def check_exact(tokenizer, text: str) -> None:
 
 
 @pytest.mark.parametrize("text", HARD)
-def test_hard_texts_come_back(tokenizer, text):
+def test_difficult_texts_round_trip(tokenizer, text):
     check_exact(tokenizer, text)
 
 
 @hypothesis_settings(max_examples=60, deadline=None)
 @given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=60))
-def test_any_text_comes_back(tokenizer, text):
+def test_any_text_round_trips(tokenizer, text):
     check_exact(tokenizer, text)
 
 
 @hypothesis_settings(max_examples=40, deadline=None)
 @given(text=st.text("ab 1\n\t\u2581", max_size=60))
-def test_spaces_and_lines_come_back(tokenizer, text):
+def test_whitespace_round_trips(tokenizer, text):
     check_exact(tokenizer, text)
 
 
-def test_what_trained_models_promise():
+def test_trained_model_properties():
     trained = train_sentencepiece(SentencePieceSettings(vocab_size=340), iter([TEXT * 5])).tokenizer
     assert trained.vocab_size == 340 == len(trained.pieces) == len(trained.token_bytes)
     assert trained.token_bytes.dtype == np.int64
@@ -92,7 +92,7 @@ def test_what_trained_models_promise():
     assert again.hash == trained.hash != plain.hash
 
 
-def test_long_text_is_encoded_by_lines_without_a_difference(tokenizer, monkeypatch):
+def test_encoding_by_lines_matches_whole_text(tokenizer, monkeypatch):
     text = (TEXT + "a\u2581b\n\n\n  ") * 40
     whole = tokenizer.encode(text)
     monkeypatch.setattr("data.tokenizer.BLOCK", 50)
@@ -101,7 +101,7 @@ def test_long_text_is_encoded_by_lines_without_a_difference(tokenizer, monkeypat
 
 @hypothesis_settings(max_examples=40, deadline=None)
 @given(st.text("aé天 \n\t\u2581\0", max_size=200), st.integers(8, 30))
-def test_training_lines_are_cut_and_not_dropped(text, longest):
+def test_long_training_lines_are_split(text, longest):
     pieces = list(pieces_of(text, longest))
     assert all(0 < len(piece.encode()) <= longest for piece in pieces)
     kept = "".join(c for c in text if c not in "\n\t\u2581\0")
@@ -117,7 +117,7 @@ def test_text_in_one_line_is_used_for_training():
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
-def test_vocabulary_too_large_or_too_small_is_explained(kind):
+def test_invalid_vocabulary_size(kind):
     with pytest.raises(DataError, match=r"vocab_size=9000 is too large for [\d,]+ bytes .* at most \d+"):
         train_sentencepiece(SentencePieceSettings(kind=kind, vocab_size=9000), iter([TEXT]))
     many = "".join(chr(0x4E00 + i) for i in range(900)) * 3
@@ -132,7 +132,7 @@ def test_save_and_load(tokenizer, tmp_path):
     assert loaded.bos_id == tokenizer.bos_id and loaded.vocab_size == tokenizer.vocab_size
 
 
-def test_damaged_or_exchanged_model_is_refused(tmp_path):
+def test_corrupted_or_replaced_model_is_rejected(tmp_path):
     first = train_sentencepiece(SentencePieceSettings(vocab_size=340), iter([TEXT * 5])).tokenizer
     first.save(tmp_path / "t")
     other = train_sentencepiece(SentencePieceSettings(vocab_size=320), iter([TEXT * 5])).tokenizer
@@ -162,7 +162,7 @@ def test_foreign_model_with_a_dummy_space():
     assert not lossless(foreign, foreign.encode("a \u2581 b"), "a \u2581 b")
 
 
-def test_a_tokenizer_json_is_named_for_what_it_is(tmp_path):
+def test_tokenizer_json_is_identified(tmp_path):
     file = tmp_path / "tokenizer.json"
     file.write_text('{"version": "1.0", "model": {"type": "BPE"}}')
     with pytest.raises(DataError, match=r"tokenizer.json is a JSON file.*tokenizer.model") as caught:

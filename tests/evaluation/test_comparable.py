@@ -12,7 +12,7 @@ ONE = {
 }
 
 
-def test_runs_on_the_same_targets_may_be_compared():
+def test_runs_on_same_targets_are_comparable():
     comparable(
         {"rope": ONE, "alibi": ONE | {"checkpoint_hash": "another", "lengths": [1]}, "none": dict(ONE)}
     )
@@ -20,13 +20,13 @@ def test_runs_on_the_same_targets_may_be_compared():
 
 
 @pytest.mark.parametrize("key", [key for key in ONE if key != "checkpoint_hash"])
-def test_what_differs_is_named_with_the_two_that_differ(key):
+def test_differences_name_both_runs(key):
     other = ONE | {key: "x" * 64}
     with pytest.raises(EvaluationError, match=rf"^rope and fox cannot be compared: {key} differs \(.*xxxx"):
         comparable({"rope": ONE, "alibi": ONE, "fox": other})
 
 
-def test_the_cause_is_named_before_its_effects_and_what_is_not_stated_is_no_agreement():
+def test_root_cause_is_reported_and_missing_values_differ():
     changed = dict.fromkeys(("targets_hash", "tokenizer_hash", "corpus_hash"), "other")
     with pytest.raises(EvaluationError, match="tokenizer_hash differs"):
         comparable({"a": ONE, "b": ONE | changed})

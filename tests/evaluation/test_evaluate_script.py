@@ -84,7 +84,7 @@ def call(monkeypatch, *words):
 SMALL = ["lengths=[24,48,96]", "targets=8", "spans_per_document=2", "device=cpu"]
 
 
-def test_from_run_folder_to_results(home, monkeypatch, capsys):
+def test_evaluation_end_to_end(home, monkeypatch, capsys):
     methods = "methods=[trained,truncate,linear,ntk,yarn,llama3,window]"
     assert call(monkeypatch, home / "run", *SMALL, methods, "folder=first") == 0
     out, err = capsys.readouterr()
@@ -162,7 +162,7 @@ def test_text_seen_in_training_is_excluded_under_every_protocol(home, monkeypatc
     assert "not held-out text" in capsys.readouterr().out
 
 
-def test_who_was_trained_with_bos_first_is_offered_sinks_with_bos_in_every_window_alone():
+def test_models_trained_with_bos_require_bos_in_every_window_for_sinks():
     def settings(*words):
         return load_settings(RunSettings, ["model.position.name=rope", *words])
 
@@ -187,7 +187,7 @@ def test_who_was_trained_with_bos_first_is_offered_sinks_with_bos_in_every_windo
             assert offered(root, sinks, "as-trained", begins)["sinks"] == 4
 
 
-def test_what_cannot_work_is_one_clear_error(home, monkeypatch):
+def test_invalid_settings_raise_one_error(home, monkeypatch):
     run = home / "run"
     with pytest.raises(EvaluationError, match=r"(?s)method 'theta'.*method 'other'") as caught:
         methods = "methods={theta: [model.position.fraction=0.5], other: [model.position.name=alibi]}"
@@ -221,7 +221,7 @@ def grid_of(out):
     return {row[0]: row[1:] for row in rows}
 
 
-def test_the_matrix_is_every_rule_a_checkpoint_can_take(home, monkeypatch, capsys):
+def test_matrix_contains_every_applicable_method(home, monkeypatch, capsys):
     short = [*SMALL[1:], "lengths=[24,48]", "folder=matrix"]
     assert call(monkeypatch, home / "run", "--matrix", "--verbose", *short) == 0
     out, err = capsys.readouterr()
@@ -247,7 +247,7 @@ def test_the_matrix_is_every_rule_a_checkpoint_can_take(home, monkeypatch, capsy
     assert (folder / "results.csv").read_bytes() == before
 
 
-def test_what_a_learned_table_cannot_place_is_a_dash_with_its_reason(home, monkeypatch, capsys):
+def test_positions_beyond_learned_table_are_missing_with_reason(home, monkeypatch, capsys):
     short = [*SMALL[1:], "lengths=[24,48]"]
     assert call(monkeypatch, home / "learned", "--matrix", *short, "folder=matrix") == 0
     out = capsys.readouterr().out
@@ -268,7 +268,7 @@ def test_what_a_learned_table_cannot_place_is_a_dash_with_its_reason(home, monke
     assert not (home / "learned" / "evaluation" / "none").exists()
 
 
-def test_the_matrix_of_a_pattern_lays_a_rule_over_each_kind(home, monkeypatch, capsys):
+def test_matrix_of_pattern_applies_method_per_layer_type(home, monkeypatch, capsys):
     short = [*SMALL[1:], "lengths=[24,48]", "documents=6", "folder=matrix"]
     assert call(monkeypatch, home / "pattern", "--matrix", "--verbose", *short) == 0
     out = capsys.readouterr().out
@@ -293,7 +293,7 @@ def test_the_matrix_of_a_pattern_lays_a_rule_over_each_kind(home, monkeypatch, c
         ("learned", "methods=[trained]", "at most 24 tokens"),
     ],
 )
-def test_illegal_overrides_exit_with_2_and_nothing_written(home, monkeypatch, capsys, run, words, message):
+def test_invalid_overrides_exit_with_2(home, monkeypatch, capsys, run, words, message):
     before = sorted((home / run).rglob("*"))
     monkeypatch.setattr(sys, "argv", ["evaluate.py", str(home / run), words, "lengths=[24,48]", "targets=8"])
     with pytest.raises(SystemExit) as ended:
@@ -305,7 +305,7 @@ def test_illegal_overrides_exit_with_2_and_nothing_written(home, monkeypatch, ca
     assert sorted((home / run).rglob("*")) == before
 
 
-def test_help_names_every_setting_and_a_missing_run_exits_with_2(monkeypatch, capsys):
+def test_help_lists_settings_and_missing_run_exits_with_2(monkeypatch, capsys):
     done = subprocess.run(
         [sys.executable, "evaluate.py", "--help"], cwd=ROOT, capture_output=True, text=True, timeout=120
     )
@@ -318,7 +318,7 @@ def test_help_names_every_setting_and_a_missing_run_exits_with_2(monkeypatch, ca
     assert ended.value.code == 2 and capsys.readouterr().err.startswith("error: no-such-run")
 
 
-def test_runs_are_compared_with_the_first_on_the_same_targets(home, monkeypatch, capsys):
+def test_runs_are_compared_with_the_first(home, monkeypatch, capsys):
     """Other weights, another trained length, and positions that end: differences by hand from the losses of
     every target."""
     make_run(home, "longer", "model.position={name: rope}", "train_length=32", "seed=1")
@@ -353,7 +353,7 @@ def test_runs_are_compared_with_the_first_on_the_same_targets(home, monkeypatch,
     assert len(lines) == 10 and (folder / "nll_by_length.svg").is_file() and "learned" in out
 
 
-def test_a_dry_run_lists_the_cells_and_measures_none(home, monkeypatch, capsys):
+def test_dry_run_lists_cells(home, monkeypatch, capsys):
     make_run(home, "fresh", "model.position={name: rope}")
     assert call(monkeypatch, home / "fresh", *SMALL, "--dry-run") == 0
     out, err = capsys.readouterr()
@@ -366,7 +366,7 @@ def test_a_dry_run_lists_the_cells_and_measures_none(home, monkeypatch, capsys):
         call(monkeypatch, home / "fresh", *SMALL, "--dry-run", f"store={home / 'gone'}")
 
 
-def test_runs_that_cannot_be_compared_are_refused(home, monkeypatch):
+def test_incomparable_runs_are_rejected(home, monkeypatch):
     words = ["data.tokenizer={name: sentencepiece, vocab_size: 300, train_bytes: 20k}"]
     make_run(home, "pieces", "model.position={name: rope}", *words)
     for other, asked in (

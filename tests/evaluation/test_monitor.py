@@ -7,7 +7,7 @@ from evaluation.scoring.protocols import fixed_windows
 from model import TokenPositions
 
 
-def test_the_numbers_are_the_naive_ones_and_repeat_bit_for_bit(make_store, sharp):
+def test_losses_match_naive_loop_and_are_deterministic(make_store, sharp):
     store = make_store([90, 150, 130, 77, 20, 88, 140, 160, 99, 101], seed=6)
     monitor = monitor_targets(store, [16, 32, 64], targets=6, spans=7, seed=3)
     assert monitor.lengths == [16, 32, 64] and monitor.note == ""
@@ -30,7 +30,7 @@ def test_the_numbers_are_the_naive_ones_and_repeat_bit_for_bit(make_store, sharp
         assert nll == pytest.approx(total / count, abs=1e-5)
 
 
-def test_ranks_share_the_work_bit_for_bit_and_pass_equally_many_batches(make_store, sharp, monkeypatch):
+def test_ranks_match_single_process_with_equal_batches(make_store, sharp, monkeypatch):
     monitor = monitor_targets(make_store([90, 300, 150, 130] * 4), [16, 128, 80], targets=6, spans=9)
     model, passes = sharp(), []
     monkeypatch.setattr("evaluation.monitor.rows_of", lambda length: 2)
@@ -57,7 +57,7 @@ def test_ranks_share_the_work_bit_for_bit_and_pass_equally_many_batches(make_sto
         assert monitor.measure(model, "cpu", 0, world, lambda mine, held=held: held) == alone
 
 
-def test_a_length_at_which_the_model_breaks_is_nan_and_the_others_stand(make_store, sharp):
+def test_failing_length_is_nan_and_others_are_kept(make_store, sharp):
     monitor = monitor_targets(make_store([90] * 9), [16, 32, 64], targets=6, spans=9)
     model = sharp()
     forward = model.forward
@@ -71,21 +71,21 @@ def test_a_length_at_which_the_model_breaks_is_nan_and_the_others_stand(make_sto
     assert found[16] == fine[16] and found[64] == fine[64]
 
 
-def test_it_says_its_documents_and_which_targets_they_are(make_store):
+def test_reports_documents_and_target_hash(make_store):
     stores = [make_store([90] * 12, seed=6) for _ in range(2)]
     first, again = (monitor_targets(store, [16, 32], targets=6, spans=8) for store in stores)
     other = monitor_targets(stores[0], [16, 32], targets=6, spans=8, seed=1)
     assert first.documents == 8 and first.hash == again.hash != other.hash
 
 
-def test_it_has_its_own_documents_and_never_bos_or_eos(make_store):
+def test_targets_are_separate_documents_without_bos_or_eos(make_store):
     monitor = monitor_targets(make_store([90] * 12), [16, 64], targets=6, spans=8, seed=3)
     assert len(np.unique(monitor.targets.document)) == 8
     windows = monitor.text.windows(monitor.targets.document, monitor.targets.end, 16)
     assert not np.isin(windows[:, -6:], [1, 2]).any()
 
 
-def test_lengths_that_few_documents_reach_are_left_out_and_said(make_store):
+def test_lengths_with_few_documents_are_skipped_with_warning(make_store):
     monitor = monitor_targets(make_store([90] * 7 + [300] * 3), [16, 64, 128], targets=6, spans=10)
     assert monitor.lengths == [16, 64] and "only 3 of 10" in monitor.note
     few = monitor_targets(make_store([300, 40]), [16, 32, 128], targets=6, spans=10)

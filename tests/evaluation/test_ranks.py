@@ -73,7 +73,7 @@ def together(world, work):
 
 
 @pytest.mark.parametrize("world", [2, 4])
-def test_every_rank_returns_the_bits_of_one_process(measured, world, tmp_path):
+def test_ranks_match_single_process_bitwise(measured, world, tmp_path):
     alone = measured(batch=2, cells="alone")
     results = together(world, lambda ranks: (ranks, measured(ranks, batch=2)))
     for rank, answer in enumerate(results):
@@ -116,7 +116,7 @@ def test_batches_of_another_size_change_rounding_only(measured):
     assert all(np.abs(result.nll[where] - nll).max() < 1e-12 for where, nll in alone.nll.items())
 
 
-def test_a_cell_that_fails_on_one_rank_fails_on_all_alike(measured, monkeypatch):
+def test_cell_failure_on_one_rank_fails_on_all(measured, monkeypatch):
     call = ModelScorer.__call__
 
     def broken(self, windows, keep):
@@ -132,7 +132,7 @@ def test_a_cell_that_fails_on_one_rank_fails_on_all_alike(measured, monkeypatch)
     assert set(first.nll) == {(method, length) for method in ("trained", "yarn") for length in (16, 64)}
 
 
-def test_a_rank_that_ends_ends_the_others_and_a_rerun_uses_what_they_had(measured, monkeypatch, tmp_path):
+def test_exiting_rank_stops_others_and_rerun_resumes(measured, monkeypatch, tmp_path):
     call, calls = ModelScorer.__call__, []
 
     def interrupted(self, windows, keep):
@@ -163,7 +163,7 @@ def test_a_rank_that_ends_ends_the_others_and_a_rerun_uses_what_they_had(measure
         assert len(list((tmp_path / name).iterdir())) == 6 and not list((tmp_path / name).glob("partial-*"))
 
 
-def test_the_smallest_budget_decides_for_all(measured, monkeypatch):
+def test_smallest_memory_budget_is_used(measured, monkeypatch):
     def work(ranks):
         free = 1 << 34 if ranks.main else 1 << 30
         monkeypatch.setattr("evaluation.scoring.forecast.memory_free", lambda device: free)
@@ -178,7 +178,7 @@ def test_the_smallest_budget_decides_for_all(measured, monkeypatch):
     assert together(2, work) == [{int(0.8 * (1 << 30) / 2)}] * 2
 
 
-def test_parts_of_several_ranks_are_one_cell(tmp_path):
+def test_partial_results_are_merged(tmp_path):
     cells, key, nan = CellStore(tmp_path), {"a": 1}, np.nan
     cells.save_partial(key, np.array([1.0, nan, nan, nan]), 0, now=True)
     cells.save_partial(key, np.array([nan, nan, 3.0, nan]), 1, now=True)
@@ -196,14 +196,14 @@ def test_parts_of_several_ranks_are_one_cell(tmp_path):
         {"OMPI_COMM_WORLD_SIZE": "2"},
     ],
 )
-def test_several_processes_that_do_not_know_of_each_other_are_refused(environment):
+def test_uncoordinated_processes_are_rejected(environment):
     with pytest.raises(EvaluationError, match="torchrun --nproc_per_node"):
         refuse_silent_launch(environment)
     refuse_silent_launch(environment | {"WORLD_SIZE": "2"})
     refuse_silent_launch({"SLURM_STEP_NUM_TASKS": "1", "ACCELERATE_MIXED_PRECISION": "no"})
 
 
-def test_devices_are_each_ranks_own(monkeypatch):
+def test_each_rank_has_its_own_device(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setattr(torch, "empty", lambda *size, device: None)
@@ -215,7 +215,7 @@ def test_devices_are_each_ranks_own(monkeypatch):
     )
 
 
-def test_without_a_launcher_a_process_is_alone(monkeypatch):
+def test_no_launcher_means_single_process(monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     with joined() as ranks:
         assert ranks == EvaluationRanks() == this_process() and not dist.is_initialized()

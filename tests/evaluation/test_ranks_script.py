@@ -54,7 +54,7 @@ def results(run):
 
 @pytest.mark.slow  # tests/evaluation/test_ranks.py has processes without a launcher
 @pytest.mark.parametrize(("launcher", "processes"), [("torchrun", 2), ("torchrun", 4), ("accelerate", 2)])
-def test_processes_of_a_launcher_leave_the_files_of_one(home, monkeypatch, capsys, launcher, processes):  # noqa: F811
+def test_launched_processes_write_same_files_as_one(home, monkeypatch, capsys, launcher, processes):  # noqa: F811
     words = [*SMALL, "folder=one", "batch=2", "methods=[trained,window]"]
     alone, shared = home / f"alone-{launcher}-{processes}", home / f"{launcher}-{processes}"
     for copy in (alone, shared):
@@ -75,7 +75,7 @@ def test_processes_of_a_launcher_leave_the_files_of_one(home, monkeypatch, capsy
 
 
 @pytest.mark.slow
-def test_processes_compare_runs_as_one_process_does(home, monkeypatch):  # noqa: F811
+def test_comparison_matches_single_process(home, monkeypatch):  # noqa: F811
     runs = [home / f"compared-{name}" for name in ("run", "learned")]
     for name, run in zip(("run", "learned"), runs, strict=True):
         shutil.copytree(home / name, run, ignore=shutil.ignore_patterns("evaluation"))
@@ -92,7 +92,7 @@ def test_processes_compare_runs_as_one_process_does(home, monkeypatch):  # noqa:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_to_the_launcher_ends_every_process_and_keeps_what_was_measured(home, number):  # noqa: F811
+def test_signal_to_launcher_stops_processes_and_keeps_results(home, number):  # noqa: F811
     run = home / f"signal-{number}"
     shutil.copytree(home / "run", run, ignore=shutil.ignore_patterns("evaluation"))
     words = [*SMALL[:1], "targets=1", "spans_per_document=16", "device=cpu", "folder=one", "batch=1"]
@@ -108,7 +108,7 @@ def test_a_signal_to_the_launcher_ends_every_process_and_keeps_what_was_measured
 
 
 @pytest.mark.slow
-def test_a_launcher_that_silently_starts_one_process_is_refused(home):  # noqa: F811
+def test_launcher_starting_one_process_is_rejected(home):  # noqa: F811
     launch = ["-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "--num_machines", "1"]
     kept = {name: value for name, value in os.environ.items() if name not in ("WORLD_SIZE", "MASTER_PORT")}
     done = subprocess.run(

@@ -12,7 +12,7 @@ from evaluation import analyze
 from evaluation.reports.loss import LossReport
 
 
-def test_results_hold_every_unit_and_whether_the_training_text_has_it(do, make_store, tmp_path):
+def test_results_record_units_and_their_contamination(do, make_store, tmp_path):
     clusters = ["ann", "ann", "bob", None, "cy", "cy", None]
     store = make_store([90, 120, 75, 99, 130, 81, 77], seed=1, clusters=clusters)
     train = make_store([300, 40], seed=2, clusters=["cy", "doc3"])
@@ -35,7 +35,7 @@ def test_results_hold_every_unit_and_whether_the_training_text_has_it(do, make_s
     assert report["truncated_unit_nll"] == pytest.approx([truncated[documents].mean() for documents in of])
 
 
-def test_units_of_the_training_text_are_shown_apart(do, make_store, tmp_path):
+def test_contaminated_units_are_reported_separately(do, make_store, tmp_path):
     names = [f"author {i // 2}" for i in range(14)] + ["known"] * 2
     store = make_store([75 + 3 * i for i in range(16)], seed=1, clusters=names)
     train = make_store([300, 40], seed=2, clusters=["known", "author 3"])
@@ -75,7 +75,7 @@ def test_units_of_the_training_text_are_shown_apart(do, make_store, tmp_path):
     assert {row["units"] for row in rows if row["part"] == "seen"} == {"2"}
 
 
-def test_reach_and_ratios_are_said_and_kept(do, tmp_path):
+def test_reach_and_ratios_are_recorded(do, tmp_path):
     result = do(methods=["trained", "truncate", "window"])
     analysis = analyze(result)
     assert [one.method for one in analysis.reaches] == ["trained", "window"]
@@ -97,7 +97,7 @@ def test_reach_and_ratios_are_said_and_kept(do, tmp_path):
     assert not analyze(do(protocol="non-overlapping")).reaches
 
 
-def test_verdicts_can_share_their_level_by_max_t(do):
+def test_verdicts_use_max_t(do):
     plain, joint = (analyze(do(simultaneous=how)) for how in ("bonferroni", "max-t"))
     one, other = plain.verdicts[1].verdicts[-1].delta, joint.verdicts[1].verdicts[-1].delta
     assert one.estimate == other.estimate and one.half != other.half and joint.family == plain.family == 6
@@ -160,7 +160,7 @@ def test_the_last_bucket_of_positions_is_the_one_reported(do):
         assert f"{method}, factor for 64: NLL {last.nll:.3f} at positions {last.low} to 63" in text
 
 
-def test_reasons_of_rules_that_do_not_apply_are_footnotes_on_request(do):
+def test_inapplicable_methods_are_footnotes(do):
     result = do(matrix=True)
     report = LossReport(replace(result, left_out={"alibi": "cannot become alibi"}), analyze(result))
     brief, verbose = (report.footnotes(verbose) for verbose in (False, True))

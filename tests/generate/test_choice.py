@@ -60,7 +60,7 @@ def test_repetition_penalty_by_hand():
 @pytest.mark.parametrize(
     "sampling", [SamplingParams(temperature=1), SamplingParams(temperature=1, top_p=0.99)]
 )
-def test_chance_picks_by_cumulative_probability(sampling):
+def test_sampling_uses_cumulative_probability(sampling):
     """Each token owns a stretch of [0, 1) as long as its probability: count over an even grid of chances."""
     n = 20_000
     u = (torch.arange(n, dtype=torch.float64)[:, None] + 0.5) / n
@@ -69,7 +69,7 @@ def test_chance_picks_by_cumulative_probability(sampling):
     assert shares == pytest.approx(P, abs=1e-4)
 
 
-def test_the_ends_of_chance_never_draw_what_fell_away():
+def test_filtered_tokens_are_never_sampled():
     logits = torch.tensor([[-math.inf, 0.0, 0.1, -math.inf, -math.inf]], dtype=torch.float64)
     ends = torch.tensor([[0.0], [1 - 2.0**-32]], dtype=torch.float64)
     drawn = SamplingParams(temperature=1).choose(logits.expand(2, -1), None, ends)
@@ -94,14 +94,14 @@ def test_the_ends_of_chance_never_draw_what_fell_away():
         {"repetition_penalty": math.inf},
     ],
 )
-def test_out_of_range_is_refused_by_name(wrong):
+def test_out_of_range_settings_are_named(wrong):
     ((name, value),) = wrong.items()
     with pytest.raises(ModelError, match=f"{name} must be .*got {value}"):
         SamplingParams(**wrong)
 
 
 @pytest.mark.parametrize("top_p", [0.1, 0.7, 0.95])
-def test_the_nucleus_is_that_of_a_full_sort(top_p):
+def test_top_p_matches_full_sort(top_p):
     """A peaked row ends within the tokens looked at first, a flat one far beyond: together and alone."""
     generator = torch.Generator().manual_seed(4)
     logits = torch.randn(2, 3001, generator=generator, dtype=torch.float64) * torch.tensor([[6.0], [0.1]])

@@ -41,7 +41,7 @@ def test_text_of_several_prompts_in_order(run, monkeypatch, capsys):
     assert first.startswith("=== prompt 1, seed 0 ===\nab") and second.startswith("longer")
 
 
-def test_a_closed_pipe(run, tmp_path):
+def test_closed_pipe(run, tmp_path):
     os.mkfifo(pipe := tmp_path / "pipe")
     words = [str(run), "--prompt", "x", "--samples", "300", "--tokens", "9"]
     process = ScriptProcess("generate.py", words, tmp_path, pipe, tmp_path / "err")
@@ -50,7 +50,7 @@ def test_a_closed_pipe(run, tmp_path):
     assert process.wait(60) == 128 + signal.SIGPIPE and (tmp_path / "err").read_text() == ""
 
 
-def test_ctrl_c_gives_what_there_is_and_130(run, tmp_path):
+def test_ctrl_c_prints_partial_text_and_exits_130(run, tmp_path):
     os.mkfifo(pipe := tmp_path / "pipe")
     words = [str(run), "--prompt", "abc", "--tokens", "1000000", "--no-cache"]
     environment = {"PYTHONIOENCODING": "ascii"}
@@ -87,13 +87,13 @@ def test_ctrl_c_gives_what_there_is_and_130(run, tmp_path):
         ),
     ],
 )
-def test_each_mistake_is_one_clear_error(run, words, message, monkeypatch, capsys):
+def test_invalid_arguments_raise_one_error(run, words, message, monkeypatch, capsys):
     code, err = _inside([str(run), "--prompt", "a", *words], monkeypatch, capsys)
     assert code == 2 and err.startswith("error: ")
     assert re.search(message, err)
 
 
-def test_another_rule_is_named_within_the_trained_length_too(run, monkeypatch, capsys):
+def test_method_is_reported_within_trained_length(run, monkeypatch, capsys):
     words = [str(run), "--prompt", "a", "--tokens", "5"]
     code, err = _inside([*words, "model.position.window=6", "model.position.sinks=1"], monkeypatch, capsys)
     assert code == 0
@@ -101,7 +101,7 @@ def test_another_rule_is_named_within_the_trained_length_too(run, monkeypatch, c
     assert _inside(words, monkeypatch, capsys) == (0, "")
 
 
-def test_past_a_learned_table_is_refused(run, monkeypatch, capsys):
+def test_length_beyond_learned_table_is_rejected(run, monkeypatch, capsys):
     learned = [str(run.parent / "learned"), "--prompt", "abc"]
     code, err = _inside([*learned, "--tokens", "46"], monkeypatch, capsys)
     assert code == 2 and "offset + T = 49" in err and "at most 45" in err
@@ -125,12 +125,12 @@ def test_bad_prompt_files_name_file_and_line(run, tmp_path, name, raw, message, 
     assert code == 2 and re.search(message, err)
 
 
-def test_a_prompt_that_is_not_utf8(run, monkeypatch, capsys):
+def test_non_utf8_prompt(run, monkeypatch, capsys):
     code, err = _inside([str(run), "--prompt", "a\udcff"], monkeypatch, capsys)
     assert code == 2 and "--prompt" in err and "character 1" in err
 
 
-def test_a_terminal_does_not_obey_prompts_and_samples():
+def test_control_characters_are_escaped():
     for is_terminal, expected in ((True, "\\x1b[2J\ta\\x9b\n"), (False, "\x1b[2J\ta\x9b\n")):
         out = io.StringIO()
         out.isatty = lambda is_terminal=is_terminal: is_terminal

@@ -66,7 +66,7 @@ def rows(model, prompts=RAGGED, sampling=GREEDY, tokens=NEW, **options) -> list[
 
 @pytest.mark.parametrize("position", POSITIONS.values(), ids=POSITIONS.keys())
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-def test_cache_chunks_and_batch_mates_change_no_token(position, sampling):
+def test_tokens_are_independent_of_cache_chunks_and_batch(position, sampling):
     model, seeds = tiny(position), [4, 4, 6]
     slow = rows(model, sampling=sampling, seeds=seeds, cache=False)
     assert rows(model, sampling=sampling, seeds=seeds) == slow
@@ -80,7 +80,7 @@ def test_cache_chunks_and_batch_mates_change_no_token(position, sampling):
     assert len({tuple(row) for row in slow}) == 3 and len(varied) > 3, "too uniform to tell anything"
 
 
-def test_declared_length_decides_auto_factors_once_per_row():
+def test_auto_factor_is_fixed_by_declared_length_per_row():
     """Each step equals a full pass whose declared length is prompt + tokens, not the length so far."""
     model = tiny({"name": "rope", "scaling": {"name": "yarn", "factor": "auto"}})
     for prompt in RAGGED:
@@ -94,7 +94,7 @@ def test_declared_length_decides_auto_factors_once_per_row():
     assert longer[:NEW] != rows(model, [RAGGED[0]])[0], "the declared length had no effect: the test is blind"
 
 
-def test_equal_lengths_take_the_plain_layout():
+def test_equal_lengths_use_no_padding():
     model = tiny({"name": "rope"})
     same = [[5, 17, 3], [8, 1, 2]]
     assert Generation(model, same, 3).positions.layout == "plain"
@@ -102,7 +102,7 @@ def test_equal_lengths_take_the_plain_layout():
     assert rows(model, same) == [rows(model, [prompt])[0] for prompt in same]
 
 
-def test_seeds_decide_and_fewer_tokens_are_a_beginning():
+def test_seeds_determine_tokens_and_shorter_is_a_prefix():
     model, prompt = tiny({"name": "rope"}), RAGGED[0]
     first, again, other = rows(model, [prompt] * 3, SAMPLED, tokens=40, seeds=[7, 7, 8])
     assert first == again != other
@@ -111,7 +111,7 @@ def test_seeds_decide_and_fewer_tokens_are_a_beginning():
     assert rows(model, [prompt], SAMPLED, tokens=11, seeds=[7]) == [first[:11]]
 
 
-def test_repetition_penalty_counts_prompt_and_new_tokens_but_no_padding():
+def test_repetition_penalty_ignores_padding():
     model = tiny({"name": "rope"})
     strong = SamplingParams(temperature=0, repetition_penalty=1e9)
     found = rows(model, sampling=strong)
@@ -127,7 +127,7 @@ def test_repetition_penalty_counts_prompt_and_new_tokens_but_no_padding():
     assert found != rows(model)
 
 
-def test_ends_are_per_row():
+def test_eos_is_per_row():
     model = tiny({"name": "rope"})
     free = rows(model)
     eos = next(t for t in free[1] if t not in free[0][:3])
@@ -141,7 +141,7 @@ def test_ends_are_per_row():
         assert generation.finish[row] == ("length" if end is None else "eos")
 
 
-def test_a_row_can_be_stopped_from_outside_and_all_stopped_ends():
+def test_rows_can_be_stopped():
     generation = Generation(tiny({"name": "rope"}), RAGGED, NEW, GREEDY)
     seen = []
     for new in generation:
@@ -155,7 +155,7 @@ def test_a_row_can_be_stopped_from_outside_and_all_stopped_ends():
     assert generation.finish == ["stop"] * 3
 
 
-def test_training_goes_on_after_generating():
+def test_training_continues_after_generation():
     """Tables first built while generating must serve a backward pass."""
     for position in POSITIONS.values():
         model = tiny(position)
@@ -165,7 +165,7 @@ def test_training_goes_on_after_generating():
         assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
-def test_a_learned_table_is_used_to_its_end_and_not_beyond():
+def test_learned_table_is_used_to_its_end():
     model = tiny({"name": "learned", "max_length": 12})
     prompt = RAGGED[0]  # 7 tokens; the last new token is drawn and never placed
     assert len(rows(model, [prompt], tokens=6)[0]) == 6
@@ -185,12 +185,12 @@ def test_a_learned_table_is_used_to_its_end_and_not_beyond():
         ([[1]], 0, "at least 1 new token"),
     ],
 )
-def test_bad_requests_are_refused_before_compute(prompts, tokens, words):
+def test_invalid_requests_are_rejected(prompts, tokens, words):
     with pytest.raises(ModelError, match=words):
         Generation(tiny({"name": "none"}), prompts, tokens)
 
 
-def test_a_diverged_model_is_named():
+def test_diverged_model_raises():
     model = tiny({"name": "none"})
     with torch.no_grad():
         model.norm.weight[3] = float("nan")

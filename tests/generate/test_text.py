@@ -25,7 +25,7 @@ def streamed(tokenizer, ids, stops=(), begins=True):
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_streaming_equals_decoding_at_once(tokenizer, text):
+def test_streaming_equals_full_decoding(tokenizer, text):
     ids = tokenizer.encode(text)
     pieces, _ = streamed(tokenizer, ids)
     assert "".join(pieces) == tokenizer.decode(ids) == text
@@ -34,7 +34,7 @@ def test_streaming_equals_decoding_at_once(tokenizer, text):
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_a_continuation_joins_its_prompt_wherever_it_is_cut(tokenizer, text):
+def test_continuation_joins_prompt_at_any_split(tokenizer, text):
     """The space some tokenizers put before a text must neither vanish nor appear where the prompt ends."""
     ids = tokenizer.encode(text)
     for cut in range(1, len(ids)):
@@ -52,23 +52,23 @@ def _whole(raw: bytes) -> bool:
         return False
 
 
-def test_chinese_by_bytes_appears_character_by_character():
+def test_byte_tokens_stream_whole_characters():
     ids = list("合久".encode())
     assert streamed(ByteTokenizer(), ids)[0] == ["", "", "合", "", "", "久", ""]
 
 
-def test_broken_utf8_is_replaced_once_it_is_certain():
+def test_invalid_utf8_is_replaced():
     assert streamed(ByteTokenizer(), [0xE5, 0x90, ord("x")])[0] == ["", "", "�x", ""]
     assert streamed(ByteTokenizer(), [ord("x"), 0xE5])[0] == ["x", "", "�"]
 
 
-def test_control_symbols_are_silent(tokenizer):
+def test_control_tokens_are_not_printed(tokenizer):
     ids = tokenizer.encode("mat")
     assert "".join(streamed(tokenizer, [tokenizer.bos_id, *ids, tokenizer.eos_id])[0]) == "mat"
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_a_stop_string_is_found_across_tokens_and_not_given(tokenizer, text):
+def test_stop_string_across_tokens_is_removed(tokenizer, text):
     ids = tokenizer.encode(text)
     for start in range(len(text)):
         for length in (1, 2, 5):
@@ -78,7 +78,7 @@ def test_a_stop_string_is_found_across_tokens_and_not_given(tokenizer, text):
             assert "".join(pieces) == text[: text.index(stop)]
 
 
-def test_what_only_began_like_a_stop_string_is_given_late_but_whole():
+def test_partial_stop_string_is_printed():
     pieces, stopped = streamed(ByteTokenizer(), b"abcabd", ["abce"])
     assert (pieces, stopped) == (["", "", "", "abc", "", "abd", ""], False)
     pieces, stopped = streamed(ByteTokenizer(), b"xaaab", ["aab"])  # the false start overlaps the true one
@@ -86,7 +86,7 @@ def test_what_only_began_like_a_stop_string_is_given_late_but_whole():
     assert streamed(ByteTokenizer(), b"xab", ["abc"])[0] == ["x", "", "", "ab"]  # the end resolves it
 
 
-def test_of_several_stop_strings_the_first_complete_one_counts():
+def test_first_complete_stop_string_wins():
     """Wherever the borders of tokens lie: by bytes and in one piece."""
 
     class OnePiece:

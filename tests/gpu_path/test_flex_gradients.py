@@ -93,12 +93,12 @@ def compare(case: str, layout: str, monkeypatch, layers: int = 2) -> None:
 
 
 @pytest.mark.parametrize(("case", "layout"), QUICK)
-def test_flex_gives_the_outputs_and_gradients_of_dense(case, layout, monkeypatch):
+def test_flex_matches_dense_outputs_and_gradients(case, layout, monkeypatch):
     compare(case, layout, monkeypatch)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("case", CASES)
-def test_flex_gives_the_outputs_and_gradients_of_dense_in_every_case(case, layout, monkeypatch):
+def test_flex_matches_dense_outputs_and_gradients_in_every_case(case, layout, monkeypatch):
     compare(case, layout, monkeypatch, layers=3)

@@ -47,7 +47,7 @@ def over_budget(found: dict[str, dict[str, dict[str, int]]]) -> list[tuple[str, 
     ]
 
 
-def test_the_host_waits_no_more_than_the_budget_allows():
+def test_host_syncs_are_within_budget():
     found = measured(QUICK)
     assert over_budget(found) == []
     # The count is alive: the known waits are found, and plain RoPE trains without one.
@@ -58,11 +58,11 @@ def test_the_host_waits_no_more_than_the_budget_allows():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("start", range(0, len(CASES), CHUNK))
-def test_the_host_waits_no_more_than_the_budget_allows_in_any_case(start):
+def test_host_syncs_are_within_budget_in_every_case(start):
     assert over_budget(measured(list(CASES)[start : start + CHUNK])) == []
 
 
-def test_the_budget_names_files_of_this_repository():
+def test_budget_names_existing_files():
     assert all((ROOT / module).is_file() for modules in BUDGET.values() for module in modules)
 
 
@@ -87,6 +87,6 @@ with FakeGpu() as gpu:
 """
 
 
-def test_the_fake_gpu_counts_waits_and_refuses_mixed_devices():
+def test_fake_gpu_counts_syncs_and_rejects_mixed_devices():
     run = subprocess.run([sys.executable, "-c", MIXED], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stderr + run.stdout

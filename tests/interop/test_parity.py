@@ -52,7 +52,7 @@ def close(ours, theirs: LlamaForCausalLM, vocab: int = SMALL["vocab_size"], leng
 
 
 @pytest.mark.parametrize("rope", ROPES.values(), ids=ROPES.keys())
-def test_rope_parameters_of_today(rope, tmp_path):
+def test_rope_parameters(rope, tmp_path):
     theirs = llama(rope_parameters=rope | {"rope_theta": rope.get("rope_theta", 10_000.0)})
     theirs.save_pretrained(tmp_path)
     assert "rope_parameters" in json.loads((tmp_path / "config.json").read_text())
@@ -71,7 +71,7 @@ def test_rope_parameters_of_today(rope, tmp_path):
 @example(3.0, 4000, [1.0, 2.0], 10, True)  # every pair turns more than beta_fast times, ramp past the last
 @example(3.0, 4000, [1.0, 2.0], 10, False)
 @settings(max_examples=300)
-def test_a_yarn_ramp_is_that_of_transformers_or_refused(theta, original, betas, head_dim, truncate):
+def test_yarn_ramp_matches_transformers_or_is_rejected(theta, original, betas, head_dim, truncate):
     rope = {
         "rope_type": "yarn",
         "rope_theta": theta,
@@ -99,7 +99,7 @@ def test_a_yarn_ramp_is_that_of_transformers_or_refused(theta, original, betas, 
 
 @pytest.mark.parametrize("key", ["rope_type", "type"])
 @pytest.mark.parametrize("rope", ["default", "linear", "llama3", "yarn"])
-def test_rope_theta_and_rope_scaling_of_before(key, rope, tmp_path):
+def test_legacy_rope_theta_and_rope_scaling(key, rope, tmp_path):
     scaling = {k: v for k, v in ROPES[rope].items() if k not in ("rope_theta", "rope_type")}
     old = {"rope_theta": 700.0, "rope_scaling": None if rope == "default" else {key: rope, **scaling}}
     llama().save_pretrained(tmp_path)
@@ -137,7 +137,7 @@ def test_shards_and_half_precision(tmp_path):
     close(found.model, theirs)
 
 
-def test_absent_keys_mean_what_they_mean_to_transformers(tmp_path):
+def test_missing_keys_have_transformers_defaults(tmp_path):
     """head_dim, key/value heads, epsilon, tying and theta were all left out by older versions."""
     theirs = llama(head_dim=4, num_key_value_heads=6, rms_norm_eps=1e-6, tie_word_embeddings=False)
     theirs.save_pretrained(tmp_path)
@@ -150,7 +150,7 @@ def test_absent_keys_mean_what_they_mean_to_transformers(tmp_path):
     close(read_folder(tmp_path).model, theirs)
 
 
-def test_old_buffers_and_a_tied_copy_of_the_head_are_no_weights(tmp_path):
+def test_legacy_buffers_and_tied_head_are_ignored(tmp_path):
     theirs = llama(tie_word_embeddings=True)
     theirs.save_pretrained(tmp_path)
     file = tmp_path / "model.safetensors"

@@ -52,7 +52,7 @@ def rope(**keys) -> dict:
         ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "one set of parameters"),
     ],
 )
-def test_configs(folder, keys, words):
+def test_unsupported_configs(folder, keys, words):
     change(folder, **keys)
     with pytest.raises(InteropError, match=f"config.json.*{words}"):
         read_folder(folder)
@@ -83,19 +83,19 @@ Q = "model.layers.1.self_attn.q_proj.weight"
         ({Q: torch.zeros(60, 24, dtype=torch.float64)}, f"{Q} is stored as F64"),
     ],
 )
-def test_tensors(folder, tensors, words):
+def test_invalid_tensors(folder, tensors, words):
     spoil(folder, **tensors)
     with pytest.raises(InteropError, match=words):
         read_folder(folder)
 
 
-def test_a_head_that_contradicts_tying(folder):
+def test_head_contradicting_tie_embeddings(folder):
     change(folder, tie_word_embeddings=True)
     with pytest.raises(InteropError, match=r"lm_head.weight differs from the embedding"):
         read_folder(folder)
 
 
-def test_a_pickle_is_never_opened(folder):
+def test_pickles_are_never_loaded(folder):
     (folder / "model.safetensors").unlink()
     (folder / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'exit 1'\ntR.")
     with pytest.raises(InteropError, match=r"pytorch_model.bin is a pickle.*save_pretrained"):
@@ -105,14 +105,14 @@ def test_a_pickle_is_never_opened(folder):
         read_folder(folder)
 
 
-def test_a_truncated_file(folder):
+def test_truncated_file(folder):
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(InteropError, match=r"model.safetensors is damaged.*fetch it again"):
         read_folder(folder)
 
 
-def test_folders_that_are_none(folder, tmp_path):
+def test_invalid_directories(folder, tmp_path):
     with pytest.raises(InteropError, match="is not a folder"):
         read_folder(tmp_path / "absent")
     (folder / "config.json").write_text("{broken")
@@ -123,7 +123,7 @@ def test_folders_that_are_none(folder, tmp_path):
         read_folder(folder)
 
 
-def test_shard_indexes(folder):
+def test_invalid_shard_indexes(folder):
     names = list(load_file(folder / "model.safetensors"))
     (folder / "model.safetensors").rename(folder / "model-1-of-1.safetensors")
     index = folder / "model.safetensors.index.json"

@@ -51,7 +51,7 @@ def logits(model: Transformer, ids: list[int]) -> torch.Tensor:
         return model(torch.tensor([ids]), TokenPositions.plain(len(ids)))[0]
 
 
-def test_config_and_prompt_of_the_reference(reference, imported):
+def test_reference_config_and_prompt(reference, imported):
     ours, said = imported.settings, reference["config"]
     found = (ours.dim, ours.ffn_dim, ours.layers, ours.heads, ours.kv_heads, imported.vocab_size)
     keys = ("dim", "hidden_dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size")
@@ -62,7 +62,7 @@ def test_config_and_prompt_of_the_reference(reference, imported):
     assert [tokenizer.bos_id, *tokenizer.encode("Once upon a time")] == reference["prompt_ids"]
 
 
-def test_logits_are_those_of_transformers(reference, imported, theirs):
+def test_logits_match_transformers(reference, imported, theirs):
     ids = reference["greedy_ids_bos_plus_200"]
     with torch.no_grad():
         expected = theirs(torch.tensor([ids])).logits[0]
@@ -117,7 +117,7 @@ def exact_norm(norm) -> nn.Module:
         pytest.param(torch.float64, True, marks=pytest.mark.slow),
     ],
 )
-def test_greedy_text_token_by_token(reference, cache, dtype):
+def test_greedy_generation_matches_reference(reference, cache, dtype):
     model = read_folder(STORIES / "hf").model.to(dtype)
     tokenizer = load_sentencepiece(STORIES / "tok512.model")
     expected, stream = reference["greedy_ids_bos_plus_200"], TextStream(tokenizer, begins=True)
@@ -177,7 +177,7 @@ def interleaved_from_bin(file: Path) -> Transformer:
     return model
 
 
-def test_both_layouts_of_the_same_trained_weights_agree(reference, imported):
+def test_both_checkpoint_layouts_agree(reference, imported):
     """The original file pairs neighbors, its Hugging Face form pairs halves: the logits are the same."""
     original = interleaved_from_bin(STORIES / "stories260K.bin")
     wq = "layers.2.attention.wq.weight"
@@ -191,7 +191,7 @@ def test_both_layouts_of_the_same_trained_weights_agree(reference, imported):
     assert ids[:1] + found == ids
 
 
-def test_from_folder_to_run_to_text(reference, imported, tmp_path, monkeypatch, capsys):
+def test_import_run_and_generate(reference, imported, tmp_path, monkeypatch, capsys):
     """The two commands a user types."""
     run = tmp_path / "stories"
     words = [str(STORIES / "hf"), "--out", str(run), "--tokenizer", str(STORIES / "tok512.model")]
@@ -209,7 +209,7 @@ def test_from_folder_to_run_to_text(reference, imported, tmp_path, monkeypatch, 
     assert capsys.readouterr() == (reference["greedy_text"] + "\n", "")
 
 
-def test_a_tokenizer_that_is_not_the_models_is_refused(tmp_path):
+def test_mismatched_tokenizer_is_rejected(tmp_path):
     other = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(["some other words", "entirely"] * 9),

@@ -31,7 +31,7 @@ def message_of(error, call) -> str:
     return str(caught.value)
 
 
-def test_a_linear_map_moves_sinusoids_by_a_token_and_no_sines():
+def test_sinusoids_shift_by_linear_map():
     for name, keys, fits in (("sinusoidal", {"theta": 50.0}, True), ("sine", {}, False)):
         rows = added(made(name, 6, **keys), TokenPositions.plain(60))[0]
         found = torch.linalg.lstsq(rows[:-1], rows[1:]).solution
@@ -73,7 +73,7 @@ def test_sinusoids_at_positions_divided_by_the_stretch(stretch, length, factor):
 
 
 @torch.no_grad()
-def test_a_stretch_measures_from_the_original_length_of_a_branch():
+def test_stretch_uses_original_length_of_extension():
     position = {"name": "sinusoidal", "stretch": "auto"}
     branch = Transformer(settings_of(position), V, train_length=2 * TRAIN, original_length=TRAIN).double()
     branch.load_state_dict(build("sinusoidal").state_dict())
@@ -86,7 +86,7 @@ def gpt2(rows: int, dim: int) -> GPT2Model:
 
 
 @torch.no_grad()
-def test_a_learned_table_is_that_of_gpt2_also_behind_left_padding():
+def test_learned_table_matches_gpt2_with_left_padding():
     theirs, scheme, tokens = gpt2(11, 8), made("learned", 8, train=11), ids(2, 9)
     scheme.weight.copy_(theirs.wpe.weight)
     positions = TokenPositions.left_padded([9, 4], 9)
@@ -97,7 +97,7 @@ def test_a_learned_table_is_that_of_gpt2_also_behind_left_padding():
 
 
 @torch.no_grad()
-def test_a_learned_table_is_that_of_opt_without_its_first_two_rows():
+def test_learned_table_matches_opt_without_offset_rows():
     theirs, scheme = OPTLearnedPositionalEmbedding(9, 8), made("learned", 8, train=9)
     assert theirs.weight.shape[0] == 11
     scheme.weight.copy_(theirs.weight[2:])
@@ -111,7 +111,7 @@ def learned(rows: int, extend: str, dim: int = 3) -> PositionalScheme:
 
 
 @pytest.mark.parametrize("length", [5, 6, 9, 17])
-def test_a_table_stretched_over_the_declared_length(length):
+def test_table_is_stretched_over_declared_length(length):
     """The first and the last row stay; torch's own resampling with aligned corners agrees."""
     scheme = learned(5, "interpolate")
     out, table = added(scheme, TokenPositions.plain(length))[0], scheme.weight.detach()
@@ -120,7 +120,7 @@ def test_a_table_stretched_over_the_declared_length(length):
     close(out[[0, -1]], table[[0, -1]], atol=0)
 
 
-def test_a_stretched_table_by_hand():
+def test_stretched_table_values():
     scheme = learned(4, "interpolate", dim=1)
     with torch.no_grad():
         scheme.weight.copy_(doubles([[0.0], [10.0], [30.0], [20.0]]))
@@ -138,7 +138,7 @@ def test_a_stretched_table_by_hand():
     close(added(scheme, at([0.5, 5.0, 70.0], 7)).flatten(), doubles([2.5, 25, 20]), atol=1e-14)
 
 
-def test_tables_that_repeat_clip_or_have_one_row():
+def test_table_repeats_clips_or_has_one_row():
     repeat, clip = learned(4, "repeat"), learned(4, "clip")
     close(added(repeat, TokenPositions.plain(6, offset=3))[0], repeat.weight[[3, 0, 1, 2, 3, 0]], atol=0)
     close(added(clip, TokenPositions.plain(6, offset=1))[0], clip.weight[[1, 2, 3, 3, 3, 3]], atol=0)
@@ -149,14 +149,14 @@ def test_tables_that_repeat_clip_or_have_one_row():
         close(added(one, TokenPositions.plain(1))[0], one.weight, atol=0)
 
 
-def test_an_interpolated_row_splits_its_gradient_by_weight():
+def test_interpolated_row_gradient():
     scheme = learned(4, "interpolate")
     added(scheme, at([1, 2], 13)).sum().backward()  # rows 0.25 and 0.5
     assert scheme.weight.grad is not None
     close(scheme.weight.grad, doubles([[1.25] * 3, [0.75] * 3, [0.0] * 3, [0.0] * 3]), atol=1e-14)
 
 
-def test_shares_of_a_long_table_are_exact():
+def test_interpolation_weights_of_long_table_are_exact():
     """In float32, 8191·4095/8192 in rounded steps would be off by more than a thousandth."""
     scheme = learned(4096, "interpolate", dim=2)
     positions = at([8189], 9000)
@@ -168,7 +168,7 @@ def test_shares_of_a_long_table_are_exact():
 
 @pytest.mark.parametrize("case", FOLLOWERS)
 @torch.no_grad()
-def test_a_declared_length_holds_for_a_whole_cache(case):
+def test_declared_length_is_fixed_for_a_cache(case):
     model, tokens = build(case), ids(2, T)
     assert model.depends_on_length and not build(case.split("-")[0]).depends_on_length
     for length in (T, 2 * T):
@@ -184,7 +184,7 @@ def test_a_declared_length_holds_for_a_whole_cache(case):
 
 @pytest.mark.parametrize("case", FOLLOWERS)
 @torch.no_grad()
-def test_rows_of_one_batch_follow_their_own_declared_lengths(case):
+def test_declared_length_per_row(case):
     model, tokens, counts, lengths = build(case), ids(3, 15), [15, 6, 9], [16, 70, 33]
     out = model(tokens, TokenPositions.left_padded(counts, 15, lengths=lengths))
     for r, (count, length) in enumerate(zip(counts, lengths, strict=True)):
@@ -202,14 +202,14 @@ def test_rows_of_one_batch_follow_their_own_declared_lengths(case):
     ],
 )
 @torch.no_grad()
-def test_half_positions_are_whole_ones_at_half_the_speed(position, same):
+def test_half_positions_equal_integer_positions_at_half_frequency(position, same):
     tokens, plain = ids(2, T), TokenPositions.plain(T)
     halves = replace(plain, position=plain.position / 2, unit_steps=False)
     close(build(position)(tokens, halves), build(same)(tokens, plain))
 
 
 @pytest.mark.parametrize("case", ["learned", "learned-repeat", "learned-clip", "binary"])
-def test_real_positions_where_they_mean_nothing(case):
+def test_real_positions_are_rejected_where_unsupported(case):
     model, tokens, plain = build(case), ids(1, 6), TokenPositions.plain(6)
     assert not model.position["all"].supports_fractions
     cache = Cache(model, 1, 9)
@@ -240,7 +240,7 @@ def test_real_positions_where_they_mean_nothing(case):
         {"name": "learned", "extend": "extrapolate"},
     ],
 )
-def test_values_out_of_range_are_refused(position):
+def test_values_out_of_range_are_rejected(position):
     key = next(key for key in position if key != "name")
     assert key in message_of(ValidationError, lambda: ModelSettings(position=position))
 
@@ -259,19 +259,19 @@ ILLEGAL = [
 
 
 @pytest.mark.parametrize(("trained", "keys"), LEGAL)
-def test_what_may_change_after_training(trained, keys):
+def test_valid_overrides(trained, keys):
     check_override(settings_of(trained), settings_of({**trained, **keys}))
 
 
 @pytest.mark.parametrize(("trained", "key", "value"), ILLEGAL)
-def test_what_may_not_change_after_training(trained, key, value):
+def test_invalid_overrides(trained, key, value):
     asked = settings_of({**trained, key: value})
     text = message_of(ModelError, lambda: check_override(settings_of(trained), asked))
     assert f"model.position.{key}" in text and "window" in text
 
 
 @torch.no_grad()
-def test_a_trained_table_is_read_past_its_end_under_another_rule():
+def test_trained_table_extends_with_another_method():
     """The weights of a model that ends at eleven serve one that does not, and agree up to there."""
     short, tokens = build("learned"), ids(1, T)
     for extend in ("interpolate", "repeat", "clip"):

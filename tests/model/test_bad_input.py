@@ -20,19 +20,19 @@ def made(**keys) -> Transformer:
     return Transformer(ModelSettings(**keys), V, 16)
 
 
-def test_the_error_is_a_value_error():
+def test_model_error_is_a_value_error():
     assert issubclass(ModelError, ValueError)
 
 
 @pytest.mark.parametrize("keys", [{"dim": 45, "heads": 3}, {"dim": 28, "heads": 4, "head_dim": 9}])
-def test_an_odd_head_dimension(keys):
+def test_odd_head_dim(keys):
     text = message_of(ModelError, lambda: made(**keys, position={"name": "rope"}))
     odd = keys.get("head_dim", 15)
     assert "even head dimension" in text and f"got {odd}" in text and "model.head_dim" in text
     made(**keys, position={"name": "alibi"})  # no scheme but rotations minds
 
 
-def test_heads_not_divisible_by_groups():
+def test_heads_not_divisible_by_kv_heads():
     text = message_of(ValidationError, lambda: ModelSettings(dim=48, heads=6, kv_heads=4))
     assert "heads 6" in text and "kv_heads 4" in text
 
@@ -45,7 +45,7 @@ def test_width_not_divisible_by_heads():
 @pytest.mark.parametrize(
     "position", [{"name": "roep"}, {"name": "pattern", "layers": ["a"], "kinds": {"a": {"name": "x"}}}]
 )
-def test_an_unknown_scheme_names_those_there_are(position):
+def test_unknown_scheme_lists_available(position):
     text = message_of(ValidationError, lambda: ModelSettings(position=position))
     assert "'alibi'" in text and "'rope'" in text and position["name"][:1] in text
 
@@ -66,12 +66,12 @@ def test_an_unknown_scheme_names_those_there_are(position):
         {"name": "learned", "max_length": 0},
     ],
 )
-def test_unknown_keys_and_values_out_of_range_are_refused(position):
+def test_unknown_keys_and_values_out_of_range_are_rejected(position):
     with pytest.raises(ValidationError):
         ModelSettings(position=position)
 
 
-def test_settings_cannot_be_changed_after_they_are_made():
+def test_settings_are_frozen():
     settings = ModelSettings()
     with pytest.raises(ValidationError):
         settings.dim = 3
@@ -79,7 +79,7 @@ def test_settings_cannot_be_changed_after_they_are_made():
         settings.position.theta = 3.0
 
 
-def test_scaling_limits_in_the_wrong_order():
+def test_scaling_limits_must_be_ordered():
     def scaled(**keys):
         return lambda: ModelSettings(position={"name": "rope", "scaling": keys})
 
@@ -89,7 +89,7 @@ def test_scaling_limits_in_the_wrong_order():
     assert "high_freq_factor 4.0 must exceed low_freq_factor 4.0" in text
 
 
-def test_a_rotation_without_a_pair_or_with_too_few_for_ntk():
+def test_rotation_requires_enough_pairs():
     text = message_of(ModelError, lambda: made(dim=40, heads=4, position={"name": "rope", "fraction": 0.1}))
     assert "fraction 0.1" in text and "no pair" in text
     ntk = {"name": "rope", "fraction": 0.2, "scaling": {"name": "ntk", "factor": 2.0}}
@@ -97,7 +97,7 @@ def test_a_rotation_without_a_pair_or_with_too_few_for_ntk():
     assert "at least 4 rotated dimensions" in text and "got 2" in text
 
 
-def test_a_pattern_that_does_not_fit_its_kinds():
+def test_pattern_must_match_layer_types():
     def pattern(layers, kinds):
         scheme = {"name": "pattern", "layers": layers, "kinds": {k: {"name": "none"} for k in kinds}}
         return lambda: ModelSettings(position=scheme)
@@ -109,7 +109,7 @@ def test_a_pattern_that_does_not_fit_its_kinds():
         pattern([], [])()
 
 
-def test_a_length_beyond_a_learned_table_names_offset_plus_t():
+def test_length_beyond_learned_table_reports_offset_plus_length():
     model = build("learned")  # eleven rows
     with torch.no_grad():
         model(ids(1, 11), TokenPositions.plain(11))
@@ -122,7 +122,7 @@ def test_a_length_beyond_a_learned_table_names_offset_plus_t():
             assert "'learned'" in text and "offset + T = 12" in text and "11 tokens" in text
 
 
-def test_a_refused_pass_leaves_the_cache_as_it_was():
+def test_failed_forward_leaves_cache_unchanged():
     model, tokens = build("learned"), ids(1, 11)
     with torch.no_grad():
         whole, cache = model(tokens, TokenPositions.plain(11)), Cache(model, 1, 20)
@@ -135,7 +135,7 @@ def test_a_refused_pass_leaves_the_cache_as_it_was():
         )
 
 
-def test_a_cache_that_is_full():
+def test_full_cache():
     model, cache = build("rope"), Cache(build("rope"), 1, 6)
     with torch.no_grad():
         model(ids(1, 4), TokenPositions.plain(4), cache=cache)
@@ -147,7 +147,7 @@ def test_a_cache_that_is_full():
         assert cache.filled == 6
 
 
-def test_a_cache_under_gradients_or_in_another_layout():
+def test_cache_rejects_gradients_and_other_layouts():
     model, cache = build("rope"), Cache(build("rope"), 1, 9)
     assert "no_grad" in message_of(ModelError, lambda: model(ids(1, 4), TokenPositions.plain(4), cache=cache))
     with torch.no_grad():
@@ -157,7 +157,7 @@ def test_a_cache_under_gradients_or_in_another_layout():
         assert "plain" in text and "ragged" in text
 
 
-def test_left_padding_into_too_few_slots():
+def test_left_padding_exceeding_cache_capacity():
     text = message_of(ModelError, lambda: TokenPositions.left_padded([5, 3], 4))
     assert "5 slots" in text and "got 4" in text
 
@@ -187,18 +187,18 @@ ILLEGAL = [
 
 
 @pytest.mark.parametrize(("trained", "asked"), LEGAL)
-def test_legal_overrides(trained, asked):
+def test_valid_overrides(trained, asked):
     check_override(settings_of(trained), settings_of(asked))
     check_override(settings_of(asked), settings_of(asked))
 
 
 @pytest.mark.parametrize(("trained", "asked", "key", "told"), ILLEGAL)
-def test_illegal_overrides_are_named_with_what_is_legal(trained, asked, key, told):
+def test_invalid_overrides_list_valid_ones(trained, asked, key, told):
     text = message_of(ModelError, lambda: check_override(settings_of(trained), settings_of(asked)))
     assert key in text and all(word in text for word in told.split(", "))
 
 
-def test_no_shape_may_be_overridden():
+def test_shapes_cannot_be_overridden():
     for key, value in {
         "dim": 30,
         "tie_embeddings": True,
@@ -212,7 +212,7 @@ def test_no_shape_may_be_overridden():
         assert f"model.{key}" in text
 
 
-def test_a_pattern_may_change_what_its_kinds_may_and_no_more():
+def test_pattern_overrides_follow_layer_types():
     def pattern(layers=("a", "b"), **near):
         kinds = {"a": {**ROPE, **near}, "b": {"name": "none"}}
         return settings_of({"name": "pattern", "layers": list(layers), "kinds": kinds})

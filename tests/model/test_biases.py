@@ -35,7 +35,7 @@ def message_of(error, call) -> str:
 
 @pytest.mark.parametrize("heads", [1, 6, 8, 12, 20])
 @pytest.mark.parametrize("stretch", [1.0, 2.5])
-def test_alibi_is_huggingfaces_with_distances_divided_by_the_stretch(heads, stretch):
+def test_alibi_matches_huggingface_with_stretched_distances(heads, stretch):
     found = bias_of(scheme_of("alibi", heads, stretch=stretch), 9)[0]
     slopes = _get_alibi_slopes(heads, "cpu").double()[:, None, None]
     close(found, -slopes * distances(9) / stretch, atol=1e-6)
@@ -43,7 +43,7 @@ def test_alibi_is_huggingfaces_with_distances_divided_by_the_stretch(heads, stre
     close(found[:, -1], mpt / stretch, atol=1e-6)
 
 
-def test_alibi_takes_its_own_slopes():
+def test_alibi_with_custom_slopes():
     slopes = [0.5, 0.0, 2.0]
     found = bias_of(scheme_of("alibi", 3, slopes=slopes, stretch=4.0), 5)[0]
     close(found[:, 4, 0], torch.tensor([-0.5, 0.0, -2.0], dtype=torch.float64), atol=1e-14)
@@ -53,7 +53,7 @@ def test_alibi_takes_its_own_slopes():
 
 
 @pytest.mark.parametrize("name", ["alibi", "kerple", "sandwich"])
-def test_an_automatic_stretch_is_that_of_each_rows_declared_length(name):
+def test_alibi_auto_stretch_per_row(name):
     auto = scheme_of(name, stretch="auto", original=16)
     assert auto.depends_on_length and not scheme_of(name, stretch=2.0).depends_on_length
     for length, s in ((9, 1.0), (16, 1.0), (40, 2.5)):
@@ -71,7 +71,7 @@ def test_an_automatic_stretch_is_that_of_each_rows_declared_length(name):
 
 @pytest.mark.parametrize("case", ["alibi-auto", "kerple-power"])
 @torch.no_grad()
-def test_a_model_with_an_automatic_stretch_equals_one_with_that_stretch(case):
+def test_auto_stretch_equals_explicit_stretch(case):
     model, tokens = build(case), ids(2, T)
     keys = model.settings.position.model_dump()
     fixed = build({**keys, "stretch": 33 / 11})
@@ -108,7 +108,7 @@ def buckets_found(far: int, **keys) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("buckets", "max_distance"), BUCKETS)
-def test_t5_buckets_are_huggingfaces_exactly(buckets, max_distance):
+def test_t5_buckets_match_huggingface(buckets, max_distance):
     found = buckets_found(4000, buckets=buckets, max_distance=max_distance)
     theirs = T5Attention._relative_position_bucket(
         -torch.arange(4001), bidirectional=False, num_buckets=buckets, max_distance=max_distance
@@ -116,7 +116,7 @@ def test_t5_buckets_are_huggingfaces_exactly(buckets, max_distance):
     assert found.tolist() == theirs.tolist()
 
 
-def test_t5_buckets_begin_where_the_published_ones_do():
+def test_t5_bucket_boundaries_match_paper():
     found = buckets_found(200).tolist()
     first = {bucket: found.index(bucket) for bucket in range(32)}
     assert [first[b] for b in range(17)] == list(range(17))
@@ -125,7 +125,7 @@ def test_t5_buckets_begin_where_the_published_ones_do():
 
 
 @pytest.mark.parametrize(("queries", "past"), [(9, 0), (4, 30), (1, 200)])
-def test_t5_biases_are_huggingfaces(queries, past):
+def test_t5_biases_match_huggingface(queries, past):
     theirs, ours = huggingface_t5(32, 128), scheme_of("t5")
     table = theirs.relative_attention_bias.weight.detach()
     put(ours, weight=table)
@@ -138,7 +138,7 @@ def test_t5_biases_are_huggingfaces(queries, past):
 
 
 @torch.no_grad()
-def test_t5_without_the_scale_compares_by_plain_products():
+def test_t5_without_scale_uses_unscaled_dot_products():
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, 6, 5, 10, generator=generator, dtype=torch.float64) for _ in range(3))
     scheme, positions = scheme_of("t5", unscaled=True), TokenPositions.plain(5)
@@ -153,7 +153,7 @@ def test_t5_without_the_scale_compares_by_plain_products():
     close(found, logits.masked_fill(n > n[:, None], -math.inf).softmax(-1) @ v, atol=1e-12)
 
 
-def test_t5_starts_like_the_original_and_refuses_real_positions():
+def test_t5_initialization_and_real_positions():
     weight = scheme_of("t5", heads=400).get_parameter("weight")
     assert float(weight.detach().std() * 28**0.5) == pytest.approx(1.0, abs=0.02)
     model, positions = build("t5"), TokenPositions.plain(T)
@@ -166,7 +166,7 @@ def test_t5_starts_like_the_original_and_refuses_real_positions():
 
 @pytest.mark.parametrize("case", LEARNED)
 @pytest.mark.parametrize("tokens", [19, QUERY_BLOCK + 45])
-def test_gradients_of_learned_biases_through_blocks_equal_the_reference(case, tokens):
+def test_blockwise_gradients_of_learned_biases_match_reference(case, tokens):
     """Also over several blocks of queries, which are recomputed backwards."""
     scheme = build(case).position["all" if case not in ("alibi-learned", "kerple-log3", "fire") else "all-0"]
     generator = torch.Generator().manual_seed(0)
@@ -192,7 +192,7 @@ def test_gradients_of_learned_biases_through_blocks_equal_the_reference(case, to
 
 
 @pytest.mark.parametrize("case", ["alibi-learned", "t5", "kerple-power", "kerple-log3", "fire"])
-def test_autocast_leaves_learned_biases_in_float32(case):
+def test_learned_biases_stay_float32_under_autocast(case):
     scheme = next(iter(build(case, dtype=torch.float32).position.values()))
     positions = TokenPositions.plain(T, offset=4000)
     context = AttentionContext(
@@ -225,7 +225,7 @@ def test_autocast_leaves_learned_biases_in_float32(case):
         ("fire", {}, True),
     ],
 )
-def test_what_is_learned_is_shared_or_there_for_each_layer(name, keys, per_layer):
+def test_learned_parameters_are_shared_or_per_layer(name, keys, per_layer):
     model = build({"name": name, **keys})
     assert len(model.position) == (3 if per_layer else 1)
 
@@ -248,12 +248,12 @@ def test_what_is_learned_is_shared_or_there_for_each_layer(name, keys, per_layer
         ({"name": "fire", "stretch": 2}, "not permitted"),
     ],
 )
-def test_bad_options_are_refused_by_name(position, words):
+def test_invalid_options_are_named(position, words):
     text = message_of(ValidationError, lambda: ModelSettings(position=position))
     assert words in text and f"position.{position['name']}" in text
 
 
-def test_slopes_of_another_number_of_heads_are_refused():
+def test_slopes_must_match_number_of_heads():
     def made():
         Transformer(ModelSettings(position={"name": "alibi", "slopes": [0.5, 0.25]}), V, 16)
 
@@ -274,7 +274,7 @@ OVERRIDES = [
 
 @pytest.mark.parametrize(("name", "keys", "more"), OVERRIDES)
 @torch.no_grad()
-def test_legal_overrides_take_the_same_weights_and_do_something(name, keys, more):
+def test_valid_overrides_keep_weights_and_change_outputs(name, keys, more):
     old, new = {"name": name, **keys}, {"name": name, **keys, **more}
     check_override(settings_of(old), settings_of(new))
     trained, other = build(old), build(new, seed=5)
@@ -295,6 +295,6 @@ def test_legal_overrides_take_the_same_weights_and_do_something(name, keys, more
         ("fire", "shared", True),
     ],
 )
-def test_what_was_trained_cannot_be_overridden(name, key, value):
+def test_trained_settings_cannot_be_overridden(name, key, value):
     old, new = settings_of({"name": name}), settings_of({"name": name, key: value})
     assert f"model.position.{key} cannot" in message_of(ModelError, lambda: check_override(old, new))

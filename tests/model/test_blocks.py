@@ -45,7 +45,7 @@ def passes(monkeypatch) -> list:
 
 
 @pytest.mark.parametrize("case", [*SCHEMES, "none-ssmax", "rope-window", "rope-self-extend", "fire-shared"])
-def test_recomputed_blocks_have_equal_gradients(case, passes):
+def test_activation_checkpointing_gradients_match(case, passes):
     net, again = build(case).train(), build(case).train()
     again.recompute_blocks()
     for positions in (TokenPositions.plain(T), packed(CUTS)):
@@ -63,7 +63,7 @@ def test_recomputed_blocks_have_equal_gradients(case, passes):
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo's own look
-def test_blocks_compiled_one_by_one_share_one_graph(case, recompute):
+def test_compiled_blocks_share_one_graph(case, recompute):
     net, plain, counter = build(case).train(), build(case).train(), CompileCounter()
     if recompute:
         net.recompute_blocks()
@@ -75,7 +75,7 @@ def test_blocks_compiled_one_by_one_share_one_graph(case, recompute):
     assert counter.frame_count == 1, "the layers do not share their graph, or steps compile anew"
 
 
-def test_a_norm_takes_its_input_as_it_comes():
+def test_norm_keeps_input_dtype():
     norm, x = RMSNorm(6).bfloat16(), torch.randn(2, 3, 6)
     norm.weight.data.copy_(torch.tensor([1, 2, 0.5, 1, 4, 1]))
     want = torch.nn.functional.rms_norm(x, (6,), norm.weight.float(), norm.eps)

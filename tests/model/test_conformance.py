@@ -44,7 +44,7 @@ def _memory_starts_as_nan():
     torch.use_deterministic_algorithms(before)
 
 
-def test_every_registered_scheme_has_a_default_case_and_no_variant_is_orphaned():
+def test_every_scheme_has_a_default_case():
     for name in SCHEMES:
         assert CASES[name] == {"name": name}
         assert f"{name}-window" in CASES and f"pattern-{name}" in CASES
@@ -60,7 +60,7 @@ def test_exemptions_name_a_check_and_a_reason():
             assert all(len(reason) > 20 for reason in scheme.exempt.values()), name
 
 
-def test_the_cases_differ_past_the_trained_length():
+def test_cases_differ_past_trained_length():
     """The suite has power only if the variants it runs are not one and the same function."""
     tokens = ids(1, T)
     seen: dict[str, torch.Tensor] = {}
@@ -77,7 +77,7 @@ def test_the_cases_differ_past_the_trained_length():
                 assert (seen[a] - seen[b]).abs().max() > 1e-4, f"{a} and {b} give the same logits"
 
 
-def test_a_parameter_without_initializer_is_an_error():
+def test_parameter_without_initializer_raises():
     model = Transformer(settings_of({"name": "none"}), V, TRAIN)
     model.position["all"].register_parameter("extra", torch.nn.Parameter(torch.zeros(3)))
     with pytest.raises(ValueError, match="shorter"):
@@ -86,7 +86,7 @@ def test_a_parameter_without_initializer_is_an_error():
 
 @every_case
 @torch.no_grad()
-def test_the_future_is_masked(case):
+def test_future_is_masked(case):
     """Other tokens after t, or none at all, change no logit up to t; the token at t changes its own."""
     model = shared(case)
     length = reach_of(model)
@@ -105,7 +105,7 @@ def test_the_future_is_masked(case):
 
 @every_case
 @torch.no_grad()
-def test_shifting_all_positions_changes_nothing_where_the_scheme_is_relative(case):
+def test_relative_schemes_are_shift_invariant(case):
     model = shared(case)
     length = reach_of(model)
     tokens, here = ids(2, length), TokenPositions.plain(length)
@@ -133,7 +133,7 @@ def test_shifting_all_positions_changes_nothing_where_the_scheme_is_relative(cas
 @every_case
 @settings(max_examples=4)
 @given(data=st.data())
-def test_a_cache_filled_in_any_pieces_gives_the_full_pass(case, data):
+def test_chunked_cache_matches_full_forward(case, data):
     model = shared(case)
     length = reach_of(model)
     tokens = ids(2, length)
@@ -146,7 +146,7 @@ def test_a_cache_filled_in_any_pieces_gives_the_full_pass(case, data):
 
 
 @every_case
-def test_token_by_token_after_a_prefill_gives_the_full_pass(case):
+def test_token_by_token_decoding_matches_full_forward(case):
     model = build(case, qk_norm=True)
     length = reach_of(model)
     tokens = ids(2, length)
@@ -158,7 +158,7 @@ def test_token_by_token_after_a_prefill_gives_the_full_pass(case):
 
 @every_case
 @torch.no_grad()
-def test_a_left_padded_row_equals_the_unpadded_row_also_while_decoding(case):
+def test_left_padded_row_matches_unpadded_row(case):
     """Rows of different declared lengths too: a row's stretch is its own."""
     model = shared(case)
     width = reach_of(model) - 3
@@ -201,7 +201,7 @@ def test_padding_tokens_are_masked(case):
 @every_case
 @settings(max_examples=4)
 @given(data=st.data())
-def test_packed_documents_equal_separate_ones(case, data):
+def test_packed_documents_equal_separate_documents(case, data):
     model = shared(case)
     cuts = data.draw(st.lists(st.integers(1, TRAIN), min_size=2, max_size=4), label="lengths of row 0")
     total = sum(cuts)
@@ -221,7 +221,7 @@ def test_packed_documents_equal_separate_ones(case, data):
 
 @every_case
 @torch.no_grad()
-def test_a_packed_document_does_not_attend_to_other_documents(case):
+def test_packed_documents_do_not_attend_to_each_other(case):
     """Document A is rewritten, before and after B; document B's logits do not move by one bit."""
     model = shared(case)
     tokens, positions = ids(1, 18), packed([[5, 7, 6]])
@@ -235,7 +235,7 @@ def test_a_packed_document_does_not_attend_to_other_documents(case):
 
 @every_case
 @torch.no_grad()
-def test_packed_documents_go_on_through_a_cache(case):
+def test_packed_documents_continue_through_cache(case):
     model = shared(case)
     tokens, positions = ids(1, 16), packed([[6, 10]])
     whole, cache, parts = model(tokens, positions), Cache(model, 1, 16), []
@@ -255,7 +255,7 @@ def test_packed_documents_go_on_through_a_cache(case):
 
 @every_case
 @torch.no_grad()
-def test_kept_positions_are_the_tail_of_the_full_pass(case):
+def test_kept_positions_equal_tail_of_full_forward(case):
     model = shared(case)
     length = reach_of(model)
     tokens, positions = ids(2, length), TokenPositions.plain(length)
@@ -272,7 +272,7 @@ def test_kept_positions_are_the_tail_of_the_full_pass(case):
 
 @every_case
 @torch.no_grad()
-def test_a_prefill_that_keeps_nothing_leaves_the_same_cache(case):
+def test_prefill_without_logits_gives_same_cache(case):
     model = shared(case)
     length = reach_of(model)
     tokens = ids(2, length)
@@ -284,7 +284,7 @@ def test_a_prefill_that_keeps_nothing_leaves_the_same_cache(case):
 
 
 @every_case
-def test_a_gradient_reaches_every_learned_parameter(case):
+def test_every_parameter_receives_a_gradient(case):
     model = build(case, train=T).train()
     length = reach_of(model, V)
     tokens = torch.stack([torch.arange(length), (torch.arange(length) + V // 2) % V])
@@ -304,7 +304,7 @@ def test_a_gradient_reaches_every_learned_parameter(case):
 
 @every_case
 @torch.no_grad()
-def test_the_state_dict_round_trips(case, tmp_path):
+def test_state_dict_round_trips(case, tmp_path):
     model = build(case)
     torch.save(model.state_dict(), tmp_path / "weights")
     other = build(case, seed=5)
@@ -320,7 +320,7 @@ def test_the_state_dict_round_trips(case, tmp_path):
 
 @pytest.mark.parametrize("name", SCHEMES)
 @torch.no_grad()
-def test_a_window_counts_keys_with_the_querys_own(name):
+def test_window_counts_the_query_itself(name):
     """One layer, window w: the query at t reads tokens t − w + 1 to t and no other; where a scheme says that
     its notes of those read farther, none another window back."""
     model = build({"name": name, "window": WINDOW}, layers=1)
@@ -346,7 +346,7 @@ def test_a_window_counts_keys_with_the_querys_own(name):
 
 @pytest.mark.parametrize("name", SCHEMES)
 @torch.no_grad()
-def test_a_window_of_one_or_more_than_all_keys(name):
+def test_window_of_one_and_of_all_keys(name):
     wide, none = build({"name": name, "window": 500}), build({"name": name})
     length = reach_of(none)
     tokens = ids(2, length)
@@ -359,7 +359,7 @@ def test_a_window_of_one_or_more_than_all_keys(name):
 
 
 @torch.no_grad()
-def test_a_pattern_gives_each_layer_its_own_scheme():
+def test_pattern_assigns_scheme_per_layer():
     """Tiled over the depth: near, far, near. Each layer's reach is probed through a model of that layer."""
     model = build("pattern-none")
     assert model.settings.layer_kinds == ["near", "far", "near"] and LAYERS == 3
@@ -382,7 +382,7 @@ def test_a_pattern_gives_each_layer_its_own_scheme():
 
 
 @torch.no_grad()
-def test_nope_cannot_tell_the_order_of_the_past_in_one_layer_and_rope_can():
+def test_single_layer_nope_is_permutation_invariant():
     tokens = ids(1, T)
     shuffled = torch.cat([tokens[:, torch.randperm(T - 1)], tokens[:, -1:]], dim=1)
     for name, blind in (("none", True), ("rope", False), ("alibi", False), ("sinusoidal", False)):
@@ -395,7 +395,7 @@ def test_nope_cannot_tell_the_order_of_the_past_in_one_layer_and_rope_can():
         assert (moved < 1e-10) == blind, name
 
 
-def test_heads_share_keys_in_contiguous_groups():
+def test_gqa_groups_are_contiguous():
     """Grouped-query attention equals full attention with each key and value head written H/G times."""
     few, many = build("rope"), build("rope", kv_heads=H)
     repeat = H // few.settings.kv_heads

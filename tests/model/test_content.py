@@ -56,7 +56,7 @@ def forgetting(weight: torch.Tensor, bias: torch.Tensor):
 
 @layouts
 @torch.no_grad()
-def test_forgetting_gates_are_multiplied_along_the_path_of_each_pair(layout):
+def test_forget_gates_multiply_between_key_and_query(layout):
     scheme, positions = scheme_of("fox"), LAYOUTS[layout]
     expected = by_documents(positions, forgetting(scheme.weight, scheme.bias))
     for kernel in ("auto", "dense", "explicit"):
@@ -64,7 +64,7 @@ def test_forgetting_gates_are_multiplied_along_the_path_of_each_pair(layout):
 
 
 @torch.no_grad()
-def test_forgetting_gates_do_not_apply_to_the_token_itself():
+def test_forget_gate_excludes_own_token():
     scheme = scheme_of("fox")
     plan = scheme.plan(context_of(scheme, LAYOUTS["plain"])).bind(tensors()[0], None)
     (view,) = plan.read(*tensors()[1:3])
@@ -76,7 +76,7 @@ def test_forgetting_gates_do_not_apply_to_the_token_itself():
 
 @layouts
 @torch.no_grad()
-def test_a_constant_gate_is_alibi_of_slope_minus_ln_sigma_beta(layout):
+def test_constant_gate_equals_alibi(layout):
     scheme, positions = scheme_of("fox", gate="constant"), LAYOUTS[layout]
     slopes = doubles([-math.log(1 / (1 + math.exp(-float(b)))) for b in scheme.bias])
 
@@ -90,7 +90,7 @@ def test_a_constant_gate_is_alibi_of_slope_minus_ln_sigma_beta(layout):
 
 @pytest.mark.parametrize("gate", ["fixed", "constant"])
 @torch.no_grad()
-def test_gates_that_read_nothing_start_as_alibi(gate):
+def test_initial_gates_equal_alibi(gate):
     settings = settings_of({"name": "fox", "gate": gate})
     fox = Transformer(settings, V, S).initialize(4).double()
     alibi = Transformer(settings_of({"name": "alibi"}), V, S).initialize(4).double()
@@ -101,7 +101,7 @@ def test_gates_that_read_nothing_start_as_alibi(gate):
 
 
 @torch.no_grad()
-def test_forgetting_gates_go_beside_a_rotation():
+def test_forget_gates_combine_with_rotation():
     """A gate that never learned beside RoPE is ALiBi's slopes beside RoPE."""
     theta = 50.0
     scheme, positions = scheme_of("fox", gate="fixed", rotary=True, theta=theta), LAYOUTS["packed"]
@@ -116,7 +116,7 @@ def test_forgetting_gates_go_beside_a_rotation():
     close(real(positions, output_of(scheme, positions, "auto")), real(positions, expected), atol=1e-12)
 
 
-def test_sums_of_fifty_thousand_gates_still_tell_neighbors_apart():
+def test_long_gate_sums_resolve_adjacent_tokens():
     """Float32 gates; the exact sum of those between two tokens, near and far, whole and in two pieces."""
     count, geometry = 50_000, HeadGeometry(C, H, D, S, S, H)
     settings, kind = SCHEMES["fox"]
@@ -146,7 +146,7 @@ def test_sums_of_fifty_thousand_gates_still_tell_neighbors_apart():
 
 
 @torch.no_grad()
-def test_convolutions_and_sums_of_packed_documents_are_those_of_separate_ones_to_the_last_bit():
+def test_packed_convolutions_and_sums_are_bit_exact():
     x, weight = normal(B, S, 6), normal(6, 4, seed=1)
     positions = LAYOUTS["packed"]
     out = causal_convolution(series_of(x, None, 4)[0], weight, positions.order)
@@ -170,7 +170,7 @@ def test_convolutions_and_sums_of_packed_documents_are_those_of_separate_ones_to
 
 @pytest.mark.parametrize("name", ["fox", *TURNING])
 @torch.no_grad()
-def test_sinks_keep_their_path_although_what_lies_between_is_evicted(name):
+def test_sinks_keep_cumulative_state_after_eviction(name):
     model = build({"name": name, "window": 4, "sinks": 2})
     tokens = ids(2, 19)
     whole = model(tokens, TokenPositions.plain(19))
@@ -199,7 +199,7 @@ def test_windows_shorter_than_the_convolution(name, window):
 
 @pytest.mark.parametrize("name", ALL)
 @torch.no_grad()
-def test_extras_are_computed_in_full_precision_under_autocast(name):
+def test_cache_extras_stay_float32_under_autocast(name):
     model = build(name, dtype=torch.float32)
     (scheme, *_), x = model.position.values(), normal(1, 19, 28).float()
     positions = TokenPositions.plain(19)
@@ -215,7 +215,7 @@ def test_extras_are_computed_in_full_precision_under_autocast(name):
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_every_layer_has_projections_of_its_own(name):
+def test_projections_are_per_layer(name):
     model = Transformer(settings_of({"name": name}), V, S).initialize(1)
     assert len(model.position) == model.settings.layers == 3
     (a, b, _), drawn = model.position.values(), 0
@@ -234,7 +234,7 @@ def refusal(error, call) -> str:
     return str(caught.value)
 
 
-def test_what_cannot_work_is_refused_with_the_mend():
+def test_invalid_combinations_suggest_a_fix():
     for name in ("fox", *TURNING):
         keys = {"name": name, "window": 1, "sinks": 2}
         assert "window of 2 or more" in refusal(
@@ -257,7 +257,7 @@ def test_what_cannot_work_is_refused_with_the_mend():
         refusal(ValidationError, lambda keys=keys: ModelSettings(position=keys))
 
 
-def test_what_may_change_after_training():
+def test_valid_overrides():
     trained = ModelSettings(position={"name": "fox", "rotary": True})
     check_override(
         trained, ModelSettings(position={"name": "fox", "rotary": True, "theta": 5e5, "window": 9})

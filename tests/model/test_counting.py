@@ -20,7 +20,7 @@ def message_of(error, call) -> str:
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.3])
-def test_integers_are_the_position_on_every_feature(scale):
+def test_integers_add_position_to_every_feature(scale):
     x = torch.randn(2, 3, 5, dtype=torch.float64)
     scheme, positions = made("integer", 5, scale=scale), TokenPositions.plain(3, offset=7)
     out = scheme.embed(x, scheme.tables(positions, torch.float64), positions)
@@ -40,7 +40,7 @@ def test_integers_along_a_learned_direction():
     assert float(next(big.parameters()).detach().std()) == pytest.approx(0.02, rel=0.05)
 
 
-def test_a_fixed_share_is_of_the_original_length_and_goes_on_past_one():
+def test_fixed_fraction_is_relative_to_original_length():
     scheme = made("unit_interval", 3, train=40, original=8)
     out = added(scheme, TokenPositions.plain(20))
     close(out[0, :8], torch.arange(0, 1, 1 / 8).double()[:, None].expand(8, 3), atol=0)
@@ -49,7 +49,7 @@ def test_a_fixed_share_is_of_the_original_length_and_goes_on_past_one():
     assert not scheme.depends_on_length
 
 
-def test_a_current_share_is_of_the_declared_length_of_its_row():
+def test_current_fraction_is_relative_to_declared_length():
     scheme = made("unit_interval", 3, denominator="current")
     assert scheme.depends_on_length
     close(
@@ -65,7 +65,7 @@ def test_a_current_share_is_of_the_declared_length_of_its_row():
 @pytest.mark.parametrize(
     ("name", "keys"), [("integer", {}), ("unit_interval", {}), ("unit_interval", {"denominator": "current"})]
 )
-def test_layer_norm_is_blind_to_a_constant_over_features_and_rms_norm_is_not(name, keys):
+def test_layer_norm_removes_constant_offset_and_rms_norm_does_not(name, keys):
     scheme, x, positions = (
         made(name, 12, **keys),
         torch.randn(1, 9, 12, dtype=torch.float64),
@@ -77,7 +77,7 @@ def test_layer_norm_is_blind_to_a_constant_over_features_and_rms_norm_is_not(nam
     assert moved[0] == 0 and (moved[1:] > 0.01).all()
 
 
-def test_layer_norm_sees_a_learned_direction():
+def test_layer_norm_keeps_learned_direction():
     scheme, x, positions = (
         made("integer", 12, direction="learned"),
         torch.randn(1, 9, 12),
@@ -97,7 +97,7 @@ def test_small_numbers_and_bfloat16_tokens_are_rounded_once():
 
 
 @pytest.mark.parametrize("dim", [5, 9, 13])
-def test_binary_is_pythons_bin_behind_zeros(dim):
+def test_binary_matches_python_bin(dim):
     scheme = made("binary", dim)
     count = min(2**dim, 700)
     expected = doubles([[int(c) for c in bin(n)[2:].zfill(dim)] for n in range(count)])
@@ -108,7 +108,7 @@ def test_binary_is_pythons_bin_behind_zeros(dim):
 
 
 @pytest.mark.parametrize("dim", [62, 64, 70])
-def test_binary_at_powers_of_two_as_far_as_integers_go(dim):
+def test_binary_at_powers_of_two(dim):
     """A logarithm or power in floating point is wrong around 2^53 at the latest."""
     scheme = made("binary", dim)
     numbers = [n for k in range(1, min(dim, 62)) for n in (2**k - 1, 2**k, 2**k + 1)]
@@ -117,7 +117,7 @@ def test_binary_at_powers_of_two_as_far_as_integers_go(dim):
     assert scheme.limit == (2**62 if dim == 62 else None)
 
 
-def test_binary_ends_where_its_width_does():
+def test_binary_is_limited_by_width():
     model = Transformer(ModelSettings(dim=4, heads=2, layers=1, position={"name": "binary"}), V, 10)
     with torch.no_grad():
         model(ids(1, 16), TokenPositions.plain(16))  # past the trained length the higher features serve
@@ -128,7 +128,7 @@ def test_binary_ends_where_its_width_does():
 
 
 @pytest.mark.parametrize(("train", "keys"), [(16, {"max_length": 17}), (17, {}), (1000, {})])
-def test_binary_in_too_few_features(train, keys):
+def test_binary_requires_enough_features(train, keys):
     text = message_of(ModelError, lambda: made("binary", 4, train=train, **keys))
     length = keys.get("max_length", train)
     assert f"{math.ceil(math.log2(length))} features for {length} positions" in text

@@ -37,7 +37,7 @@ def test_kerple_by_hand():
     stretch=st.floats(1, 9),
     seed=st.integers(0, 99),
 )
-def test_kerple_is_its_formula(form, heads, offset, stretch, seed):
+def test_kerple_matches_formula(form, heads, offset, stretch, seed):
     scheme = scheme_of("kerple", heads, form=form, stretch=stretch)
     generator = torch.Generator().manual_seed(seed)
     r = [0.02 + 1.9 * torch.rand(heads, generator=generator, dtype=torch.float64) for _ in range(3)]
@@ -64,7 +64,7 @@ def test_kerple_becomes_alibi_where_r2_vanishes_with_r1_times_r2_fixed():
 
 
 @pytest.mark.parametrize("form", ["log", "power", "log3"])
-def test_kerple_starts_in_its_ranges(form):
+def test_kerple_initialization_ranges(form):
     scheme = scheme_of("kerple", heads=4000, form=form)
     tops = {"log": {"r1": 2, "r2": 1}, "power": {"r1": 1, "r2": 2}, "log3": {"r1": 2, "r2": 1}}[form]
     for name, top in tops.items():
@@ -76,7 +76,7 @@ def test_kerple_starts_in_its_ranges(form):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_kerple_numbers_outside_their_range_are_put_back_in_training_and_can_leave_the_edge(dtype):
+def test_kerple_parameters_are_clamped_and_receive_gradients(dtype):
     model = build("kerple-power", dtype=dtype, layers=1)
     scheme = model.position["all"]
     put(scheme, r1=[-3.0, 0.5, 0.5, 0.5, 0.5, 0.5], r2=[1.0, 5.0, -1.0, 1.0, 1.0, 1.0])
@@ -105,7 +105,7 @@ def test_kerple_numbers_outside_their_range_are_put_back_in_training_and_can_lea
     stretch=st.sampled_from([1.0, 1.0, 3.5]),
     halves=st.booleans(),
 )
-def test_sandwich_is_its_formula(heads, dims, offset, stretch, halves):
+def test_sandwich_matches_formula(heads, dims, offset, stretch, halves):
     scheme = scheme_of("sandwich", heads, dims=dims, stretch=stretch)
     positions = TokenPositions.plain(4, offset=offset)
     if halves:  # distances that are no row of the table
@@ -119,7 +119,7 @@ def test_sandwich_is_its_formula(heads, dims, offset, stretch, halves):
                 assert float(found[h, i, j]) == pytest.approx(total * heads / (8 * (h + 1)), abs=1e-10)
 
 
-def test_sandwich_is_the_inner_product_of_sinusoids():
+def test_sandwich_equals_inner_product_of_sinusoids():
     """p_n·p_m of sines and cosines typed out: Σ sin·sin + cos·cos."""
     n = torch.arange(30, dtype=torch.float64)[:, None]
     angles = n / 10000 ** (torch.arange(0, 128, 2, dtype=torch.float64) / 128)
@@ -129,7 +129,7 @@ def test_sandwich_is_the_inner_product_of_sinusoids():
         close(found[h], (factor * rows @ rows.T).tril(), atol=1e-12)
 
 
-def test_sandwich_far_out_is_exact_also_in_float32():
+def test_sandwich_is_accurate_at_large_distances_in_float32():
     """Angles in float32 would be wrong by 1e-2 radians at 300,000."""
     scheme, far = scheme_of("sandwich", 1, dims=4), 300_000
     positions = TokenPositions.plain(1, offset=far)
@@ -170,7 +170,7 @@ class FireByTheListing(nn.Module):
     tokens=st.integers(1, 30),
     seed=st.integers(0, 99),
 )
-def test_fire_is_the_papers_listing(heads, width, c, multiplier, tokens, seed):
+def test_fire_matches_reference_implementation(heads, width, c, multiplier, tokens, seed):
     torch.manual_seed(seed)
     listing = FireByTheListing(heads, width, c, multiplier, 11.0).double()
     scheme = scheme_of("fire", heads, width=width, init_length=11.0)
@@ -182,7 +182,7 @@ def test_fire_is_the_papers_listing(heads, width, c, multiplier, tokens, seed):
         close(bias_of(scheme, tokens)[0], expected.tril(), atol=1e-11)
 
 
-def test_fire_starts_as_the_paper_says():
+def test_fire_initialization():
     scheme = scheme_of("fire", heads=300)
     values = dict(scheme.named_parameters())
     assert (
@@ -201,7 +201,7 @@ def test_fire_starts_as_the_paper_says():
     offset=st.integers(0, 5000),
     tokens=st.integers(1, 40),
 )
-def test_fires_argument_stays_within_zero_and_one(c, threshold, offset, tokens):
+def test_fire_argument_is_between_zero_and_one(c, threshold, offset, tokens):
     scheme = put(scheme_of("fire", threshold=threshold), c=[c])
     n = torch.arange(offset, offset + tokens)[:, None]
     d = n - torch.arange(offset + tokens)[None, :]
@@ -235,7 +235,7 @@ def test_fire_with_a_small_c_is_linear_in_distance():
 
 
 @torch.no_grad()
-def test_a_decoded_row_of_fire_is_the_row_of_the_full_pass():
+def test_fire_decoding_matches_full_forward():
     scheme = scheme_of("fire", init_length=5.0)
     whole = bias_of(scheme, 30)
     for n in (0, 4, 29):
@@ -244,7 +244,7 @@ def test_a_decoded_row_of_fire_is_the_row_of_the_full_pass():
         close(row[:, :, 0], whole[:, :, n, : n + 1], atol=1e-14)
 
 
-def test_fire_one_pair_at_a_time_is_fire_all_heads_at_once():
+def test_fire_scalar_and_batched_evaluation_agree():
     """The form FlexAttention takes, single numbers, and its gradients."""
     scheme = scheme_of("fire", 3, width=5)
     x = torch.rand(1, 1, 4, 6, dtype=torch.float64)
@@ -263,7 +263,7 @@ def test_fire_one_pair_at_a_time_is_fire_all_heads_at_once():
         close(a, b, atol=1e-12)
 
 
-def test_a_second_training_pass_may_come_before_the_first_ones_gradient():
+def test_two_forward_passes_before_backward():
     for name in ("kerple", "fire", "t5"):
         model, tokens = build({"name": name}).train(), ids(2, T)
         losses = [model(tokens, TokenPositions.plain(T), targets=tokens.flip(1)).mean() for _ in range(2)]
@@ -271,7 +271,7 @@ def test_a_second_training_pass_may_come_before_the_first_ones_gradient():
         assert all(p.grad is not None for p in model.parameters()), name
 
 
-def test_a_threshold_given_to_fire_leaves_the_learned_one_a_gradient_of_zero():
+def test_fire_fixed_threshold_gives_learned_one_zero_gradient():
     model = build({"name": "fire", "threshold": 5.0}).train()
     model(ids(2, T), TokenPositions.plain(T), targets=ids(2, T).flip(1)).mean().backward()
     for name, p in model.named_parameters():

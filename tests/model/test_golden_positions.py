@@ -98,7 +98,7 @@ def test_scaled_frequencies_and_amplitudes(ours, theirs, dim, length):
     assert amplitude == pytest.approx(factor, rel=1e-12)
 
 
-def test_yarn_truncation_is_not_idle():
+def test_yarn_truncation_changes_frequencies():
     pair = [spectrum(64, 512, 4.0, name="yarn", factor=4.0, truncate=t) for t in (True, False)]
     assert 0.05 < ((pair[0] - pair[1]).abs() / pair[1]).max() < 0.3
 
@@ -132,7 +132,7 @@ def test_the_two_yarn_ramps_differ_as_published(dim, length, stretch, apart):
 
 
 @pytest.mark.parametrize(("dim", "length", "s"), [(64, 512, 4.0), (128, 4096, 8.0)])
-def test_the_wavelength_ramp_is_the_papers(dim, length, s):
+def test_wavelength_ramp_matches_paper(dim, length, s):
     """Peng et al. 2023: r = L0/λ, γ(r) between α = 1 and β = 32, θ' = (1 − γ) θ/s + γ θ."""
     found = spectrum(dim, length, s, name="yarn", factor=s, ramp="wavelength")
     for k in range(dim // 2):
@@ -210,7 +210,7 @@ def test_rotations_against_huggingface(layout):
     close(found[0], gptj, atol=1e-13)
 
 
-def test_the_layouts_are_one_rotation_of_permuted_features():
+def test_layouts_are_permutations_of_each_other():
     dim = 12
     x = torch.randn(dim, dtype=torch.float64)
     order = [*range(0, dim, 2), *range(1, dim, 2)]  # interleaved → half
@@ -219,7 +219,7 @@ def test_the_layouts_are_one_rotation_of_permuted_features():
 
 
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
-def test_rotations_keep_lengths_and_know_differences_alone(layout):
+def test_rotations_preserve_norms_and_depend_on_differences(layout):
     dim, eye = 8, torch.eye(8, dtype=torch.float64)
     matrix = {n: torch.stack([turned(row, n, layout) for row in eye], dim=1) for n in (0, 3, 7, 20, 23, 4)}
     for n in matrix:
@@ -231,7 +231,7 @@ def test_rotations_keep_lengths_and_know_differences_alone(layout):
     assert dim == len(eye)
 
 
-def test_partial_rotation_leaves_the_rest_and_counts_exponents_over_the_rotated_part():
+def test_partial_rotation_leaves_other_features_unchanged():
     x = torch.randn(10, dtype=torch.float64)
     for layout in ("half", "interleaved"):
         out = turned(x, 6, layout, fraction=0.5)  # int(10 · 0.5) = 5 features, 2 pairs
@@ -239,7 +239,7 @@ def test_partial_rotation_leaves_the_rest_and_counts_exponents_over_the_rotated_
         close(out[:4], turned(x[:4], 6, layout), atol=1e-13)
 
 
-def test_the_far_decay_of_rope_for_128_features():
+def test_rope_long_range_decay():
     """mean_j |Σ_{k<j} e^{imθ_k}|, the bound of Su et al. 2021 section 3.4.3."""
     published = {0: 32.5, 1: 31.5382, 2: 28.956, 5: 20.8454, 10: 17.9541, 20: 15.2424}
     published |= {50: 12.6295, 100: 10.2273, 128: 9.2729, 256: 6.5431}
@@ -280,7 +280,7 @@ def test_sinusoids_against_huggingface(dim):
     close(ours["half"].float(), create_sinusoidal_positions(n, dim), atol=1e-5)  # theirs has float32 angles
 
 
-def test_sinusoids_know_distance_alone_in_their_dot_product():
+def test_sinusoid_dot_products_depend_on_distance():
     dim = 28
     rows = Sinusoidal(SinusoidalSettings(), HeadGeometry(dim, 2, 14, 16, 16, 2)).tables(
         TokenPositions.plain(60), torch.float64
@@ -310,7 +310,7 @@ def test_sinusoids_are_added_to_tokens_times_the_root_of_the_width(scale_tokens)
     close(out, expected, atol=1e-14)
 
 
-def test_a_learned_table_gives_position_n_its_row_n():
+def test_learned_table_row_n_is_position_n():
     scheme = Learned(LearnedSettings(), HeadGeometry(4, 2, 2, 9, 9, 2))
     with torch.no_grad():
         scheme.weight.copy_(torch.arange(36).view(9, 4))

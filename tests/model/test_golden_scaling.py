@@ -28,7 +28,7 @@ def spectrum(name: str, dim: int, length: int = 512, at: int | None = None, **ke
 
 @pytest.mark.parametrize("factor", [1.0, 2.5])
 @pytest.mark.parametrize(("dim", "length"), [(64, 512), (10, 256)])
-def test_dynamic_ntk_at_the_declared_length_is_theirs_at_the_running_one(dim, length, factor):
+def test_dynamic_ntk_at_declared_length_matches_huggingface(dim, length, factor):
     made = rope(dim, length, scaling={"name": "dynamic", "factor": factor})
     for at in (3, length, length + 1, 4 * length):
         found, amplitude = made.frequencies(made.stretch(at))
@@ -45,14 +45,14 @@ def test_dynamic_ntk_with_factor_one_is_ntk_by_the_matched_factor():
 
 
 @pytest.mark.parametrize("mscales", [(1.0, 1.0), (0.7, 1.0), (1.0, 0.4)])
-def test_yarns_mscales(mscales):
+def test_yarn_mscale(mscales):
     keys = {"name": "yarn", "factor": 8.0, "mscale": mscales[0], "mscale_all_dim": mscales[1]}
     _, amplitude = rope(64, 512, scaling=keys).frequencies(8.0)
     theirs = {key: value for key, value in keys.items() if key != "name"}
     assert amplitude == pytest.approx(huggingface(64, 512, rope_type="yarn", **theirs)[1], rel=1e-12)
 
 
-def test_deepseeks_scale_of_the_logits_is_an_attention_factor():
+def test_deepseek_logit_scale_is_an_attention_factor():
     """cos and sin times m(mscale)/m(mscale_all_dim), logits times m(mscale_all_dim)²: a² is m(mscale)²."""
     s, mscale, mscale_all = 40.0, 0.8, 1.3
     own = (0.1 * mscale * math.log(s) + 1) / (0.1 * mscale_all * math.log(s) + 1)
@@ -90,7 +90,7 @@ def test_longrope_with_a_factor_that_follows_the_length_and_no_short_list():
 FIRST = {"name": "longrope", "first": 3, "long_factor": [1.2, 2, 3, 4, 5]}
 
 
-def test_the_first_positions_of_longrope_turn_as_trained():
+def test_longrope_first_positions_are_unscaled():
     cos, sin = rope(10, 16, scaling=FIRST).tables(TokenPositions.plain(40), torch.float64)
     amplitude = math.sqrt(1 + math.log(40 / 16) / math.log(16))
     for n in (0, 1, 2, 3, 4, 39):
@@ -112,7 +112,7 @@ def test_the_first_positions_of_longrope_through_a_cache():
 
 @pytest.mark.parametrize("share", [0.75, 0.3, 0.5, 1.0])
 @pytest.mark.parametrize("dim", [64, 10, 28])
-def test_p_rope_is_their_proportional_rule(dim, share):
+def test_p_rope_matches_huggingface_proportional(dim, share):
     expected, _ = huggingface(dim, 512, rope_type="proportional", partial_rotary_factor=share)
     found = spectrum("p_rope", dim, share=share)
     torch.testing.assert_close(found.float(), expected, rtol=5e-7, atol=0)
@@ -152,7 +152,7 @@ def test_he_xu_is_rope_interpolated_by_two_n_over_pi(dim, length):
         assert float(1 / found[0]) == pytest.approx(1303.797, abs=5e-4)
 
 
-def test_he_xu_stays_within_a_quarter_turn_where_it_was_trained_and_nowhere_else():
+def test_he_xu_angles_are_below_a_quarter_turn_within_trained_length():
     made = scheme("he_xu", 64, 100)
     cos, sin = made.tables(TokenPositions.plain(201), torch.float64)
     assert (cos[0, :100] > 0).all() and (cos[0, :100].diff(dim=0) < 0).all()
@@ -174,7 +174,7 @@ def test_scaling_by_rotations_keeps_fast_pairs(rule):
 
 
 @pytest.mark.parametrize(("dim", "length", "s"), [(64, 512, 4.0), (128, 1024, 8.0), (16, 256, 3.0)])
-def test_ntk_by_parts_is_the_released_code(dim, length, s):
+def test_ntk_by_parts_matches_released_code(dim, length, s):
     """LlamaPartNTKScaledRotaryEmbedding of jquesnelle/yarn, retyped for one pair with float64."""
 
     def ramp(fast: float, slow: float, k: int) -> float:
@@ -196,7 +196,7 @@ def test_ntk_by_parts_is_the_released_code(dim, length, s):
     assert len(kinds) >= 3  # some kept, some mixed, some divided
 
 
-def test_by_parts_at_stretch_one_is_plain():
+def test_ntk_by_parts_at_stretch_one_is_plain_rope():
     close(spectrum("rope", 64, scaling={"name": "by_parts"}), plain_frequencies(THETA, 64), atol=1e-15)
 
 
@@ -231,7 +231,7 @@ def test_resonance_comes_after_scaling():
 
 
 @torch.no_grad()
-def test_dropped_positions_are_nope_with_the_same_weights():
+def test_dropped_positions_equal_nope():
     tokens, positions = ids(2, T), TokenPositions.plain(T)
     nope, trained = build("none"), build("rope")
     for name in ("rope", "p_rope", "he_xu"):
@@ -267,7 +267,7 @@ def test_describe_scaling_for_a_length(scaling, words):
 
 
 @pytest.mark.parametrize("key", ["short_factor", "long_factor"])
-def test_divisors_of_a_wrong_number_are_refused(key):
+def test_wrong_number_of_divisors_is_rejected(key):
     scaling = {"name": "longrope", "long_factor": [1] * 5, key: [1] * 4}
     with pytest.raises(ModelError, match=f"{key} .*5 numbers.*got 4"):
         build({"name": "rope", "scaling": scaling})
@@ -291,7 +291,7 @@ def test_invalid_scaling_settings_are_errors(keys):
         settings_of({"name": "rope", "scaling": keys})
 
 
-def test_longropes_first_positions_and_a_remap_are_refused_together():
+def test_longrope_first_positions_reject_remap():
     with pytest.raises(ValidationError, match=r"scaling\.first 3 .* remap 'rerope'"):
         settings_of({"name": "rope", "scaling": FIRST, "remap": {"name": "rerope"}})
     settings_of({"name": "rope", "scaling": {**FIRST, "first": 0}, "remap": {"name": "rerope"}})
@@ -304,12 +304,12 @@ def test_scaling_by_pair_index_requires_two_pairs(rule):
 
 
 @pytest.mark.parametrize("keys", [{"share": 0.1}, {"max_wavelength": 0.5}])
-def test_p_rope_without_a_pair_is_refused(keys):
+def test_p_rope_requires_a_pair(keys):
     with pytest.raises(ModelError, match=r"p_rope .*10 features.*share.*max_wavelength"):
         build({"name": "p_rope", **keys})
 
 
-def test_what_may_change_after_training():
+def test_valid_overrides():
     for name in ("rope", "p_rope", "he_xu"):
         legal = {"name": name, "resonance": True, "scaling": {"name": "drop"}, "window": 4}
         check_override(settings_of({"name": name}), settings_of(legal))

@@ -59,7 +59,7 @@ def test_hyperbolic_scores_at_any_positions(damping):
     close(single.double(), expected, atol=2e-6)
 
 
-def test_hyperbolic_documents_that_begin_far_out_or_inside_a_block():
+def test_hyperbolic_documents_at_any_offset():
     """Documents of one row at positions thousands apart, in both directions: their keys never meet, neither
     in the answers nor in the gradients, where a factor without bound of a hidden pair would leave 0·∞."""
     positions, tensors = packed([[3, 18, 5, 11], [20, 17]]), drawn(37)
@@ -90,7 +90,7 @@ def test_hyperbolic_documents_that_begin_far_out_or_inside_a_block():
 
 @pytest.mark.parametrize("layout", ["plain", "packed"])
 @pytest.mark.parametrize("window", [None, 40, 7])
-def test_hyperbolic_over_several_blocks_of_the_kernel_with_a_window_and_sinks(window, layout):
+def test_hyperbolic_across_kernel_blocks_with_window_and_sinks(window, layout):
     """Past QUERY_BLOCK keys come as a range, as sinks and a range, or in packed rows all at once. Positions
     are 30 apart: a key of a block's own queries taken for an earlier one would overflow."""
     count = 300

@@ -82,7 +82,7 @@ def by_loops(q, k, v, positions: TokenPositions, window: int | None, slopes=None
 @pytest.mark.parametrize("bias", [None, "distance"])
 @pytest.mark.parametrize("window", [None, 3])
 @pytest.mark.parametrize("layout", ["plain", "ragged", "packed"])
-def test_the_reference_kernel_against_loops(layout, window, bias):
+def test_reference_kernel_matches_loops(layout, window, bias):
     s, t = 11, 7
     positions = {
         "plain": TokenPositions.plain(s),
@@ -161,7 +161,7 @@ def test_all_lowerings_agree(t, before, window, bias, layout, block):
 @pytest.mark.parametrize("bias", [None, "distance", "elementwise"])
 @pytest.mark.parametrize(("t", "s", "window"), [(300, 300, None), (270, 540, 257), (1, 400, 90)])
 @torch.no_grad()
-def test_lower_precision_stays_near_float64(dtype, atol, bias, t, s, window):
+def test_lower_precision_is_close_to_float64(dtype, atol, bias, t, s, window):
     q, k, v = (x.to(dtype) for x in tensors(t, s))
     pairs = pairs_of(TokenPositions.plain(s), t, window, bias)
     exact = attend([AttentionView(q.double(), k.double(), pairs)], v.double(), D**-0.5, "dense")
@@ -174,7 +174,7 @@ def test_lower_precision_stays_near_float64(dtype, atol, bias, t, s, window):
 @pytest.mark.parametrize("bias", [None, "distance", "elementwise"])
 @pytest.mark.parametrize("layout", ["plain", "packed"])
 @pytest.mark.parametrize(("t", "s", "window"), [(530, 530, None), (270, 270, 256), (20, 290, 17)])
-def test_gradients_of_the_blocks_equal_the_reference(layout, t, s, window, bias):
+def test_blockwise_gradients_match_reference(layout, t, s, window, bias):
     positions = TokenPositions.plain(s) if layout == "plain" else packed([[100, s - 100], [s - 9, 9]])
     pairs = pairs_of(positions, t, window, bias)
     weight = torch.randn(B, H, t, D, generator=torch.Generator().manual_seed(3)).double()
@@ -188,7 +188,7 @@ def test_gradients_of_the_blocks_equal_the_reference(layout, t, s, window, bias)
         close(fast, slow, atol=1e-11)
 
 
-def test_several_views_are_one_softmax():
+def test_several_views_share_one_softmax():
     """Disjoint views: even keys with one scale of the queries, odd keys with another."""
     t = 2 * QUERY_BLOCK + 9
     q, k, v = (x.requires_grad_() for x in tensors(t, t))
@@ -209,7 +209,7 @@ def test_several_views_are_one_softmax():
         close(x, y, atol=1e-10)
 
 
-def test_the_fused_causal_kernel_is_chosen_only_where_its_top_left_mask_is_right():
+def test_sdpa_is_chosen_only_for_supported_masks():
     def chosen(t, s, window=None, bias=None, positions=None):
         pairs = pairs_of(positions or TokenPositions.plain(s), t, window, bias)
         q, k, _ = tensors(t, s)
@@ -224,7 +224,7 @@ def test_the_fused_causal_kernel_is_chosen_only_where_its_top_left_mask_is_right
 
 @every_case_and_layout
 @torch.no_grad()
-def test_a_model_gives_the_same_logits_through_every_kernel(case, layout, monkeypatch):
+def test_every_kernel_gives_the_same_logits(case, layout, monkeypatch):
     small = shared(case)
     length = reach_of(small)
     positions = {
@@ -242,7 +242,7 @@ def test_a_model_gives_the_same_logits_through_every_kernel(case, layout, monkey
 @pytest.mark.parametrize(
     ("kernel", "called"), [("sdpa", []), ("flex", ["_flex"]), ("explicit", ["_explicit"]), ("blocks", [])]
 )
-def test_the_kernel_that_is_named_runs(kernel, called, monkeypatch):
+def test_configured_kernel_runs(kernel, called, monkeypatch):
     found = []
     for name in ("_flex", "_explicit"):
         real = getattr(kernels, name)
@@ -252,7 +252,7 @@ def test_the_kernel_that_is_named_runs(kernel, called, monkeypatch):
     assert found == called
 
 
-def test_packed_documents_go_through_flex_on_a_gpu_and_plain_windows_through_sdpa(monkeypatch):
+def test_kernel_choice_for_packing_and_windows(monkeypatch):
     """What lowers each layout is decided by the pairs alone, here as a GPU would be given them."""
     found = []
 
@@ -268,7 +268,7 @@ def test_packed_documents_go_through_flex_on_a_gpu_and_plain_windows_through_sdp
 
 
 @pytest.mark.parametrize(("features", "expected"), [(8, "blocks"), (16, "flex")])
-def test_heads_too_narrow_for_flex_get_blocks_on_a_gpu(features, expected):
+def test_small_head_dim_falls_back_to_blocks(features, expected):
     pairs = AttentionMask(
         batch=1,
         heads=1,

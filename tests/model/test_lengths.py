@@ -23,7 +23,7 @@ def scaled(rule: str, factor: float | str) -> dict:
 
 @pytest.mark.parametrize("rule", RULES)
 @torch.no_grad()
-def test_auto_is_the_declared_length_over_the_trained_one(rule):
+def test_auto_stretch_is_declared_over_trained_length(rule):
     auto, tokens = build(scaled(rule, "auto")), ids(2, T)
     for length in (T, 2 * T, 5 * TRAIN):
         fixed = build(scaled(rule, length / TRAIN))
@@ -38,7 +38,7 @@ def test_auto_is_the_declared_length_over_the_trained_one(rule):
 
 @pytest.mark.parametrize("rule", RULES)
 @torch.no_grad()
-def test_auto_measures_from_the_original_length_of_a_branch(rule):
+def test_auto_stretch_uses_original_length(rule):
     settings, tokens = settings_of(scaled(rule, "auto")), ids(2, T)
     branch = Transformer(settings, V, train_length=2 * TRAIN, original_length=TRAIN).double()
     branch.load_state_dict(build("rope").state_dict())
@@ -49,7 +49,7 @@ def test_auto_measures_from_the_original_length_of_a_branch(rule):
 
 @pytest.mark.parametrize("rule", RULES)
 @torch.no_grad()
-def test_each_row_of_a_ragged_batch_has_its_own_stretch(rule):
+def test_ragged_batch_has_stretch_per_row(rule):
     model, counts, tokens = build(scaled(rule, "auto")), [T, 4, 13], ids(3, T)
     out = model(tokens, TokenPositions.left_padded(counts, T))
     stretches = set()
@@ -62,7 +62,7 @@ def test_each_row_of_a_ragged_batch_has_its_own_stretch(rule):
 
 @pytest.mark.parametrize("rule", RULES)
 @torch.no_grad()
-def test_auto_is_chosen_once_so_that_a_cache_stays_right(rule):
+def test_auto_stretch_is_fixed_for_a_cache(rule):
     model, tokens = build(scaled(rule, "auto")), ids(1, T)
     whole, cache, out = model(tokens, TokenPositions.plain(T)), Cache(model, 1, T), []
     for n in range(T):
@@ -72,7 +72,7 @@ def test_auto_is_chosen_once_so_that_a_cache_stays_right(rule):
 
 @pytest.mark.parametrize("case", ["rope", "alibi", "sinusoidal", "none", "alibi-window"])
 @torch.no_grad()
-def test_positions_that_skip_between_the_passes_of_a_cache(case):
+def test_skipped_positions_between_cached_passes(case):
     """Each pass has unit steps and the whole has not: order decides who is seen, position what is seen."""
     model, tokens, plain = build(case), ids(2, 12), TokenPositions.plain(12)
     position = torch.cat([torch.arange(7), torch.arange(7, 12) + 20])[None]
@@ -86,7 +86,7 @@ def test_positions_that_skip_between_the_passes_of_a_cache(case):
 
 
 @torch.no_grad()
-def test_skipped_positions_neither_leak_the_future_nor_stretch_a_window():
+def test_skipped_positions_keep_causality_and_window():
     for case in ("rope-window", "alibi-window", "none-window"):
         model, tokens, plain = build(case, layers=1), ids(1, T), TokenPositions.plain(T)
         position = (torch.arange(T) * 3)[None]
@@ -141,7 +141,7 @@ def test_the_bias_is_added_after_the_scale():
 
 
 @torch.no_grad()
-def test_a_batch_of_more_lengths_than_tables_are_kept_builds_each_once(monkeypatch):
+def test_each_table_is_built_once_per_batch(monkeypatch):
     built = []
     for case in (scaled("yarn", "auto"), {"name": "sinusoidal", "stretch": "auto"}):
         model, counts = build(case), list(range(TRAIN + 1, TRAIN + 21))

@@ -33,7 +33,7 @@ from tests.model.zoo import C, D, G, H, T, build, close, ids, packed
 @every_form
 @pytest.mark.parametrize("chunk", [1, 3, 64])
 @torch.no_grad()
-def test_chunks_recurrence_and_the_sum_over_pairs_agree(form, chunk):
+def test_chunked_recurrent_and_quadratic_forms_agree(form, chunk):
     model, x, offset = linear("rope", form, chunk), inputs(2, 11), 37
     out = mixed(model, x, TokenPositions.plain(11, offset=offset))
     for b, h in ((0, 0), (0, 3), (1, 5)):
@@ -46,7 +46,7 @@ def test_chunks_recurrence_and_the_sum_over_pairs_agree(form, chunk):
 
 @every_form
 @torch.no_grad()
-def test_without_positions_the_rotation_falls_away(form):
+def test_nope_has_no_rotation(form):
     model, x = linear("none", form, 4), inputs(1, 9)
     q, k, v = projected(model, x, 0, 2)
     expected = by_definition(q, k, v, range(9), form, turned=False)
@@ -54,7 +54,7 @@ def test_without_positions_the_rotation_falls_away(form):
 
 
 @torch.no_grad()
-def test_the_denominator_is_not_rotated():
+def test_denominator_is_not_rotated():
     """With it rotated the result is another, and a weight would be negative: the guard on this test."""
     model, x = linear("rope", "numerator"), inputs(1, 11)
     q, k, v = projected(model, x, 0, 1)
@@ -75,7 +75,7 @@ def test_the_denominator_is_not_rotated():
 
 @given(st.integers(0, 10_000), st.integers(0, 50_000), st.integers(0, 50_000))
 @torch.no_grad()
-def test_weights_of_the_cosine_form_are_not_negative(seed, n, m):
+def test_cosine_weights_are_nonnegative(seed, n, m):
     """Outputs are means: of values in [2, 3] they stay there, whatever queries, keys and positions."""
     model = linear("rope", "cosine", seed=seed % 7)
     generator = torch.Generator().manual_seed(seed)
@@ -91,7 +91,7 @@ def test_weights_of_the_cosine_form_are_not_negative(seed, n, m):
 
 
 @torch.no_grad()
-def test_an_amplitude_falls_away_from_the_cosine_form():
+def test_cosine_form_is_independent_of_amplitude():
     yarn = {"name": "rope", "scaling": {"name": "yarn", "factor": 4.0, "attention_factor": 1.5}}
     x, positions = inputs(2, 9), TokenPositions.plain(9)
     same = {**yarn, "scaling": {**yarn["scaling"], "attention_factor": 1.0}}
@@ -99,7 +99,7 @@ def test_an_amplitude_falls_away_from_the_cosine_form():
 
 
 @torch.no_grad()
-def test_yarns_amplitude_reaches_the_numerator_alone():
+def test_yarn_amplitude_scales_numerator_only():
     """cos and sin times a: products of rotated features times a², the denominator as it was."""
     plain, scaled = (
         linear(
@@ -112,7 +112,7 @@ def test_yarns_amplitude_reaches_the_numerator_alone():
 
 
 @every_form
-def test_gradients_are_those_of_the_sum_over_all_pairs(form):
+def test_gradients_match_quadratic_form(form):
     """Against dense matrices of weights in the same layer, by automatic differentiation, packed and kept."""
     x = inputs(2, 13)
     positions = packed([[6, 7], [3, 10]])
@@ -154,7 +154,7 @@ def test_gradients_are_those_of_the_sum_over_all_pairs(form):
 
 
 @every_form
-def test_a_gradient_reaches_every_weight_also_where_features_underflow(form):
+def test_gradients_are_nonzero_when_features_underflow(form):
     model = linear("rope", form, dtype=torch.float32).train()
     with torch.no_grad():
         model.layers[0].attention.wk.weight.mul_(20)  # elu + 1 of −30 is 0 in float32, exp(−30) is not
@@ -165,7 +165,7 @@ def test_a_gradient_reaches_every_weight_also_where_features_underflow(form):
 
 
 @torch.no_grad()
-def test_the_positive_feature_is_elu_plus_one_and_keeps_its_small_values():
+def test_feature_map_is_elu_plus_one_without_underflow():
     x = torch.linspace(-40, 9, 99, dtype=torch.float64)
     expected = torch.tensor([a + 1 if a > 0 else math.exp(a) for a in x.tolist()], dtype=torch.float64)
     ours = positive(x.float())
@@ -175,7 +175,7 @@ def test_the_positive_feature_is_elu_plus_one_and_keeps_its_small_values():
 
 @every_form
 @torch.no_grad()
-def test_under_autocast_the_sums_stay_float32(form):
+def test_sums_stay_float32_under_autocast(form):
     """bfloat16 has 8 bits: a sum over 300 tokens in it would stop growing. Projections alone are rounded."""
     model, tokens = linear("rope", form, dtype=torch.float32), ids(2, 300)
     exact = model(tokens, TokenPositions.plain(300))
@@ -220,7 +220,7 @@ def test_training_steps_are_one_graph(form):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_fresh_dynamo")
-def test_many_lengths_share_a_bounded_number_of_graphs():
+def test_number_of_graphs_is_bounded():
     net, plain, counter = (
         *(linear("rope", "numerator", 4, layers=1).train() for _ in range(2)),
         CompileCounter(),
@@ -233,7 +233,7 @@ def test_many_lengths_share_a_bounded_number_of_graphs():
 
 
 @every_form
-def test_the_cost_per_token_does_not_grow_with_the_length(form):
+def test_cost_per_token_is_constant(form):
     model, softmax = linear("rope", form, 4), build("rope")
     assert model.flops_per_token(100) == model.flops_per_token(10_000)
     # Two tokens in one chunk: as attention to 1.5 keys, with the sums on top.
@@ -265,7 +265,7 @@ def test_the_cost_per_token_does_not_grow_with_the_length(form):
         ),
     ],
 )
-def test_what_needs_a_softmax_or_logits_is_refused_when_the_model_is_made(position, words):
+def test_softmax_options_are_rejected(position, words):
     with pytest.raises(ModelError) as caught:
         linear(position, "numerator")
     for word in [*words, "model.mixer.name = attention"]:
@@ -273,7 +273,7 @@ def test_what_needs_a_softmax_or_logits_is_refused_when_the_model_is_made(positi
     build(position)  # softmax attention takes it
 
 
-def test_a_checkpoint_keeps_its_mixer():
+def test_mixer_cannot_be_overridden():
     trained = linear("rope", "cosine").settings
     for key, value in (("form", "numerator"), ("chunk", 8)):
         asked = trained.model_copy(update={"mixer": trained.mixer.model_copy(update={key: value})})

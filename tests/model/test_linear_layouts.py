@@ -18,7 +18,7 @@ from tests.model.zoo import TRAIN, D, G, T, V, cached, close, ids, packed, reach
 @every_scheme
 @settings(max_examples=4)
 @given(data=st.data())
-def test_a_cache_filled_in_any_pieces_gives_the_full_pass_under_any_chunk(scheme, form, data):
+def test_chunked_cache_matches_full_forward(scheme, form, data):
     chunk = data.draw(st.sampled_from([1, 2, 5, 64]), label="chunk")
     whole_model, model = linear(scheme, form, 64, qk_norm=True), linear(scheme, form, chunk, qk_norm=True)
     length = reach_of(model)
@@ -33,7 +33,7 @@ def test_a_cache_filled_in_any_pieces_gives_the_full_pass_under_any_chunk(scheme
 @every_form
 @every_scheme
 @torch.no_grad()
-def test_the_future_is_masked_and_the_past_is_not(scheme, form):
+def test_future_is_masked(scheme, form):
     model = linear(scheme, form)
     length = reach_of(model)
     tokens = ids(2, length)
@@ -54,7 +54,7 @@ def part(positions: TokenPositions, start: int, stop: int) -> TokenPositions:
 @pytest.mark.parametrize("chunk", [1, 4, 64])
 @pytest.mark.parametrize("prefill", [[16], [3, 13], [1] * 16])
 @torch.no_grad()
-def test_a_left_padded_row_equals_the_unpadded_row_also_while_decoding(form, chunk, prefill):
+def test_left_padded_row_matches_unpadded_row(form, chunk, prefill):
     model, width = linear("auto", form, chunk), 16
     counts = [width, 2, width - 5, 3]
     tokens = ids(4, width + 3)
@@ -89,7 +89,7 @@ def test_padding_tokens_are_masked(form):
 @every_form
 @settings(max_examples=4)
 @given(data=st.data())
-def test_packed_documents_equal_separate_ones_also_through_a_cache_and_kept(form, data):
+def test_packed_documents_equal_separate_documents(form, data):
     chunk = data.draw(st.sampled_from([1, 3, 7, 64]), label="chunk")
     model = linear("rope", form, chunk)
     cuts = data.draw(st.lists(st.integers(1, TRAIN), min_size=2, max_size=5), label="lengths of row 0")
@@ -118,7 +118,7 @@ def test_packed_documents_equal_separate_ones_also_through_a_cache_and_kept(form
 
 @every_form
 @torch.no_grad()
-def test_a_packed_document_does_not_attend_to_other_documents(form):
+def test_packed_documents_do_not_attend_to_each_other(form):
     """Not by one bit, though the sums of all documents are made at once; nor if a neighbor is enormous."""
     model = linear("rope", form, dtype=torch.float32)
     tokens, positions = ids(1, 18), packed([[5, 7, 6]])
@@ -133,7 +133,7 @@ def test_a_packed_document_does_not_attend_to_other_documents(form):
 @every_form
 @every_scheme
 @torch.no_grad()
-def test_kept_positions_are_the_tail_and_a_prefill_may_keep_nothing(scheme, form):
+def test_kept_positions_equal_tail_of_full_forward(scheme, form):
     model = linear(scheme, form)
     length = reach_of(model)
     tokens, positions = ids(2, length), TokenPositions.plain(length)
@@ -149,7 +149,7 @@ def test_kept_positions_are_the_tail_and_a_prefill_may_keep_nothing(scheme, form
 
 @every_form
 @torch.no_grad()
-def test_the_memory_does_not_grow_with_the_tokens(form):
+def test_cache_size_is_constant(form):
     model = linear("rope", form, dtype=torch.float32)
 
     def held(tokens: int) -> int:

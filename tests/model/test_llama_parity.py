@@ -147,7 +147,7 @@ def test_float64_logits(groups, tie_embeddings):
     ids=["none", "linear", "yarn", "llama3"],
 )
 @torch.no_grad()
-def test_float32_logits_of_their_code_untouched(scaling, theirs):
+def test_float32_logits_of_unmodified_transformers(scaling, theirs):
     theirs = theirs and {**theirs, "original_max_position_embeddings": TRAIN}
     model, reference = pair(3, False, torch.float32, scaling, theirs)
     close(model(TOKENS, TokenPositions.plain(T)), reference(TOKENS).logits, atol=3e-5)

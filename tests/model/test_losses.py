@@ -29,9 +29,7 @@ def targets_with_holes() -> torch.Tensor:
 @pytest.mark.parametrize("cap", [None, 3.0])
 @pytest.mark.parametrize("tie_embeddings", [False, True])
 @pytest.mark.parametrize("rows_at_once", [1, 7, 1000])
-def test_nll_in_chunks_is_the_dense_cross_entropy_with_its_gradients(
-    tie_embeddings, cap, rows_at_once, monkeypatch
-):
+def test_chunked_nll_matches_dense_cross_entropy(tie_embeddings, cap, rows_at_once, monkeypatch):
     monkeypatch.setattr(model.loss, "LOGITS_AT_ONCE", {"cpu": rows_at_once * V})
     net = build("rope", tie_embeddings=tie_embeddings, logit_softcap=cap)
     tokens, targets = ids(B, T), targets_with_holes()
@@ -51,7 +49,7 @@ def test_nll_in_chunks_is_the_dense_cross_entropy_with_its_gradients(
         close(a, b, atol=1e-11)
 
 
-def test_the_soft_cap_by_formula():
+def test_soft_cap():
     plain, capped = build("rope"), build("rope", logit_softcap=2.5)
     tokens = ids(B, T)
     close(
@@ -61,7 +59,7 @@ def test_the_soft_cap_by_formula():
 
 
 @torch.no_grad()
-def test_kept_targets_are_those_of_the_tail():
+def test_loss_of_kept_targets_equals_tail():
     net, tokens, targets = build("alibi"), ids(B, T), targets_with_holes()
     whole = net(tokens, TokenPositions.plain(T), targets=targets)
     close(net(tokens, TokenPositions.plain(T), targets=targets[:, -4:], keep=4), whole[:, -4:])
@@ -72,14 +70,14 @@ def test_kept_targets_are_those_of_the_tail():
 
 
 @torch.no_grad()
-def test_the_loss_is_float32_whatever_the_weights_are_below_it():
+def test_loss_is_float32_for_lower_precision_weights():
     for dtype, expected in ((torch.bfloat16, torch.float32), (torch.float32, torch.float32)):
         net = build("rope", dtype=dtype)
         nll = net(ids(B, T), TokenPositions.plain(T), targets=ids(B, T, seed=2))
         assert nll.dtype == expected
 
 
-def test_a_packed_loss_is_the_loss_of_the_documents():
+def test_packed_loss_equals_loss_of_documents():
     net, cuts = build("rope"), [[4, 7], [6, 5]]
     tokens, targets = ids(2, 11), ids(2, 11, seed=4)
     nll = net(tokens, packed(cuts), targets=targets)
@@ -105,7 +103,7 @@ def first_loss(tokens: torch.Tensor, vocab: int, **keys) -> float:
 @pytest.mark.parametrize(
     ("width", "vocab"), [(32, 512), (64, 512), (64, 32_000), (128, 4096), (256, 512), (1024, 512)]
 )
-def test_the_first_loss_is_ln_v_to_one_percent(width, vocab, tie_embeddings):
+def test_initial_loss_is_ln_v(width, vocab, tie_embeddings):
     tokens = torch.randint(vocab, (2, 258), generator=torch.Generator().manual_seed(5))
     loss = first_loss(tokens, vocab, dim=width, layers=2, tie_embeddings=tie_embeddings)
     assert abs(loss / math.log(vocab) - 1) < 0.01
@@ -113,7 +111,7 @@ def test_the_first_loss_is_ln_v_to_one_percent(width, vocab, tie_embeddings):
 
 @pytest.mark.parametrize("name", SCHEMES)
 @pytest.mark.parametrize("tie_embeddings", [False, True])
-def test_the_first_loss_of_repetitive_text_is_ln_v_too(name, tie_embeddings):
+def test_initial_loss_of_repetitive_text_is_ln_v(name, tie_embeddings):
     """Real text repeats its tokens, and a tied head knows them again."""
     tokens = torch.randint(30, (4, 256), generator=torch.Generator().manual_seed(5))
     loss = first_loss(tokens, 512, dim=64, layers=3, tie_embeddings=tie_embeddings, position={"name": name})
@@ -121,7 +119,7 @@ def test_the_first_loss_of_repetitive_text_is_ln_v_too(name, tie_embeddings):
 
 
 @pytest.mark.parametrize("name", SCHEMES)
-def test_a_seed_gives_the_same_weights_and_another_seed_others(name):
+def test_initialization_depends_on_seed(name):
     def drawn(seed):
         net = Transformer(settings_of({"name": name}, tie_embeddings=True), V, 11)
         torch.manual_seed(seed * 1000 + 77)  # the global generator plays no part
@@ -136,14 +134,14 @@ def test_a_seed_gives_the_same_weights_and_another_seed_others(name):
             assert not torch.equal(value, other[key])
 
 
-def test_initialisation_leaves_the_global_generator_alone():
+def test_initialization_keeps_global_rng_state():
     net = Transformer(settings_of({"name": "learned"}), V, 11)
     before = torch.get_rng_state()
     net.initialize(0)
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_the_residual_stream_keeps_its_size_at_any_depth():
+def test_residual_stream_variance_is_independent_of_depth():
     """Outputs of blocks are scaled down by √(2·layers): the stream's variance does not grow with depth."""
     sizes = []
     for layers in (2, 24):
@@ -165,7 +163,7 @@ def by_hand(tie_embeddings: bool, table: int = 0, qk_norm: bool = False) -> int:
     return V * C * (1 if tie_embeddings else 2) + LAYERS * block + C + table * C
 
 
-def test_parameters_are_counted_by_hand():
+def test_parameter_count():
     for tie_embeddings in (False, True):
         assert build("rope", tie_embeddings=tie_embeddings).parameter_count() == by_hand(tie_embeddings)
     assert build("rope", qk_norm=True).parameter_count() == by_hand(False, qk_norm=True)
@@ -176,7 +174,7 @@ def test_parameters_are_counted_by_hand():
 @pytest.mark.parametrize(
     ("name", "window", "length"), [("rope", None, 11), ("alibi", 4, 11), ("rope", 90, 20)]
 )
-def test_flops_are_counted_by_listing_the_pairs(name, window, length):
+def test_flops_match_enumerated_pairs(name, window, length):
     matrices = LAYERS * (C * H * D + 2 * C * G * D + H * D * C + 3 * C * HIDDEN) + V * C
     pairs = sum(1 for i in range(length) for j in range(i + 1) if window is None or i - j < window)
     # Forward 2 per multiply-add, of q·k and of weights·v; the backward pass costs twice the forward.
@@ -186,7 +184,7 @@ def test_flops_are_counted_by_listing_the_pairs(name, window, length):
         assert net.flops_per_token(length) == pytest.approx(expected, rel=1e-12)
 
 
-def test_flops_of_a_pattern_count_each_layers_own_window():
+def test_flops_of_pattern_use_window_per_layer():
     net = build(
         {
             "name": "pattern",
@@ -199,7 +197,7 @@ def test_flops_of_a_pattern_count_each_layers_own_window():
     assert net.flops_per_token(9) == pytest.approx(6 * matrices + 12 * H * D * keys, rel=1e-12)
 
 
-def test_the_stated_flops_are_those_torch_counts(monkeypatch):
+def test_flops_match_torch_flop_counter(monkeypatch):
     """Over one training step on the explicit kernel, which computes the whole square of pairs."""
     monkeypatch.setattr(model.attention.softmax, "attend", functools.partial(attend, kernel="dense"))
     net, t = build("none", dtype=torch.float32), 16
@@ -212,7 +210,7 @@ def test_the_stated_flops_are_those_torch_counts(monkeypatch):
 
 
 @pytest.mark.parametrize("rows_at_once", [3, 1000])
-def test_z_loss_is_in_the_gradients_and_not_in_the_value(rows_at_once, monkeypatch):
+def test_z_loss_affects_gradients_not_reported_loss(rows_at_once, monkeypatch):
     monkeypatch.setattr(model.loss, "LOGITS_AT_ONCE", {"cpu": rows_at_once * V})
     net = build("rope", logit_softcap=3.0)
     tokens, targets, positions = ids(B, T), targets_with_holes(), TokenPositions.plain(T)

@@ -39,7 +39,7 @@ def factors(temperature: dict, positions: TokenPositions, **keys) -> torch.Tenso
     return found
 
 
-def test_no_temperature_costs_nothing():
+def test_no_temperature_adds_no_operations():
     choice = settings_of({"name": "none"}).kinds["all"]
     assert (
         choice.temperature.query_factors(TokenPositions.plain(4), choice.max_visible, L0, torch.float64)
@@ -58,7 +58,7 @@ def test_log_n_counts_the_query_itself_and_starts_at_the_original_length():
     assert free[0] == 0
 
 
-def test_counts_are_of_visible_keys():
+def test_counts_include_visible_keys_only():
     """In a window, behind a cache offset, in packed documents, in padded rows."""
     ssmax = {"name": "ssmax"}
     inside = factors(ssmax, TokenPositions.plain(20), window=4, sinks=2)[0].exp()
@@ -86,7 +86,7 @@ def test_published_temperatures():
     close(factors({"name": "inkling", "length": 128}, positions)[0], inkling, atol=1e-12)
 
 
-def test_the_stretch_temperature_follows_each_rows_declared_length():
+def test_stretch_temperature_uses_declared_length_per_row():
     found = factors({"name": "stretch"}, TokenPositions.left_padded([28, 7, 3], 28))
     expected = [[1 + 0.412 * math.log(4)], [1.0], [1.0]]
     close(found, torch.tensor(expected, dtype=torch.float64), atol=1e-12)
@@ -113,7 +113,7 @@ def test_a_temperature_multiplies_the_scores(scheme):
 
 
 @torch.no_grad()
-def test_constant_factors_of_heads_are_learned_ones_held_fixed():
+def test_constant_head_factors_equal_frozen_learned_factors():
     """HeadScale found elsewhere: legal on a trained checkpoint, and the same function."""
     values = [0.5, 1.0, 1.3, 0.9, 2.0, 1.1]
     learned = build({"name": "none", "temperature": {"name": "head"}})
@@ -142,7 +142,7 @@ def test_a_temperature_does_not_scale_the_bias():
 
 @pytest.mark.parametrize("kernel", ["auto", "dense", "flex"])
 @torch.no_grad()
-def test_a_sink_logit_is_gpt_oss_column_without_value(kernel):
+def test_sink_logit_matches_gpt_oss(kernel):
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(2, n, T, 8, generator=generator).double() for n in (H, G, G))
     sinks = torch.randn(H, generator=generator).double() * 2
@@ -164,7 +164,7 @@ def test_a_sink_logit_is_gpt_oss_column_without_value(kernel):
 
 
 @torch.no_grad()
-def test_a_zero_sink_is_softmax_plus_one_and_softmax_by_the_lse():
+def test_zero_sink_logit_is_softmax_plus_one():
     """softmax with a sink σ = softmax · sigmoid(lse − σ), published with gpt-oss."""
     q, k, v = (torch.randn(1, H, T, 8).double() for _ in range(3))
     positions = TokenPositions.plain(T)
@@ -179,7 +179,7 @@ def test_a_zero_sink_is_softmax_plus_one_and_softmax_by_the_lse():
 
 
 @torch.no_grad()
-def test_views_merge_by_their_log_sum_exp_in_flex():
+def test_flex_merges_views_by_logsumexp():
     """Also where a view has no pair at all for some queries, and with a sink beside them."""
     q, k, v = (torch.randn(2, n, T, 8).double() for n in (H, G, G))
     positions = TokenPositions.plain(T)
@@ -196,7 +196,7 @@ def test_views_merge_by_their_log_sum_exp_in_flex():
 
 @pytest.mark.parametrize("scheme", ["none", "rope", "alibi", "sinusoidal"])
 @torch.no_grad()
-def test_a_window_with_sinks_reads_its_keys_and_no_other(scheme):
+def test_window_with_sinks_attends_to_its_keys_only(scheme):
     """One layer: the query at t reads tokens 0 ... sinks − 1 of its document and t − w + 1 ... t."""
     model = build({"name": scheme, "window": 4, "sinks": 2}, layers=1)
     t = T - 2
@@ -215,7 +215,7 @@ def test_a_window_with_sinks_reads_its_keys_and_no_other(scheme):
 
 
 @torch.no_grad()
-def test_sinks_change_nothing_while_the_window_holds_everything():
+def test_sinks_have_no_effect_within_window():
     tokens, positions = ids(2, T), TokenPositions.plain(T)
     close(
         build({"name": "rope", "window": T, "sinks": 3})(tokens, positions), build("rope")(tokens, positions)
@@ -231,12 +231,12 @@ ILLEGAL = [
 
 
 @pytest.mark.parametrize(("trained", "asked", "told"), ILLEGAL)
-def test_what_is_learned_cannot_come_or_go_after_training(trained, asked, told):
+def test_learned_modifiers_cannot_be_overridden(trained, asked, told):
     with pytest.raises(ModelError, match=told):
         check_override(settings_of({"name": "none", **trained}), settings_of({"name": "none", **asked}))
 
 
-def test_temperatures_that_learn_nothing_may_come_after_training():
+def test_parameter_free_temperatures_can_be_overridden():
     for name in ("fixed", "log_n", "llama4", "ministral3", "inkling", "power", "stretch", "none"):
         asked = settings_of({"name": "alibi", "temperature": {"name": name}, "sinks": 4, "window": 9})
         check_override(settings_of({"name": "alibi"}), asked)
@@ -254,6 +254,6 @@ def test_temperatures_that_learn_nothing_may_come_after_training():
         {"sink_logit": "one"},
     ],
 )
-def test_options_out_of_range(wrong):
+def test_options_out_of_range_are_rejected(wrong):
     with pytest.raises(ValidationError):
         settings_of({"name": "none", **wrong})

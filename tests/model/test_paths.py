@@ -122,7 +122,7 @@ def test_carope_rotates_by_powers_of_each_tokens_base(layout, start):
 
 
 @torch.no_grad()
-def test_carope_starts_as_rope_and_is_rope_where_every_f_is_the_same():
+def test_carope_equals_rope_at_initialization_and_for_equal_f():
     theta, tokens, positions = 700.0, ids(2, S), TokenPositions.plain(S)
     carope = Transformer(settings_of({"name": "carope", "theta": theta}), V, S).initialize(4).double()
     rope = Transformer(settings_of({"name": "rope", "theta": theta}), V, S).initialize(4).double()
@@ -136,7 +136,7 @@ def test_carope_starts_as_rope_and_is_rope_where_every_f_is_the_same():
     assert (moved(tokens, positions) - expected).abs().max() > 1e-3
 
 
-def test_without_a_bias_carope_is_not_rope():
+def test_carope_without_bias_differs_from_rope():
     """w = 0 gives f = 0.5906; RoPE of base 10,000 needs 0.7499 at D = 64."""
     settings, kind = SCHEMES["carope"]
     x, positions = normal(1, 2, C), TokenPositions.plain(2)
@@ -152,7 +152,7 @@ def test_without_a_bias_carope_is_not_rope():
         close(angles[:, 31], angles[:, 1] ** 31, atol=1e-12)
 
 
-def test_running_angles_keep_their_precision_far_out():
+def test_cumulative_angles_are_accurate_at_large_positions():
     """CARoPE's first pair turns by exactly one radian a token, in float32 and after 60,000 tokens too."""
     count, (settings, kind) = 60_000, SCHEMES["carope"]
     scheme, positions = kind(settings(), HeadGeometry(C, 1, D, S, S, 1)), TokenPositions.plain(count)

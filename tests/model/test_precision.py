@@ -32,7 +32,7 @@ def far_places(tokens: int, start: int) -> TokenPositions:
 
 @pytest.mark.parametrize("case", ["rope", "rope-interleaved", "sinusoidal", "alibi", "rope-yarn-wavelength"])
 @torch.no_grad()
-def test_float32_at_a_million_is_as_good_as_at_zero(case):
+def test_float32_at_a_million_is_as_accurate_as_at_zero(case):
     model = build(case)
     single = build(case, dtype=torch.float32)
     tokens = ids(2, T)
@@ -53,7 +53,7 @@ def test_angles_at_a_million_against_exact_arithmetic():
 
 @pytest.mark.parametrize("case", CASES)
 @torch.no_grad()
-def test_tables_are_immune_to_casts_of_the_module(case):
+def test_tables_are_unaffected_by_module_casts(case):
     model = build(case, dtype=torch.float32)
     length = reach_of(model)
     before = [scheme.tables(TokenPositions.plain(length), torch.float32) for scheme in schemes_of(model)]
@@ -67,7 +67,7 @@ def test_tables_are_immune_to_casts_of_the_module(case):
 
 @pytest.mark.parametrize("case", CASES)
 @torch.no_grad()
-def test_a_bfloat16_model_is_a_rounded_float64_one_also_far_out(case):
+def test_bfloat16_model_matches_float64_at_large_positions(case):
     """Weights rounded once on both sides; what is left is the rounding of activations, near and far alike."""
     half = build(case, dtype=torch.bfloat16)
     exact = copy.deepcopy(half).double()
@@ -84,7 +84,7 @@ def test_a_bfloat16_model_is_a_rounded_float64_one_also_far_out(case):
 
 
 @pytest.mark.parametrize("case", ["rope", "alibi", "learned", "sinusoidal", "rope-window"])
-def test_autocast_keeps_the_loss_in_float32_and_near(case):
+def test_autocast_loss_is_float32_and_close(case):
     model = build(case, dtype=torch.float32)
     tokens = ids(2, 11)
     exact = model(tokens, TokenPositions.plain(11), targets=tokens.flip(1))
@@ -97,7 +97,7 @@ def test_autocast_keeps_the_loss_in_float32_and_near(case):
 
 
 @pytest.mark.parametrize("layout", ["distance", "elementwise"])
-def test_autocast_leaves_biases_of_far_distances_apart(layout):
+def test_autocast_distinguishes_large_distances(layout):
     queries, keys = 1, 700
     band = CausalBand(keys - queries) if layout == "distance" else None
 
@@ -129,7 +129,7 @@ def test_autocast_leaves_biases_of_far_distances_apart(layout):
     close(out[0, 0, 0, :4].float(), expected, atol=5e-3)
 
 
-def test_a_table_grows_and_keeps_its_rows():
+def test_table_growth_keeps_existing_rows():
     table = LookupTable(lambda n: (n[..., None] * torch.tensor([1.0, 0.5], dtype=torch.float64),))
     here = torch.tensor([[3, 0]])
     (first,) = table.look_up(here, 4, torch.float64)
@@ -142,7 +142,7 @@ def test_a_table_grows_and_keeps_its_rows():
         table.look_up(torch.tensor([[10**6]]), 4, torch.float64)
 
 
-def test_real_positions_get_rows_of_their_own():
+def test_real_positions_have_separate_rows():
     table = LookupTable(lambda n: (n * 2,))
     found = table.look_up(torch.tensor([[0.25, 7.5]]), 8, torch.float32)[0]
     close(found, torch.tensor([[0.5, 15.0]]), atol=0)
@@ -171,7 +171,7 @@ def test_real_positions_halve_the_angles_of_integer_ones(case):
 
 
 @torch.no_grad()
-def test_autocast_reaches_normed_heads_without_a_slow_path_warning():
+def test_autocast_qk_norm_does_not_warn():
     model = build("rope", qk_norm=True).float()
     tokens = ids(2, T)
     exact = model(tokens, TokenPositions.plain(T), targets=tokens)

@@ -71,7 +71,7 @@ every_case = pytest.mark.parametrize("case", CASES)
 
 @every_case
 @pytest.mark.parametrize("kernel", ["blocks", "dense"])
-def test_every_score_is_that_of_the_remapped_distance(case, kernel):
+def test_scores_use_remapped_distances(case, kernel):
     remap, distance = CASES[case]
     q, k, v = drawn(T)
     found = through(scheme_of(remap), TokenPositions.plain(T), q, k, v, kernel)
@@ -79,7 +79,7 @@ def test_every_score_is_that_of_the_remapped_distance(case, kernel):
 
 
 @every_case
-def test_the_last_queries_over_keys_written_in_pieces(case):
+def test_last_queries_over_chunked_cache(case):
     """As a cache does it: each piece of keys is written by its own pass, and no old table is needed."""
     remap, distance = CASES[case]
     scheme, (q, k, v) = scheme_of(remap), drawn(T)
@@ -100,7 +100,7 @@ def test_the_last_queries_over_keys_written_in_pieces(case):
 @every_case
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 @pytest.mark.parametrize(("features", "fraction", "rotated"), [(14, 1.0, 14), (10, 0.85, 8), (14, 0.5, 6)])
-def test_layouts_and_features_that_are_not_rotated(case, layout, features, fraction, rotated):
+def test_rotary_layouts_and_partial_rotation(case, layout, features, fraction, rotated):
     remap, distance = CASES[case]
     scheme = scheme_of(remap, features=features, layout=layout, fraction=fraction)
     q, k, v = drawn(T, features)
@@ -109,7 +109,7 @@ def test_layouts_and_features_that_are_not_rotated(case, layout, features, fract
 
 
 @every_case
-def test_real_and_skipping_positions(case):
+def test_real_and_noncontiguous_positions(case):
     remap, distance = CASES[case]
     scheme, (q, k, v) = scheme_of(remap), drawn(T)
     for numbers in ([n * 0.75 for n in range(T)], [n + n // 3 * 2 for n in range(T)]):
@@ -124,7 +124,7 @@ def test_real_and_skipping_positions(case):
 
 
 @every_case
-def test_packed_documents_and_documents_of_other_lengths(case):
+def test_packed_documents_of_different_lengths(case):
     """Distances begin again with each document, and so do chunks and groups."""
     remap, distance = CASES[case]
     scheme, (q, k, v) = scheme_of(remap), drawn(T)
@@ -137,7 +137,7 @@ def test_packed_documents_and_documents_of_other_lengths(case):
     close(through(scheme, packed(cuts), q, k, v), dense(q, k, v, shown, seen))
 
 
-def test_rows_of_different_declared_lengths_have_their_own_factor():
+def test_factor_per_declared_length():
     scheme = scheme_of({"name": "leaky_rerope", "factor": "auto", "distance": 6})
     q, k, v = drawn(T)
     positions = TokenPositions.left_padded([T, T], T, lengths=[T, 61])
@@ -146,7 +146,7 @@ def test_rows_of_different_declared_lengths_have_their_own_factor():
     assert scheme.depends_on_length and not scheme_of({"name": "leaky_rerope"}).depends_on_length
 
 
-def test_auto_shows_the_trained_length_and_never_less_than_one():
+def test_auto_factor_is_at_least_one():
     remap = {"name": "leaky_rerope", "factor": "auto", "distance": 6}
     last = shown_by(remap, 65)[64]
     assert float(last[0]) == pytest.approx(6 + 58 / (59 / 10), abs=1e-9) and float(last[0]) < L0
@@ -155,7 +155,7 @@ def test_auto_shows_the_trained_length_and_never_less_than_one():
 
 
 @pytest.mark.parametrize("case", ["rerope", "leaky", "self-extend", "dual-chunk"])
-def test_remaps_come_before_frequencies_and_share_their_amplitude(case):
+def test_remaps_compose_with_scaling_and_amplitude(case):
     """Interpolation divides what a remap shows; an amplitude of 1.3 multiplies every score by its square."""
     remap, distance = CASES[case]
     q, k, v = drawn(T)
@@ -166,7 +166,7 @@ def test_remaps_come_before_frequencies_and_share_their_amplitude(case):
     close(through(scheme, TokenPositions.plain(T), q, k, v), dense(q * 1.3, k * 1.3, v, shown))
 
 
-def test_the_amplitude_of_the_dual_chunk_code():
+def test_dual_chunk_amplitude_matches_released_code():
     """0.05 ln s + 1 on both cos and sin, s the declared length over L0, and none up to L0."""
     remap, distance = CASES["dual-chunk"]
     scheme, (q, k, v) = scheme_of({**remap, "mscale": True}), drawn(T)
@@ -180,14 +180,14 @@ def test_the_amplitude_of_the_dual_chunk_code():
     close(through(scheme, TokenPositions.plain(L0), q, k, v), dense(q, k, v, shown))
 
 
-def test_self_extend_as_drawn_in_the_paper():
+def test_self_extend_matches_paper_figure():
     """Ten tokens, groups of two, four neighbors: the last query sees the first key six away."""
     shown = shown_by({"name": "self_extend", "neighbors": 4, "group": 2}, 10)
     assert [round(x) for x in shown[9].tolist()] == [6, 6, 5, 5, 4, 4, 3, 2, 1, 0]
     assert [round(x) for x in shown[6, :7].tolist()] == [5, 5, 4, 3, 2, 1, 0]
 
 
-def test_dual_chunk_as_drawn_in_the_paper():
+def test_dual_chunk_matches_paper_figure():
     """Chunks of six and distances up to nine (their c − 1), the four nearest queries unclipped."""
     shown = shown_by({"name": "dual_chunk", "chunk": 9, "local": 3}, 18)
     # Keys stand at 0..5 again and again; from the next chunk queries stand at 6 7 8 9 9 9, later at 9.
@@ -211,14 +211,14 @@ def test_remapped_distances_are_integers_and_monotonic(case):
         assert (shown[n, : n + 1].round().diff() <= 0).all()
 
 
-def test_self_extend_reaches_as_far_as_it_says():
+def test_self_extend_maximum_length():
     """(L0 − W)·G + W tokens show distances below L0 only; one token more shows L0."""
     reach = (L0 - 8) * 4 + 8
     shown = shown_by({"name": "self_extend", "neighbors": 8, "group": 4}, reach + 1).round()
     assert shown[:reach].max() == L0 - 1 and shown.max() == L0
 
 
-def test_dual_chunk_is_true_up_to_local_and_bounded_by_chunk():
+def test_dual_chunk_is_exact_within_local_and_bounded_by_chunk():
     shown = shown_by({"name": "dual_chunk", "chunk": 12, "local": 4}, 60).round()
     for n in range(60):
         for m in range(n + 1):
@@ -240,7 +240,7 @@ PLAIN = [
 
 @pytest.mark.parametrize(("remap", "tokens"), PLAIN)
 @torch.no_grad()
-def test_plain_rope_while_distances_are_short_and_no_longer(remap, tokens):
+def test_remap_equals_rope_at_short_distances_only(remap, tokens):
     """Through the whole model. With w = 7 the distance 7 is shown as it is, so 8 tokens are."""
     ours, plain = build({"name": "rope", "remap": remap}), build("rope")
     for count in range(1, 14):
@@ -252,7 +252,7 @@ def test_plain_rope_while_distances_are_short_and_no_longer(remap, tokens):
 
 
 @torch.no_grad()
-def test_a_remap_is_legal_at_test_time_and_changes_no_weight():
+def test_remap_override_keeps_weights():
     trained = settings_of({"name": "rope"})
     for remap, _ in CASES.values():
         check_override(trained, settings_of({"name": "rope", "remap": remap}))
@@ -261,21 +261,21 @@ def test_a_remap_is_legal_at_test_time_and_changes_no_weight():
     )
 
 
-def test_neighbors_that_are_no_multiple_of_the_group():
+def test_neighbors_must_be_a_multiple_of_group():
     text = refused({"name": "self_extend", "neighbors": 10, "group": 4})
     assert "remap.neighbors 10" in text and "remap.group 4" in text
     text = refused({"name": "self_extend"}, length=14)
     assert "original length 14" in text and "remap.group" in text and "remap.neighbors" in text
 
 
-def test_a_local_share_as_large_as_the_chunk():
+def test_local_size_must_be_smaller_than_chunk():
     text = refused({"name": "dual_chunk", "chunk": 4, "local": 4})
     assert "remap.local 4" in text and "remap.chunk 4" in text
     text = refused({"name": "dual_chunk", "local": 12})  # null: three quarters of 16
     assert "remap.local 12" in text and "remap.chunk 12" in text
 
 
-def test_a_leaky_distance_that_leaves_auto_no_room():
+def test_leaky_auto_factor_requires_room():
     text = refused({"name": "leaky_rerope", "distance": 16, "factor": "auto"})
     assert "remap.distance 16" in text and "original length 16" in text and "factor" in text
 
@@ -294,12 +294,12 @@ def test_a_leaky_distance_that_leaves_auto_no_room():
         {"name": "dual_chunk", "local": 0},
     ],
 )
-def test_unknown_keys_and_values_out_of_range(remap):
+def test_unknown_keys_and_values_out_of_range_are_rejected(remap):
     assert "remap" in refused(remap)
 
 
 @torch.no_grad()
-def test_a_cache_does_not_go_on_under_another_declared_length():
+def test_cache_rejects_another_declared_length():
     model = build({"name": "rope", "remap": {"name": "dual_chunk", "mscale": True}})
     cache = Cache(model, 1, 12)
     model(ids(1, 3), TokenPositions.plain(3, length=12), cache=cache)

@@ -49,7 +49,7 @@ def seen(orders: list[int], window: int = WINDOW, sinks: int = SINKS) -> torch.T
 
 @every_case
 @pytest.mark.parametrize("kernel", ["explicit", "dense"])
-def test_every_score_is_that_of_the_remapped_distance(case, kernel):
+def test_scores_use_remapped_distances(case, kernel):
     remap, distance = CASES[case]
     (q, k, v), numbers = drawn(T), list(range(T))
     found = through(scheme_of(remap, **KEPT), TokenPositions.plain(T), q, k, v, kernel)
@@ -58,7 +58,7 @@ def test_every_score_is_that_of_the_remapped_distance(case, kernel):
 
 @every_case
 @pytest.mark.parametrize(("layout", "fraction", "rotated"), [("interleaved", 1.0, 14), ("half", 0.5, 6)])
-def test_layouts_and_features_that_are_not_rotated(case, layout, fraction, rotated):
+def test_rotary_layouts_and_partial_rotation(case, layout, fraction, rotated):
     remap, distance = CASES[case]
     (q, k, v), numbers = drawn(T, 14), list(range(T))
     scheme = scheme_of(remap, features=14, layout=layout, fraction=fraction, **KEPT)
@@ -68,7 +68,7 @@ def test_layouts_and_features_that_are_not_rotated(case, layout, fraction, rotat
 
 
 @every_case
-def test_the_last_query_over_what_is_kept_alone(case):
+def test_last_query_over_retained_keys(case):
     """The sinks and the window, gathered as an evicting cache holds them, in the forms once written."""
     remap, distance = CASES[case]
     scheme, (q, k, v), numbers = scheme_of(remap, **KEPT), drawn(T), list(range(T))
@@ -82,7 +82,7 @@ def test_the_last_query_over_what_is_kept_alone(case):
 
 
 @every_case
-def test_each_packed_document_has_its_own_sinks(case):
+def test_sinks_per_packed_document(case):
     remap, distance = CASES[case]
     scheme, (q, k, v) = scheme_of(remap, **KEPT), drawn(T)
     cuts = [[4, 19], [17, 6]]
@@ -91,7 +91,7 @@ def test_each_packed_document_has_its_own_sinks(case):
     close(through(scheme, packed(cuts), q, k, v), dense(q, k, v, shown, torch.stack(rows)[:, None].bool()))
 
 
-def test_streaming_as_drawn_in_the_paper():
+def test_streaming_matches_paper_figure():
     """Section 3.2: with tokens 0 1 2 3 6 7 8 kept, decoding token 9, positions are 0 1 2 3 4 5 6 7."""
     shown = shown_by({"name": "streaming"}, 10, window=4, sinks=4)[9]
     assert [round(x) for x in shown[:4].tolist()] == [7, 6, 5, 4]
@@ -99,7 +99,7 @@ def test_streaming_as_drawn_in_the_paper():
 
 
 @torch.no_grad()
-def test_streaming_is_full_attention_until_eviction():
+def test_streaming_equals_full_attention_before_eviction():
     """Until sinks + window tokens, through the whole model; the next one pushes a token out."""
     ours, plain = build({"name": "rope", "remap": {"name": "streaming"}, **KEPT}), build("rope")
     for count in range(1, 15):
@@ -111,7 +111,7 @@ def test_streaming_is_full_attention_until_eviction():
 
 
 @torch.no_grad()
-def test_a_limit_that_is_never_reached_leaves_the_window_and_its_sinks():
+def test_unreached_limit_equals_window_with_sinks():
     ours = build({"name": "rope", "remap": {"name": "lambda", "limit": 18}, **KEPT})
     shape = build({"name": "rope", **KEPT})
     close(ours(ids(2, 19), TokenPositions.plain(19)), shape(ids(2, 19), TokenPositions.plain(19)))
@@ -123,7 +123,7 @@ def test_a_limit_that_is_never_reached_leaves_the_window_and_its_sinks():
 
 @every_case
 @torch.no_grad()
-def test_a_long_text_token_by_token(case):
+def test_long_token_by_token_decoding(case):
     """Long enough for the cache to let go of keys several times."""
     model = build({"name": "rope", "remap": CASES[case][0], **KEPT})
     text = ids(2, 47)
@@ -140,18 +140,18 @@ def test_no_remapped_distance_exceeds_the_cache():
 
 @pytest.mark.parametrize("name", ["lambda", "streaming"])
 @pytest.mark.parametrize("kept", [{}, {"window": 4}])
-def test_a_window_and_sinks_are_asked_for(name, kept):
+def test_requires_window_and_sinks(name, kept):
     text = refused({"name": name}, **kept)
     assert f"remap '{name}'" in text and "window and sinks" in text
     assert "requires a window" in refused({"name": name}, sinks=4)
 
 
-def test_limits_out_of_range():
+def test_limits_out_of_range_are_rejected():
     assert "limit" in refused({"name": "lambda", "limit": 0}, **KEPT)
     assert "limit" in refused({"name": "streaming", "limit": 3}, **KEPT)
 
 
-def test_they_are_legal_at_test_time():
+def test_valid_overrides():
     trained = settings_of({"name": "rope"})
     for remap, _ in CASES.values():
         check_override(trained, settings_of({"name": "rope", "remap": remap, **KEPT}))

@@ -45,7 +45,7 @@ def layouts() -> dict[str, TokenPositions]:
 @pytest.mark.parametrize("layout", ["plain", "ragged", "packed"])
 @settings(max_examples=4)
 @given(data=st.data())
-def test_any_pieces_give_the_full_pass(case, layout, data):
+def test_chunked_cache_matches_full_forward(case, layout, data):
     model, tokens, positions = build(ROLLING[case]), ids(3, LONG), layouts()[layout]
     sizes, start, parts = [], 0, []
     while start < LONG:
@@ -65,7 +65,7 @@ def test_any_pieces_give_the_full_pass(case, layout, data):
 
 @every
 @torch.no_grad()
-def test_memory_stays_bounded_by_the_window(case):
+def test_memory_is_bounded_by_window(case):
     model, tokens = build(ROLLING[case]), ids(1, 1)
     cache = Cache(model, 1, 4000)
     for n in range(60):
@@ -78,7 +78,7 @@ def test_memory_stays_bounded_by_the_window(case):
 
 
 @torch.no_grad()
-def test_positions_may_skip_in_a_rolling_cache():
+def test_rolling_cache_with_noncontiguous_positions():
     """Distances come from positions, eviction from order."""
     for case in ("rope-sinks", "alibi-sinks"):
         model, tokens, plain = build(ROLLING[case]), ids(2, LONG), TokenPositions.plain(LONG)

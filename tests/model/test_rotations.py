@@ -74,7 +74,7 @@ def test_learned_frequencies_are_exponentials_of_the_parameters(share, layout):
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("share", ["model", "layer", "head"])
 @torch.no_grad()
-def test_before_training_learned_frequencies_are_those_of_rope(share, layout):
+def test_initial_learned_frequencies_equal_rope(share, layout):
     both = [
         Transformer(settings_of({"name": name, "layout": layout, **keys}), V, L0).double().initialize(4)
         for name, keys in (("rope", {}), ("learned_rope", {"share": share}))
@@ -85,7 +85,7 @@ def test_before_training_learned_frequencies_are_those_of_rope(share, layout):
 
 
 @torch.no_grad()
-def test_learned_angles_a_million_tokens_out_are_exact_in_float32_and_bfloat16():
+def test_learned_angles_are_accurate_at_a_million():
     """math.cos reduces its argument exactly; an angle in float32 would be off by up to 0.06."""
     for dtype in (torch.float32, torch.bfloat16):
         scheme = made("learned_rope", features=64, theta=10_000.0, spread=0).to(dtype)
@@ -101,7 +101,7 @@ def test_learned_angles_a_million_tokens_out_are_exact_in_float32_and_bfloat16()
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_xpos_is_rope_times_a_decay_of_each_pair(layout):
+def test_xpos_equals_rope_times_decay(layout):
     scheme, (q, k, v) = made("xpos", layout=layout, scale_base=100.0, gamma=0.7), drawn(len(POSITIONS))
     d = distances(POSITIONS)
 
@@ -112,7 +112,7 @@ def test_xpos_is_rope_times_a_decay_of_each_pair(layout):
     close(through(scheme, at(POSITIONS, 9000), q, k, v), answers(spelled_out(q, k, score), v), atol=1e-9)
 
 
-def test_xpos_scores_are_those_of_the_released_code_whose_origin_is_the_middle():
+def test_xpos_scores_match_released_code():
     """Typed from torchscale's xpos_relative_position.py; interleaved pairs, S = 512, γ = 0.4."""
     scheme, (q, k, v), count = made("xpos", theta=10_000.0), drawn(29), 29
     scale = (torch.arange(0, D, 2, dtype=torch.float64) + 0.4 * D) / (1.4 * D)
@@ -138,7 +138,7 @@ def test_xpos_without_decay_is_rope():
     close(one(ids(2, 19), TokenPositions.plain(19)), other(ids(2, 19), TokenPositions.plain(19)))
 
 
-def test_xpos_ends_where_a_keys_factor_would_leave_float32():
+def test_xpos_maximum_length_avoids_float32_overflow():
     """Outputs and gradients of the last positions are as good as anywhere; the next one is refused."""
     settings = SCHEMES["xpos"][0]()
     scheme = XPos(settings, HeadGeometry(28, H, D, L0, L0, G))
@@ -164,7 +164,7 @@ def test_xpos_ends_where_a_keys_factor_would_leave_float32():
 
 @pytest.mark.parametrize("clipped", ["identity", "ones"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_fope_turns_by_mixtures_of_the_frequencies_that_are_kept(layout, clipped):
+def test_fope_mixes_kept_frequencies(layout, clipped):
     scheme, (q, k, v) = made("fope", layout=layout, clipped=clipped, max_length=40), drawn(len(POSITIONS))
     kept = [THETA ** (-2 * p / D) for p in range(D // 2) if THETA ** (-2 * p / D) >= 2 * math.pi / 40]
     assert len(kept) == 3 and scheme.cos_mix.shape == (G, 3, 3)
@@ -186,7 +186,7 @@ def test_fope_turns_by_mixtures_of_the_frequencies_that_are_kept(layout, clipped
     close(through(scheme, at(POSITIONS, 9000), q, k, v), answers(spelled_out(q, k, score), v), atol=1e-9)
 
 
-def test_fope_unmixed_with_every_frequency_kept_is_rope():
+def test_fope_with_identity_mixture_is_rope():
     q, k, v = drawn(len(POSITIONS))
     fope = made("fope", spread=0, gain=0, max_length=10_000)
     assert torch.equal(fope.cos_mix, torch.eye(D // 2).double().expand(G, -1, -1))
@@ -194,7 +194,7 @@ def test_fope_unmixed_with_every_frequency_kept_is_rope():
     close(found, through(made("rope"), at(POSITIONS, 9000), q, k, v), atol=1e-12)
 
 
-def test_fopes_initial_mixtures_are_the_identity_and_xaviers_noise():
+def test_fope_initialization():
     scheme = made("fope", features=128, spread=0, gain=0.6, max_length=10_000, theta=500.0)
     for mix in (scheme.cos_mix, scheme.sin_mix):
         noise = mix.detach() - torch.eye(64)
@@ -237,7 +237,7 @@ def test_pope_scores_are_magnitudes_times_cosines(share):
     close(through(scheme, at(POSITIONS, 9000), q, k, v), answers(scores, v), atol=1e-9)
 
 
-def test_popes_initial_phases():
+def test_pope_initial_phases():
     assert (made("pope", spread=0).phase == 0).all()
     drawn_phase = made("pope", features=512, spread=0, phase="uniform").phase.detach()
     assert drawn_phase.min() > -2 * math.pi and drawn_phase.max() < 0
@@ -258,7 +258,7 @@ def test_popes_initial_phases():
         ("pope", {}),
     ],
 )
-def test_gradients_of_what_is_learned_are_the_slopes(name, keys):
+def test_gradients_match_finite_differences(name, keys):
     """Central differences, every entry, over positions that skip."""
     scheme, positions, (q, k, v) = made(name, **keys), at(POSITIONS[:20], 60), drawn(20)
     weights = torch.randn(B, H, 20, D, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -294,13 +294,13 @@ def test_gradients_of_what_is_learned_are_the_slopes(name, keys):
         {"name": "pope", "theta": 1},
     ],
 )
-def test_values_out_of_range_are_refused(position):
+def test_values_out_of_range_are_rejected(position):
     with pytest.raises(ValidationError, match=list(position)[1]):
         ModelSettings(position=position)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_pairs_need_an_even_head_dimension_and_polar_features_do_not(name):
+def test_rotations_require_even_head_dim_and_pope_does_not(name):
     settings = ModelSettings(dim=45, heads=3, position={"name": name})
     if name == "pope":
         assert Transformer(settings, V, L0).initialize(0)(ids(1, 4), TokenPositions.plain(4)).isfinite().all()
@@ -309,13 +309,13 @@ def test_pairs_need_an_even_head_dimension_and_polar_features_do_not(name):
         Transformer(settings, V, L0)
 
 
-def test_fope_needs_a_frequency_to_keep():
+def test_fope_requires_a_frequency():
     with pytest.raises(ModelError, match=r"2π/5: raise model\.position\.max_length"):
         Transformer(settings_of({"name": "fope"}), V, 5)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_settings_files_build(name):
+def test_example_configs_build(name):
     folder = Path(__file__).resolve().parents[2] / "configs" / "position"
     keys = yaml.safe_load((folder / f"{name}.yaml").read_text(encoding="utf-8"))["model"]
     assert Transformer(settings_of(keys["position"]), V, L0).settings.position.name == name

@@ -133,7 +133,7 @@ def sigmoid(x: float) -> float:
 @every_layout
 @pytest.mark.parametrize("gate", ["scaled", "unscaled"])
 @torch.no_grad()
-def test_cope_against_two_loops(gate, layout, window):
+def test_cope_matches_loops(gate, layout, window):
     """Counts of visible keys only; four rows, so that many counts are clamped and many are not."""
     scheme, positions = made("cope", positions=4, gate=gate, **window), LAYOUTS[layout]()
     rows, clamped = scheme.weight, []
@@ -158,7 +158,7 @@ def test_cope_against_two_loops(gate, layout, window):
 @every_layout
 @pytest.mark.parametrize("values", [False, True])
 @torch.no_grad()
-def test_shaw_against_loops(values, layout, window):
+def test_shaw_matches_loops(values, layout, window):
     scheme, positions = made("shaw", clip=3, values=values, **window), LAYOUTS[layout]()
 
     def weigh(h, q, keys, away):
@@ -175,7 +175,7 @@ def test_shaw_against_loops(values, layout, window):
 
 
 @torch.no_grad()
-def test_shaw_against_the_relative_positions_of_speecht5():
+def test_shaw_matches_speecht5():
     scheme, clip = made("shaw", clip=4), 4
     theirs = SpeechT5RelativePositionalEncoding(D, clip + 1).double()
     nn.init.constant_(theirs.pe_k.weight, math.nan)  # the future's rows: hidden below
@@ -199,7 +199,7 @@ def sinusoid(d: float) -> Tensor:
 @every_layout
 @pytest.mark.parametrize("queries", [Q, S])  # fewer and more than the features of a head
 @torch.no_grad()
-def test_transformer_xl_against_the_four_terms(queries, layout, window):
+def test_transformer_xl_matches_four_terms(queries, layout, window):
     scheme, positions = made("transformer_xl", **window), LAYOUTS[layout]()
     weight = scheme.weight.view(H, D, C)
 
@@ -216,7 +216,7 @@ def test_transformer_xl_against_the_four_terms(queries, layout, window):
 
 @pytest.mark.parametrize("queries", [1, Q, S])
 @torch.no_grad()
-def test_transformer_xl_against_xlnets_relative_shift(queries):
+def test_transformer_xl_matches_xlnet_relative_shift(queries):
     """Also with a cache before the queries, where the shift is easily off by one."""
     scheme = made("transformer_xl")
     config = XLNetConfig(d_model=H * D, n_head=H, d_inner=8, n_layer=1, vocab_size=8, dropout=0.0)
@@ -238,7 +238,7 @@ def test_transformer_xl_against_xlnets_relative_shift(queries):
 @every_layout
 @pytest.mark.parametrize("base", ["kerple", "alibi"])
 @torch.no_grad()
-def test_dape_against_a_network_of_linear_layers(base, layout, window):
+def test_dape_matches_linear_layers(base, layout, window):
     """Theirs has a constant behind the second layer, drawn at random: the softmax does not see it."""
     scheme, positions = made("dape", base=base, width=5, **window), LAYOUTS[layout]()
     if base == "kerple":
@@ -267,7 +267,7 @@ def test_dape_against_a_network_of_linear_layers(base, layout, window):
     agree(run(scheme, positions, q, k, v), expected, positions)
 
 
-def test_a_clamped_kerple_parameter_gets_gradients():
+def test_clamped_kerple_parameter_receives_gradients():
     scheme = made("dape")
     with torch.no_grad():
         scheme.r1.fill_(-0.2)
@@ -279,7 +279,7 @@ def test_a_clamped_kerple_parameter_gets_gradients():
 @every_layout
 @pytest.mark.parametrize("remainder", ["self", "drop"])
 @torch.no_grad()
-def test_stick_breaking_against_its_product(remainder, layout, window):
+def test_stick_breaking_matches_product(remainder, layout, window):
     scheme, positions = made("stick_breaking", remainder=remainder, **window), LAYOUTS[layout]()
 
     def weigh(h, q, keys, away):
@@ -318,7 +318,7 @@ CASES = {
 @windows
 @pytest.mark.parametrize("layout", ["plain", "packed", "skipping"])
 @pytest.mark.parametrize("name", CASES)
-def test_many_small_blocks_are_one_large_one_with_their_gradients(name, layout, window, monkeypatch):
+def test_small_blocks_match_one_block_with_gradients(name, layout, window, monkeypatch):
     positions, found = LAYOUTS[layout](), []
     direction = torch.randn(B, H, S, D, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
     for size in (S, 3):
@@ -335,7 +335,7 @@ def test_many_small_blocks_are_one_large_one_with_their_gradients(name, layout, 
 
 
 @torch.no_grad()
-def test_each_scheme_starts_from_its_documented_function():
+def test_initialization_matches_documentation():
     """CoPE as NoPE; DAPE as its bias alone; Transformer-XL without the two global biases."""
     tensor, positions = tensors(Q), TokenPositions.plain(S)
     none = run(made("none"), positions, *tensor)

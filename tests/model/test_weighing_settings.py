@@ -12,7 +12,7 @@ from tests.model.zoo import LAYERS, V, build, ids, settings_of
 
 
 @pytest.mark.parametrize("name", ["cope", "shaw", "transformer_xl", "dape"])
-def test_parameters_are_of_each_layer_or_shared(name):
+def test_parameters_are_shared_or_per_layer(name):
     assert len(build({"name": name}).position) == LAYERS
     assert len(build({"name": name, "shared": True}).position) == 1
 
@@ -33,7 +33,7 @@ def test_parameters_are_of_each_layer_or_shared(name):
     ],
     ids=str,
 )
-def test_settings_out_of_range_are_refused_by_name(keys):
+def test_settings_out_of_range_are_named(keys):
     with pytest.raises(ValidationError) as caught:
         ModelSettings(position=keys)
     assert list(keys)[1] in str(caught.value)
@@ -47,7 +47,7 @@ def test_stick_breaking_does_not_support_sink_logits(sink):
 
 
 @pytest.mark.parametrize("name", ["shaw", "transformer_xl"])
-def test_vectors_of_whole_distances_refuse_real_positions(name):
+def test_distance_vectors_reject_real_positions(name):
     model, plain = build(name), TokenPositions.plain(6)
     halves = replace(plain, position=plain.position / 2, unit_steps=False)
     assert not SCHEMES[name][1].supports_fractions
@@ -65,7 +65,7 @@ def test_vectors_of_whole_distances_refuse_real_positions(name):
         ("stick_breaking", "remainder", "drop"),
     ],
 )
-def test_only_what_any_scheme_allows_may_change_after_training(name, key, value):
+def test_only_common_settings_can_be_overridden(name, key, value):
     trained = settings_of({"name": name})
     check_override(trained, settings_of({"name": name, "window": 4, "sinks": 1}))
     with pytest.raises(ModelError, match=f"model.position.{key} cannot be changed.*sinks.*window"):

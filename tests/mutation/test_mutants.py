@@ -15,13 +15,13 @@ MUTANTS = yaml.safe_load(Path(__file__).with_name("mutants.yaml").read_text(enco
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m["name"])
-def test_a_mutant_is_found_once_and_names_tests_that_exist(mutant):
+def test_mutant_text_and_test_files_exist(mutant):
     assert (ROOT / mutant["file"]).read_text(encoding="utf-8").count(mutant["old"]) == 1
     assert mutant["old"] != mutant["new"]
     assert (ROOT / mutant["tests"].split()[0]).is_file()
 
 
-def test_names_tell_mutants_apart():
+def test_mutant_names_are_unique():
     assert max(collections.Counter(m["name"] for m in MUTANTS).values()) == 1
     assert len(MUTANTS) >= 20
 

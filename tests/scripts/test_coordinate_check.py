@@ -16,7 +16,7 @@ WIDTHS = [32, 64, 128]
 @pytest.mark.parametrize(
     ("optimizer", "grow"), [("adamw", "heads"), ("adamw", "features"), ("muon", "heads")]
 )
-def test_changes_grow_with_the_width_without_mup_alone(optimizer, grow):
+def test_updates_grow_with_width_without_mup_only(optimizer, grow):
     rows = check(WIDTHS, OPTIMIZERS[optimizer](0.01), grow=grow, steps=3, seeds=1)
     slopes = {(row.kind, row.part): row.slope for row in rows}
     assert len(slopes) == 2 * len(coordinate_check.PARTS)
@@ -24,7 +24,7 @@ def test_changes_grow_with_the_width_without_mup_alone(optimizer, grow):
         assert slope > 0.35 if kind == "standard" else abs(slope) < 0.3, (kind, part, slope)
 
 
-def test_the_slope_of_a_power():
+def test_power_law_slope():
     assert ActivationRow("", "", {width: 3 * width**0.7 for width in WIDTHS}).slope == pytest.approx(0.7)
 
 
@@ -33,7 +33,7 @@ def run(monkeypatch, *words):
     return main()
 
 
-def test_the_script_writes_table_numbers_and_figure(monkeypatch, tmp_path, capsys):
+def test_script_writes_table_and_figure(monkeypatch, tmp_path, capsys):
     out = tmp_path / "deep" / "check"
     small = ["--widths", "48", "32", "--steps", "1", "--seeds", "1"]
     assert run(monkeypatch, *small, "--out", str(out)) == 0
@@ -50,7 +50,7 @@ def test_the_script_writes_table_numbers_and_figure(monkeypatch, tmp_path, capsy
         run(monkeypatch, "--widths", "40", "64")
 
 
-def test_the_figure_shows_every_change_over_the_width():
+def test_figure_shows_updates_by_width():
     rows = [
         ActivationRow(kind, part, {32: n + 1.0, 64: (n + 1) * 2.0**m})
         for m, kind in enumerate(("standard", "muP"))

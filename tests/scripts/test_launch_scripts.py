@@ -54,12 +54,12 @@ def run(script: str, *words: str, **environment: str) -> subprocess.CompletedPro
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
-def test_the_shell_can_read_it(script):
+def test_shell_syntax_is_valid(script):
     subprocess.run(["bash", "-n", str(script)], check=True)
 
 
 @pytest.mark.parametrize("status", [0, 2, REQUEUE, RANK_LOST])
-def test_slurm_tasks_know_each_other_and_the_job_comes_back_when_asked(standins, status):
+def test_slurm_tasks_rendezvous_and_requeue(standins, status):
     told = standins / "told"
     done = run(
         *("slurm.sh", "configs/tiny.yaml", "seed=1"),
@@ -81,14 +81,14 @@ def test_slurm_tasks_know_each_other_and_the_job_comes_back_when_asked(standins,
     assert lines[5:] == (["scontrol requeue 123456"] if status in (REQUEUE, RANK_LOST) else [])
 
 
-def test_slurm_is_told_to_warn_the_tasks_and_to_keep_the_log():
+def test_slurm_signal_and_log_options():
     text = (ROOT / "scripts" / "launch" / "slurm.sh").read_text()
     for wish in ("--requeue", "--signal=USR1@180", "--open-mode=append"):
         assert f"#SBATCH {wish}\n" in text
 
 
 @pytest.mark.parametrize(("option", "config"), [((), "many_nodes"), (("--sharded",), "many_nodes_fsdp")])
-def test_a_node_starts_its_share_of_all_processes(standins, option, config):
+def test_node_starts_its_processes(standins, option, config):
     told = standins / "told"
     words = ["--node", "1", "--nodes", "3", "--gpus", "8", "--host", "first", *option]
     done = run(
@@ -111,6 +111,6 @@ def test_a_node_starts_its_share_of_all_processes(standins, option, config):
         (["x.yaml"], "x.yaml"),
     ],
 )
-def test_a_node_that_lacks_something_says_what(words, said):
+def test_missing_requirements_are_named(words, said):
     done = run("node.sh", *words)
     assert done.returncode == 2 and done.stderr.startswith("error: ") and said in done.stderr

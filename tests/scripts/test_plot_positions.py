@@ -17,7 +17,7 @@ def run(monkeypatch, *words: str) -> None:
     plot_positions.main()
 
 
-def test_the_script_writes_every_figure_three_times_and_the_same_again(tmp_path, monkeypatch, capsys):
+def test_script_writes_figures_reproducibly(tmp_path, monkeypatch, capsys):
     words = ["--dim", "8", "--train-length", "64", "--distance", "8", "--dpi", "50"]
     for folder in ("a", "b"):
         run(monkeypatch, "decay", *words, "--out", str(tmp_path / folder))
@@ -36,7 +36,7 @@ def test_the_script_writes_every_figure_three_times_and_the_same_again(tmp_path,
     assert {path.name for path in (tmp_path / "all").iterdir()} == {f"{name}.csv" for name in FIGURES}
 
 
-def test_schemes_of_ones_own_and_trained_runs_are_drawn(tmp_path, monkeypatch):
+def test_custom_schemes_and_trained_runs_are_plotted(tmp_path, monkeypatch):
     model = Transformer(ModelSettings(dim=16, layers=1, heads=4, position={"name": "alibi"}), 20, 32)
     monkeypatch.setattr(plot_positions, "load", lambda folder: type("Loaded", (), {"model": model}))
     words = [
@@ -87,7 +87,7 @@ def test_schemes_of_ones_own_and_trained_runs_are_drawn(tmp_path, monkeypatch):
         (["decay", "--scheme", "{name: rope, theta: -1}"], "scheme 'rope': theta: "),
     ],
 )
-def test_what_cannot_be_drawn_is_refused(words, message, tmp_path, monkeypatch):
+def test_unsupported_figures_are_rejected(words, message, tmp_path, monkeypatch):
     with pytest.raises(EvaluationError, match=message):
         run(monkeypatch, *words, "--out", str(tmp_path))
 
@@ -103,7 +103,7 @@ def test_what_cannot_be_drawn_is_refused(words, message, tmp_path, monkeypatch):
         (["--head", "8"], "--head must be less than --heads 8"),
     ],
 )
-def test_words_that_mean_nothing_are_refused(words, message, monkeypatch):
+def test_invalid_overrides_are_rejected(words, message, monkeypatch):
     with pytest.raises(TrainingError) as caught:
         run(monkeypatch, *words)
     assert message in str(caught.value)

@@ -11,7 +11,7 @@ from scripts import probe_positions
 
 
 @pytest.mark.parametrize(("name", "reads"), [("learned", True), ("none", False)])
-def test_loss_changes_only_where_positions_are_read(name, reads, monkeypatch):
+def test_loss_changes_only_if_positions_are_used(name, reads, monkeypatch):
     settings = ModelSettings(dim=24, layers=2, heads=2, position={"name": name})
     model = Transformer(settings, 17, 8).initialize(5)
     tokens = torch.from_numpy(np.random.default_rng(1).integers(0, 17, (6, 9)))

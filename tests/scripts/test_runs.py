@@ -31,7 +31,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_every_status_and_its_numbers(folder):
+def test_run_statuses(folder):
     with open(folder / "c" / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         rows = {name: dict(zip(runs.COLUMNS, runs.row_of(folder / name), strict=True)) for name in "abcde"}
@@ -43,14 +43,14 @@ def test_every_status_and_its_numbers(folder):
     assert (b["tokens"], b["steps"], b["loss"]) == ("512", "2/4", "7.0000")
 
 
-def test_an_attempt_that_began_earlier_takes_back_what_came_after(folder):
+def test_later_attempt_supersedes_earlier_steps(folder):
     with open(folder / "b" / "metrics.jsonl", "a") as metrics:
         metrics.write(json.dumps({"kind": "start", "step": 1, "attempt": 2}) + "\n")
     row = dict(zip(runs.COLUMNS, runs.row_of(folder / "b"), strict=True))
     assert (row["loss"], row["validation"], row["steps"]) == ("—", "—", "1/4")
 
 
-def test_all_runs_below_a_folder_are_listed(folder, monkeypatch, capsys):
+def test_runs_are_found_recursively(folder, monkeypatch, capsys):
     (folder / "study").mkdir()
     shutil.move(folder / "b", folder / "study" / "b")
     monkeypatch.setattr("sys.argv", ["runs.py", str(folder)])

@@ -40,7 +40,7 @@ def kept_bytes(shape: ModelShape, sequences: int) -> int:
         ["model.dim=64", "model.heads=4", "model.kv_heads=4", "model.head_dim=24", "train_length=72"],
     ],
 )
-def test_a_block_keeps_what_the_formula_says(words):
+def test_activation_memory_matches_formula(words):
     """In float32, to the byte: two layers more keep twice the formula's activations more."""
     words = [*words, "training.validation.targets=8"]
     few, many = (shape_of(*words, f"model.layers={layers}") for layers in (1, 3))
@@ -50,7 +50,7 @@ def test_a_block_keeps_what_the_formula_says(words):
     assert kept_bytes(many, 3) - kept_bytes(few, 3) == 3 * few.settings.train_length * more
 
 
-def test_memory_by_hand():
+def test_memory_estimate():
     """configs/1b.yaml: 1,100,048,384 parameters, 22 layers of 44,044,288, V = 32,000, C = 2,048."""
     shape = next(one for one in scaling.shapes() if one.name == "1B")
     p, block = 1_100_048_384, 44_044_288
@@ -69,7 +69,7 @@ def test_memory_by_hand():
     assert scaling.memory(shape, MemoryLayout(8, False, 4))["buckets"] == 4 * p
 
 
-def test_communication_by_hand():
+def test_communication_estimate():
     """8 GPUs: seven eighths of the bytes over 450 GB/s. 64: as much, and seven eighths over 8 × 50 GB/s."""
     gpu = GPUS["h100"]
     assert scaling.gather_seconds(8e9, 1, gpu) == 0
@@ -86,7 +86,7 @@ def test_communication_by_hand():
     assert work == pytest.approx(256 * 2048 * shape.flops / 8 / (0.5 * 989e12))
 
 
-def test_a_layout_fits_or_there_is_none():
+def test_smallest_fitting_layout():
     gpu = GPUS["h100"]
     for shape in scaling.shapes():
         for world in scaling.WORLDS:
@@ -108,7 +108,7 @@ def most(shape: ModelShape, world: int, sharded: bool, checkpointing: bool = Fal
     return next(n for n in range(100) if not fits(n + 1))
 
 
-def test_what_the_document_says_of_1b_and_of_where_ddp_ends():
+def test_documented_limits_match_estimate():
     shape = next(one for one in scaling.shapes() if one.name == "1B")
     assert [most(shape, 8, sharded) for sharded in (False, True)] == [10, 14]
     layouts = [scaling.best_layout(shape, 8, sharded, GPUS["h100"]) for sharded in (False, True)]
@@ -122,6 +122,6 @@ def test_what_the_document_says_of_1b_and_of_where_ddp_ends():
     assert sizes == {"2.6B": [True, True], "2.9B": [False, True], "3.3B": [False, False]}
 
 
-def test_the_document_has_the_tables_of_the_script():
+def test_document_tables_match_script():
     text = scaling.TARGET.read_text(encoding="utf-8")
     assert scaling.filled(text, GPUS["h100"]) == text, "python scripts/scaling.py --write"

@@ -74,7 +74,7 @@ def slow_overlap(text: str, other: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_what_is_dropped_is_what_a_search_by_words_finds(seed):
+def test_excluded_spans_match_naive_search(seed):
     # Few words, so that many runs of 13 almost match, and long stretches that do.
     rng = random.Random(seed)
     joints = [" ", ", ", "\n", " — ", "! ", " _"]
@@ -96,7 +96,7 @@ def test_what_is_dropped_is_what_a_search_by_words_finds(seed):
     assert 0 < want.mean() < 1 and got.record["in_training"] == (~got.kept).sum()
 
 
-def test_every_offset_of_the_copy_counts_and_twelve_words_do_not():
+def test_matches_at_every_offset_and_require_thirteen_words():
     training = prose(400, 0)
     words = re.findall(r"[a-p]+", training)
     for start in (0, 1, 57, 200):
@@ -108,7 +108,7 @@ def test_every_offset_of_the_copy_counts_and_twelve_words_do_not():
                 assert found.record["in_training"] == len(copy)  # and not a letter around it
 
 
-def test_normal_forms_case_and_marks_are_no_difference():
+def test_matching_ignores_unicode_form_case_and_punctuation():
     plain = "the café of the first field office was élite as I said only yesterday"
     other = "THE CAFE\u0301—of the first ﬁeld ofﬁce\nwas (E\u0301LITE), as Ⅰ said: only _yesterday_"
     assert check(Corpus(f"{plain} at noon"), Corpus(other)).record["in_training"] == len(plain.encode())
@@ -120,7 +120,7 @@ def test_normal_forms_case_and_marks_are_no_difference():
     assert check(Corpus(f"{vowel} more"), Corpus(swapped)).record["in_training"] == len(vowel.encode())
 
 
-def test_chinese_is_counted_by_characters():
+def test_chinese_is_split_into_characters():
     rng = random.Random(1)
     text = "".join(chr(rng.randrange(0x4E00, 0x9000)) for _ in range(200))
     for n, hit in ((29, 0), (30, 90), (60, 180)):
@@ -132,7 +132,7 @@ def test_chinese_is_counted_by_characters():
     assert check(Corpus(f"{mixed[:-6]} x"), Corpus(mixed[:-6])).kept.all()
 
 
-def test_words_do_not_go_across_documents_and_long_documents_are_whole():
+def test_matches_do_not_cross_documents():
     a, b = prose(40, 1).rstrip(), prose(40, 2)
     tail, head = " ".join(a.split()[-8:]), " ".join(b.split()[:8])
     assert check(Corpus(f"{tail} {head} x"), Corpus(a, b)).record["in_training"] == 0
@@ -154,7 +154,7 @@ def test_words_do_not_go_across_documents_and_long_documents_are_whole():
         assert check(Corpus(long), Corpus(short)).record["in_training"] > 90, at
 
 
-def test_documents_that_share_a_passage_count_it_once():
+def test_shared_passage_is_counted_once():
     shared = prose(60, 9)
     store = Corpus(prose(80, 1) + " " + shared, prose(90, 2), shared + " " + prose(70, 3), shared)
     found = check(store, Corpus(prose(100, 4)))
@@ -164,7 +164,7 @@ def test_documents_that_share_a_passage_count_it_once():
 
 
 @pytest.mark.parametrize("bos", ["as-trained", "none", "every-window"])
-def test_the_targets_dropped_are_the_tokens_shared_under_every_bos_method(bos):
+def test_excluded_targets_are_the_shared_tokens(bos):
     shared = "shared " + " ".join(f"w{i}" for i in range(14))
     store = Corpus("before it " + shared + " and after")
     overlap = find_overlap(store, Corpus(f"{shared} x"), TOKENIZER)
@@ -182,7 +182,7 @@ def test_the_targets_dropped_are_the_tokens_shared_under_every_bos_method(bos):
     assert text.clean(0, 3) == [(3, start), (end, text.lengths[0])]
 
 
-def test_the_share_excluded_is_that_of_the_text_that_targets_are_drawn_from():
+def test_excluded_fraction_is_relative_to_eligible_text():
     half, fresh = prose(300, 2), prose(300, 3)
     common = "at the end of the day it was all the same to"  # 12 words
     train = Corpus(prose(100, 4), half[: len(half) // 2], f"{prose(30, 8)} {common}. {prose(40, 5)}")
@@ -206,7 +206,7 @@ def test_the_share_excluded_is_that_of_the_text_that_targets_are_drawn_from():
         check(Corpus(" ".join(re.findall("[a-p]+", half[: len(half) // 2]))), train)
 
 
-def test_the_text_of_every_training_behind_a_branch_counts():
+def test_lineage_training_data_is_screened():
     mothers, own, fresh = prose(120, 1), prose(120, 2), prose(120, 3)
     store = Corpus(fresh, mothers, own)
     train, earlier = Corpus(prose(50, 4), own), Corpus(prose(50, 5), mothers)
@@ -223,7 +223,7 @@ def test_the_text_of_every_training_behind_a_branch_counts():
     assert parents.kept.all() and "not held-out text" in parents.sentence
 
 
-def test_what_is_no_held_out_text_or_cannot_be_checked_is_said():
+def test_unchecked_data_is_reported():
     text = prose(100, 1)
     own = check(Corpus(text), Corpus(text))
     assert own.kept.all() and "not held-out text" in own.sentence and not own.record["checked"]
@@ -241,7 +241,7 @@ class Trap:
         return Path.touch, (self.path,)
 
 
-def test_what_was_found_is_kept_and_a_damaged_file_is_as_good_as_none(tmp_path):
+def test_results_are_cached_and_corrupted_cache_is_ignored(tmp_path):
     shared = prose(80, 1)
     store, train = Corpus(prose(90, 2) + shared, shared, prose(50, 3)), Corpus(prose(70, 4) + " " + shared)
     first = check(store, train, cache=tmp_path / "overlaps")
@@ -261,7 +261,7 @@ def test_what_was_found_is_kept_and_a_damaged_file_is_as_good_as_none(tmp_path):
     assert check(store, train, cache=tmp_path / "file" / "overlaps").record == first.record
 
 
-def test_a_large_corpus_is_sampled_by_hash():
+def test_large_corpus_is_sampled_by_hash():
     shared = prose(4000, 1)
     store, train = Corpus(shared, prose(4000, 2)), Corpus(f"{prose(30, 3)} {shared}")
     whole, some = (find_overlap(store, train, TOKENIZER, most=most) for most in (1 << 26, 8000))
@@ -273,7 +273,7 @@ def test_a_large_corpus_is_sampled_by_hash():
     assert 0.7 < covered < 0.9
 
 
-def test_hashes_of_subword_tokens_are_those_of_the_text():
+def test_subword_hashes_match_text():
     # Another cut into tokens, the same passages, and the tokens they touch.
     text = "Ärger im Café — " + prose(40, 1)
     pieces = [b"", *(bytes([i]) for i in range(256)), " Café".encode(), b" im", b" a", "Är".encode()]
@@ -294,7 +294,7 @@ def test_hashes_of_subword_tokens_are_those_of_the_text():
         assert (begins[mine] <= byte).all() and (byte < begins[mine] + sizes[mine]).all()
 
 
-def test_the_first_word_of_a_document_without_bos_counts():
+def test_first_word_without_bos_is_included():
     class Bare(Corpus):
         has_bos = has_eos = False
 

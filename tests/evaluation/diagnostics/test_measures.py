@@ -67,7 +67,7 @@ def test_uniform_attention_by_hand():
     np.testing.assert_allclose(found.visible[0], mass, rtol=1e-12)
 
 
-def test_one_key_by_hand():
+def test_single_key():
     """Every query's mass is on key 3 of 20: distances 14, 15, 16."""
     q, k = zeros(1, KEEP, H), zeros(1, 20, G)
     q[..., 0], k[:, :, 3, 0] = 1.0, 1e3
@@ -88,7 +88,7 @@ def test_one_key_by_hand():
     np.testing.assert_allclose(found.by_distance[0, 0, 0], [0, 0, 0, 0, 2 / 3, 1 / 3], atol=1e-12)
 
 
-def test_a_sink_takes_weight_and_a_window_hides():
+def test_sinks_and_windows():
     values, _ = look(zeros(1, KEEP, H), zeros(1, 21, G), sink=torch.zeros(H).double(), window=5)
     for name, number in (("mass_lost", 1 / 6), ("entropy", math.log(5)), ("first_token", 0), ("keys", 5)):
         torch.testing.assert_close(values[name], torch.full((1, H), float(number)).double())
@@ -133,7 +133,7 @@ def brute(model, tokens, keep):
         "kerple-log3",
     ],
 )
-def test_measures_agree_with_loops_over_a_pass_without_a_cache(case, keep=4):
+def test_measures_match_loops_without_cache(case, keep=4):
     model = build(case)
     tokens = ids(2, reach_of(model, T))
     found, length = record_attention(model, tokens, keep, bos=int(tokens[0, 2])), tokens.shape[1]
@@ -173,7 +173,7 @@ def test_measures_agree_with_loops_over_a_pass_without_a_cache(case, keep=4):
                 np.testing.assert_allclose(found.by_distance[row, layer, head], mass, atol=1e-10)
 
 
-def test_pairs_without_a_turn_and_their_share_of_the_variance():
+def test_incomplete_rotation_pairs_and_variance_fraction():
     """Wavelengths by the formula; the share from q and k turned by hand, feature by feature."""
     model = build({"name": "rope", "theta": 100.0, "fraction": 0.8}, train=11)
     pairs = pairs_of(model, model, 44)
@@ -211,7 +211,7 @@ def test_pairs_without_a_turn_and_their_share_of_the_variance():
     )
 
 
-def test_batches_are_put_together_in_order():
+def test_batches_are_concatenated_in_order():
     model, tokens = build("rope-sinks"), ids(4, T)
     whole = record_attention(model, tokens, bos=5)
     parts = merged([record_attention(model, tokens[:3], bos=5), record_attention(model, tokens[3:], bos=5)])
@@ -221,7 +221,7 @@ def test_batches_are_put_together_in_order():
     torch.testing.assert_close(parts.visible, whole.visible)
 
 
-def test_queries_in_blocks_give_the_same(monkeypatch):
+def test_query_blocks_do_not_change_results(monkeypatch):
     model, tokens = build("t5"), ids(2, T)
     whole = record_attention(model, tokens)
     monkeypatch.setattr("evaluation.diagnostics.weights.PAIRS_AT_ONCE", 1)
@@ -252,7 +252,7 @@ def test_drift_of_tables_and_outputs():
     assert 1e-8 < single["logit_max"] < 1e-4 < half["logit_max"] and abs(half["nll_mean"]) <= half["nll_max"]
 
 
-def test_repeated_runs_by_loops():
+def test_repetition_matches_loops():
     tokens = np.random.default_rng(4).integers(0, 3, size=(5, 60))
     runs = repeated_runs(tokens, 7)
     for row in range(5):
@@ -282,7 +282,7 @@ def test_buckets_by_hand():
     assert math.isnan(ended["nll"][1, 1]) and ended["nll"][0, 1] == 9.5
 
 
-def test_every_case_of_the_zoo_can_be_measured():
+def test_every_zoo_case_can_be_measured():
     for case in list(CASES)[::7]:
         model = build(case)
         found = record_attention(model, ids(1, reach_of(model, T)))

@@ -34,7 +34,7 @@ def read(folder):
     return json.loads((folder / "results.json").read_text())
 
 
-def test_attention_from_run_folder_to_files(home, monkeypatch, capsys):  # noqa: F811
+def test_attention_diagnostics_end_to_end(home, monkeypatch, capsys):  # noqa: F811
     words = ["protocol=attention", "lengths=[24,48,96]", "targets=8", "spans_per_document=2", "device=cpu"]
     monkeypatch.setattr(figures, "save", touch)
     assert (
@@ -78,7 +78,7 @@ def test_attention_from_run_folder_to_files(home, monkeypatch, capsys):  # noqa:
     assert again["cells"] == report["cells"] and again["by_distance"] == report["by_distance"]
 
 
-def test_what_has_no_attention_or_no_positions(home, monkeypatch, capsys):  # noqa: F811
+def test_models_without_attention_or_positions(home, monkeypatch, capsys):  # noqa: F811
     monkeypatch.setattr(attention_report, "draw_attention", lambda found, folder: [])  # figures take time
     words = ["protocol=attention", "targets=8", "spans_per_document=1", "windows=2", "precision=[]"]
     assert call(monkeypatch, home / "learned", *words, "lengths=[24,48]", "folder=a") == 0
@@ -96,7 +96,7 @@ def test_what_has_no_attention_or_no_positions(home, monkeypatch, capsys):  # no
         call(monkeypatch, home / "run", "protocol=attention", "lengths=[24]", "targets=32")
 
 
-def test_generation_from_run_folder_to_files(home, monkeypatch, capsys):  # noqa: F811
+def test_generation_diagnostics_end_to_end(home, monkeypatch, capsys):  # noqa: F811
     words = ["protocol=generation", "prompts=8", "length=72", "device=cpu", "folder=g"]
     monkeypatch.setattr(generation_report, "save", touch)
     assert call(monkeypatch, home / "run", *words, "methods=[trained,yarn]") == 0
@@ -121,7 +121,7 @@ def test_generation_from_run_folder_to_files(home, monkeypatch, capsys):  # noqa
 
 
 @pytest.mark.parametrize("words", [["protocol=attention", "targets=8"], ["protocol=generation", "prompts=4"]])
-def test_a_dry_run_of_a_diagnostic_measures_nothing(home, monkeypatch, capsys, words):  # noqa: F811
+def test_dry_run_measures_nothing(home, monkeypatch, capsys, words):  # noqa: F811
     name = f"dry-{words[0].partition('=')[2]}"
     make_run(home, name, "model.position={name: rope}", "seed=3")
     length = "lengths=[24,48]" if "protocol=attention" in words else "length=48"
@@ -151,7 +151,7 @@ def measured(sharp, make_store, tokenizer, position, **keys):
 
 
 @pytest.mark.parametrize("position", [{"name": "alibi"}, ROPE])
-def test_the_loss_of_its_own_text_is_that_of_the_choices_it_made(position, sharp, make_store, tokenizer):
+def test_nll_of_generated_text_matches_sampling(position, sharp, make_store, tokenizer):
     """Step by step without a cache: greedy tokens are the likeliest, and the NLL is that of each choice."""
     model, found = measured(sharp, make_store, tokenizer, position, temperatures=[0.0])
     tokens, ends = found.tokens["trained", "greedy"]
@@ -171,7 +171,7 @@ def test_the_loss_of_its_own_text_is_that_of_the_choices_it_made(position, sharp
             assert value == pytest.approx(np.mean(here), abs=1e-9) if here else math.isnan(value)
 
 
-def test_text_ends_where_the_model_ends_it(sharp, make_store, tokenizer):
+def test_generation_stops_at_eos(sharp, make_store, tokenizer):
     _, found = measured(sharp, make_store, tokenizer, ROPE, temperatures=[2.0])
     tokens, ends = found.tokens["trained", "temperature 2"]
     assert (ends < 60).any(), "a row that ends is what this test is about"
@@ -186,7 +186,7 @@ def test_text_ends_where_the_model_ends_it(sharp, make_store, tokenizer):
     assert same.targets_hash != other.targets_hash
 
 
-def test_prompts_are_spread_over_documents():
+def test_prompts_are_distributed_over_documents():
     lengths = np.array([100, 100, 148, 50])  # 100: one prompt of 52 + 48; 148: two; 50: none
     assert _prompts_each(lengths, 3, 100, 48) == 1
     assert _prompts_each(lengths, 5, 100, 48) == 1  # two of one document would be fewer in all

@@ -72,7 +72,7 @@ def test_nll_by_length_shows_means_and_bars_of_the_paired_difference(do, tmp_pat
     assert "the same 70 targets of 7 documents at every length" in axes.figure.texts[1].get_text()
 
 
-def test_no_bars_are_promised_where_none_is_drawn(do, make_store, tmp_path):
+def test_caption_omits_bars_that_are_not_drawn(do, make_store, tmp_path):
     few = make_store([90, 120, 75], seed=1)
     axes, note = drawn(do(store=few), tmp_path)
     assert not any(one.bars for one in named(axes).values()) and note == ""
@@ -80,7 +80,7 @@ def test_no_bars_are_promised_where_none_is_drawn(do, make_store, tmp_path):
     assert not any(one.bars for one in named(axes).values()) and note == ""
 
 
-def test_nll_by_position_shows_each_bucket_and_what_cutting_makes_of_it(do, tmp_path):
+def test_nll_by_position_shows_buckets_and_truncation(do, tmp_path):
     result = do(protocol="by-position")
     axes, note = drawn(result, tmp_path)
     at, by_name = result.plan.windows[64].target_positions(), named(axes)
@@ -110,7 +110,7 @@ def test_nll_by_position_shows_each_bucket_and_what_cutting_makes_of_it(do, tmp_
     assert "the same" not in axes.figure.texts[1].get_text()
 
 
-def test_ends_that_lie_close_are_told_apart_and_stay_within_the_figure():
+def test_close_line_labels_do_not_overlap():
     """The curves of the quick start that end within a hundredth of a nat."""
     curves = [Curve(name, [256, 512], [4.0012, y]) for name, y in (("as trained", 4.0021), ("yarn", 4.0034))]
     figure = length_figure(curves, 4.0005, 256, FigureText("t", "s"))
@@ -122,14 +122,14 @@ def test_ends_that_lie_close_are_told_apart_and_stay_within_the_figure():
 
 
 @pytest.mark.parametrize("name", ["$a$ method", "x_$1^{$", "5$"])
-def test_dollars_in_names_are_dollars(name, tmp_path):
+def test_dollar_signs_are_escaped(name, tmp_path):
     line = Curve(name, [16, 32], [1.0, 1.5])
     figure = length_figure([line], 1.0, 16, FigureText(f"of {name}", name, name))
     save(figure, tmp_path, "figure", dpi=40)
     assert (tmp_path / "figure.svg").read_text().count(f">{name}") >= 3
 
 
-def test_tasks_show_shares_intervals_and_what_is_written(tmp_path, monkeypatch):
+def test_task_figure_shows_accuracies_and_intervals(tmp_path, monkeypatch):
     result = answered(retriever, tmp_path, items=42, haystacks=7)
     analysis, figures = analyse_tasks(result), {}
     monkeypatch.setattr(
@@ -183,7 +183,7 @@ def seen(rng, length):
     )
 
 
-def test_a_point_alone_is_marked_and_a_line_is_not():
+def test_single_points_have_markers():
     assert [attention_figures.shaded("", range(n), range(n), INK).marker for n in (1, 3)] == ["o", ""]
 
 

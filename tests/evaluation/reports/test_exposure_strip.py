@@ -20,7 +20,7 @@ def figure_of(lengths: list[int]):
     return length_figure([line], 3.0, lengths[0], FigureText("t", "s", "below all"))
 
 
-def test_shares_are_of_all_training_tokens_by_tokens_of_context():
+def test_exposure_fractions_by_context_length():
     for first in (0, -3):
         exposure = plain(8, 5, first)
         x, y = shares(exposure.positions, exposure.tokens, exposure.first)
@@ -36,7 +36,7 @@ def test_thinning_keeps_short_lengths_and_means():
     assert means == pytest.approx(centers, rel=0.002)
 
 
-def test_strip_ends_where_training_did_and_moves_nothing_else():
+def test_strip_ends_at_trained_length():
     lengths = [64, 128, 512]
     bare, figure = figure_of(lengths), figure_of(lengths)
     axes = figure.axes[0]
@@ -60,7 +60,7 @@ def test_strip_ends_where_training_did_and_moves_nothing_else():
     assert title.get_position()[1] > axes.get_position().y1
 
 
-def test_nothing_is_called_untrained_where_training_reached():
+def test_trained_range_is_not_marked_untrained():
     figure = figure_of([32, 64])
     strip = add_strip(figure, figure.axes[0], plain(256, 1))
     assert "never trained" not in [text.get_text() for text in strip.texts]

@@ -11,7 +11,7 @@ from evaluation.reports.loss_figures import length_figure
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12), st.floats(0.01, 0.1))
-def test_labels_are_spread_apart_and_stay_where_they_can(wanted, gap):
+def test_labels_do_not_overlap(wanted, gap):
     wanted = sorted(wanted)
     placed = spread(wanted, gap)
     assert all(b - a >= gap - 1e-9 for a, b in pairwise(placed))
@@ -21,13 +21,13 @@ def test_labels_are_spread_apart_and_stay_where_they_can(wanted, gap):
 
 
 @given(st.lists(st.floats(-1, 2), min_size=1, max_size=12), st.floats(0.01, 0.09))
-def test_labels_stay_within_the_axes_where_they_fit(wanted, gap):
+def test_labels_stay_within_axes(wanted, gap):
     placed = within(spread(sorted(wanted), gap), gap)
     assert all(b - a >= gap - 1e-9 for a, b in pairwise(placed))
     assert placed[0] >= -1e-9 and placed[-1] <= 1 + 1e-9
 
 
-def test_of_many_lines_the_best_have_the_colors_and_one_far_off_leaves_with_its_number():
+def test_best_lines_are_colored_and_outliers_annotated():
     names = ["as trained", *(f"method {i}" for i in range(20)), "far off"]
     ends = [3.0, *np.linspace(2.4, 3.2, 20), 9.0]
     lines = [Curve(n, [256.0, 512.0], [2.4, float(end)]) for n, end in zip(names, ends, strict=True)]
@@ -45,7 +45,7 @@ MANY = [3.0, *np.linspace(2.4, 2.5, 24).tolist(), 9.0]
 
 
 @pytest.mark.parametrize("ends", [[2.4, 2.4, 2.4, 2.4, 2.4, 2.4], [2.4, 9.0, 2.41, 2.5, 3.1, 2.39], MANY])
-def test_no_text_overlaps_another_or_leaves_the_figure(ends):
+def test_text_does_not_overlap_or_leave_the_figure(ends):
     names = ["as trained", "linear", "ntk", "yarn", "window", "a method with a name"]
     names += [f"method {i}" for i in range(len(names), len(ends))]
     xs, half = [256.0, 512.0, 1024.0, 2048.0, 4096.0], np.array([np.nan, 0.1, 0.1, 0.2, 0.1])

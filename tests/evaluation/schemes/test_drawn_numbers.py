@@ -9,7 +9,7 @@ from tests.artists import close, ends, keys, labelled, levels, lines, points
 from tests.evaluation.schemes.test_figures import column
 
 
-def test_every_line_has_the_numbers_of_its_table():
+def test_lines_match_their_tables():
     """What is drawn, figure by figure, and under which name."""
     ask = FigureRequest(
         SchemeShape(8, 4, 300), thetas=[100.0, 1e4], factor=4.0, distance=20, tokens=5, head=1

@@ -25,7 +25,7 @@ def column(drawing, value: str, **where) -> list:
     return [row[at(value)] for row in drawing.rows if all(row[at(k)] == v for k, v in where.items())]
 
 
-def test_encodings_are_those_printed_in_the_document_they_come_from():
+def test_encodings_match_source_document():
     """Four tokens of two ones each. The document prints additions without the token for the first five."""
     drawing = drawings.encodings(FigureRequest(tokens=4))
     printed = {
@@ -56,7 +56,7 @@ def test_inner_products_are_sums_of_cosines():
     assert column(drawing, "inner_product", features=2) == pytest.approx([math.cos(d) for d in range(-4, 5)])
 
 
-def test_decay_has_the_values_of_an_independent_sum():
+def test_decay_matches_independent_sum():
     """Computed for 128 features and base 10,000 outside of this project."""
     known = {
         0: 32.5,
@@ -76,7 +76,7 @@ def test_decay_has_the_values_of_an_independent_sum():
         assert values[distance] == pytest.approx(value, abs=6e-5)
 
 
-def test_decay_under_a_rule_and_another_base():
+def test_decay_with_method_and_base():
     """Dividing positions by 4 shows at distance 4d what was at d."""
     ask = FigureRequest(SchemeShape(dim=12), thetas=[300.0], factor=4.0, distance=40)
     found = drawings.decay(ask)
@@ -89,7 +89,7 @@ def test_decay_under_a_rule_and_another_base():
     assert plain[7] == pytest.approx(sum(map(abs, sums)) / 6, abs=1e-12)
 
 
-def test_angles_are_those_of_he_and_xu():
+def test_angles_match_he_xu():
     drawing = drawings.angles(FigureRequest())
     before = column(drawing, "angle_radians", scheme="rope", pair=0)
     assert before[5] == 6 and before[6] == pytest.approx(0.7168, abs=5e-5)  # their text, on distances 6 and 7
@@ -110,7 +110,7 @@ def test_angles_follow_the_base_and_the_width():
     ("theta", "dim", "length", "rotated_pairs"),
     [(10_000.0, 128, 4096, 46), (10_000.0, 128, 2048, None), (5e5, 64, 8192, None), (50.0, 8, 4096, 4)],
 )
-def test_pairs_that_never_turned_are_those_past_the_critical_dimension(theta, dim, length, rotated_pairs):
+def test_incomplete_rotation_pairs_are_past_critical_dimension(theta, dim, length, rotated_pairs):
     """D_c = 2⌈D/2 · log_b(L0 / 2π)⌉ (Liu et al. 2023); 92 for the first case."""
     pairs = min(dim // 2, math.ceil(dim / 2 * math.log(length / (2 * math.pi)) / math.log(theta)))
     assert rotated_pairs in (None, pairs)
@@ -122,7 +122,7 @@ def test_pairs_that_never_turned_are_those_past_the_critical_dimension(theta, di
     assert column(drawing, "wavelength_tokens") == pytest.approx(expected, rel=1e-12)
 
 
-def test_biases_of_alibi_are_its_slopes():
+def test_alibi_biases_match_slopes():
     drawing = drawings.biases(FigureRequest(SchemeShape(dim=8, heads=8, train_length=100), head=2))
     found = dict(
         zip(*(column(drawing, key, scheme="alibi") for key in ("distance", "bias_nats")), strict=True)
@@ -131,7 +131,7 @@ def test_biases_of_alibi_are_its_slopes():
     assert all(value == pytest.approx(-d / 8, abs=1e-12) for d, value in found.items())
 
 
-def test_biases_of_the_other_schemes_follow_their_formulas():
+def test_other_biases_match_formulas():
     shape, head = SchemeShape(dim=16, heads=4, train_length=200), 1
     drawing = drawings.biases(FigureRequest(shape, head=head))
     start = curves.biased(shape, 200)
@@ -169,7 +169,7 @@ class Added(PositionalScheme):
         return AttentionPlan(read=lambda q, k: [AttentionView(q, k, pairs)])
 
 
-def test_a_scheme_that_is_added_appears_in_each_of_its_forms(monkeypatch):
+def test_registered_scheme_appears_in_figures(monkeypatch):
     monkeypatch.setitem(SCHEMES, "added", (AddedSettings, Added))
     drawing = drawings.biases(FigureRequest(SchemeShape(dim=8, heads=4, train_length=50), head=1))
     assert "added root_again" not in column(drawing, "scheme")
@@ -194,14 +194,14 @@ class Halves(PositionalScheme):
         return AttentionPlan(read=lambda q, k: [AttentionView(q, k, near), AttentionView(q, k, far)])
 
 
-def test_views_of_disjoint_pairs_are_read_together(monkeypatch):
+def test_disjoint_views_are_merged(monkeypatch):
     monkeypatch.setitem(SCHEMES, "added", (AddedSettings, Halves))
     values = curves.bias(curves.build({"name": "added"}, SchemeShape(dim=8, heads=2)), 5)
     assert values is not None
     assert values.tolist() == [[0, 0, 0, -6, -8, -10], [0, 0, 0, -9, -12, -15]]
 
 
-def test_every_scheme_with_a_bias_is_found_and_no_other():
+def test_only_schemes_with_bias_are_found():
     found = curves.biased(SchemeShape(dim=8, heads=4, train_length=64), 64)
     names = {label.split()[0] for label in found}
     assert "alibi" in names and not names & {"none", "rope", "sinusoidal", "learned", "integer"}
@@ -223,7 +223,7 @@ def test_a_windowed_bias_ends_with_its_window():
     assert axes.texts[0].xy == (4, pytest.approx(-4 / 16))
 
 
-def test_rules_have_the_ratios_of_their_formulas():
+def test_methods_match_frequency_formulas():
     drawing = drawings.methods(FigureRequest(SchemeShape(dim=16, train_length=512), factor=4.0))
     assert column(drawing, "frequency_ratio", method="none") == [1.0] * 8
     assert column(drawing, "frequency_ratio", method="linear") == pytest.approx([0.25] * 8)
@@ -259,7 +259,7 @@ SAMPLE += [("angles", "usual"), ("encodings", "small"), ("inner_product", "bare"
         for ask in REQUESTS
     ],
 )
-def test_no_text_overlaps_another_or_leaves_the_figure(name, ask):
+def test_text_does_not_overlap_or_leave_the_figure(name, ask):
     figure = FIGURES[name](REQUESTS[ask]).figure
     figure.canvas.draw()
     renderer = figure.canvas.get_renderer()
@@ -286,13 +286,13 @@ def _beyond(figure, text) -> bool:
     return False
 
 
-def test_rules_that_follow_the_length_are_drawn_at_the_factor_asked_for():
+def test_length_dependent_methods_use_requested_factor():
     ask = FigureRequest(factor=4.0)
     plain = curves.build({"name": "rope"}, ask.shape)
     auto = curves.build({"name": "rope", "scaling": {"name": "linear", "factor": "auto"}}, ask.shape)
     assert torch.equal(ask.frequencies(auto), ask.frequencies(plain) / 4)
 
 
-def test_depth_is_drawn_shorter_than_the_features_in_the_plane():
+def test_depth_axis_is_shortened():
     sizes = np.linalg.norm(_oblique(np.eye(4)), axis=1)
     assert sizes[3] == sizes[2] == 1 > sizes[1] > sizes[0] > 0

@@ -43,7 +43,7 @@ class Console:
         self.advanced += n
 
 
-def test_every_rule_at_every_length_on_the_same_targets(do):
+def test_every_method_and_length_uses_same_targets(do):
     result = do()
     assert set(result.nll) == {
         (r, n) for r in ("trained", "truncate", "yarn", "window") for n in (16, 32, 64)
@@ -114,9 +114,7 @@ def test_progress_adds_up_and_the_forecast_comes_first(do):
     assert console.advanced == pytest.approx(console.total, rel=1e-9)
 
 
-def test_sinks_are_refused_where_the_model_knows_bos_as_its_first_token(
-    do, subject, monkeypatch, builtin_methods
-):
+def test_sinks_are_rejected_for_models_trained_with_bos(do, subject, monkeypatch, builtin_methods):
     known = subject.resolve
     sinks = {"name": "rope", "window": 12, "sinks": 4}
     monkeypatch.setitem(builtin_methods, "streaming", ["sinks"])
@@ -132,7 +130,7 @@ def test_sinks_are_refused_where_the_model_knows_bos_as_its_first_token(
     assert not new_sinks(kinds, kinds)
 
 
-def test_bits_per_byte_are_not_given_where_the_tokens_lost_text(do, make_store, tokenizer):
+def test_bits_per_byte_are_omitted_for_lossy_tokenization(do, make_store, tokenizer):
     store = make_store([90, 120, 75, 99, 130, 81, 77], seed=1)
     pieces = tokenizer.token_bytes
     store.bytes = np.array([sum(pieces[i] for i in document) for document in store.documents])
@@ -146,13 +144,13 @@ def test_bits_per_byte_are_not_given_where_the_tokens_lost_text(do, make_store, 
     assert do(store=store).n_bytes is None
 
 
-def test_incompatible_rules_are_refused_together_before_any_compute(do, subject):
+def test_incompatible_methods_are_reported_together(do, subject):
     with pytest.raises(EvaluationError, match=r"method 'alibi'.*cannot become 'alibi'"):
         do(methods=["trained", "alibi", "yarn"])
     assert subject.loads == []
 
 
-def test_a_length_that_will_not_fit_is_refused_with_the_one_that_would(do):
+def test_oversized_length_error_suggests_length(do):
     with pytest.raises(EvaluationError, match=r"length 64 needs about .* length (\d+) would fit") as caught:
         do(memory=0.00008)
     fits = int(str(caught.value).split(" would fit")[0].split()[-1])
@@ -179,7 +177,7 @@ def test_a_non_finite_cell_fails_alone(do, subject, monkeypatch):
 
 
 @pytest.mark.parametrize("protocol", ["sliding", "non-overlapping", "by-position"])
-def test_the_other_protocols_run_to_a_report(do, protocol, tmp_path):
+def test_other_protocols_end_to_end(do, protocol, tmp_path):
     result = do(protocol=protocol)
     analysis = analyze(result)
     LossReport(result, analysis).write(tmp_path / "out")
@@ -194,7 +192,7 @@ def test_the_other_protocols_run_to_a_report(do, protocol, tmp_path):
         assert report["by_position"]["trained"][0]["gain"]["estimate"] == pytest.approx(0, abs=1e-6)
 
 
-def test_results_say_what_they_rest_on(do, tmp_path):
+def test_results_record_provenance(do, tmp_path):
     result = do()
     analysis = analyze(result)
     LossReport(result, analysis).write(tmp_path)
@@ -232,7 +230,7 @@ def test_results_say_what_they_rest_on(do, tmp_path):
     assert "as trained" in text and "a unigram model has" in text
 
 
-def test_bits_per_byte_are_over_the_bytes_of_the_targets_that_count(do, make_store, monkeypatch, tokenizer):
+def test_bits_per_byte_use_bytes_of_counted_targets(do, make_store, monkeypatch, tokenizer):
     screened = matrix.screen
 
     def dropped(*args, **how):
@@ -259,14 +257,14 @@ def test_bits_per_byte_are_over_the_bytes_of_the_targets_that_count(do, make_sto
         assert row.bits_per_byte == pytest.approx(bits / raw)
 
 
-def test_what_was_not_tested_is_not_said_to_hold_nowhere(do, make_store):
+def test_untested_lengths_have_no_verdict(do, make_store):
     tested, untested = do(), do(store=make_store([90, 120, 75], seed=1))
     assert "Of 2 methods tested" in headline(tested, analyze(tested))
     said = headline(untested, analyze(untested))  # three documents are points only
     assert "held" not in said and "None of the 2 methods" in said and "best there is" in said
 
 
-def test_clusters_are_the_units_where_the_corpus_has_them(do, make_store):
+def test_clusters_are_units_if_available(do, make_store):
     clusters = ["ann", "ann", "bob", None, "cy", "cy", None]
     store = make_store([90, 120, 75, 99, 130, 81, 77], seed=1, clusters=clusters)
     analysis = analyze(do(store=store))
@@ -297,7 +295,7 @@ def test_bits_per_byte_need_the_bytes_of_every_target(do, tokenizer):
     assert row.bits_per_byte == pytest.approx(result.nll["trained", 16].sum() / np.log(2) / result.n_bytes)
 
 
-def test_rules_and_their_words(builtin_methods):
+def test_methods_and_overrides(builtin_methods):
     methods = resolve_methods(["yarn", "window"], builtin_methods, 48)
     assert [r.label for r in methods] == ["trained", "yarn", "window"]
     assert methods[2].words == ("window=48",)
@@ -324,6 +322,6 @@ def test_rules_and_their_words(builtin_methods):
         ({"spans": 3}, "Extra inputs"),
     ],
 )
-def test_bad_settings_are_refused(bad, message):
+def test_invalid_settings_are_rejected(bad, message):
     with pytest.raises(ValueError, match=message):
         EvaluationSettings(**bad)

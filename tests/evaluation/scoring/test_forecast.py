@@ -50,7 +50,7 @@ def scores(case, dtype, chunk, head=None, monkeypatch=None):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_chunks_of_any_size_give_the_numbers_of_one_pass(case, monkeypatch):
+def test_chunk_size_does_not_change_results(case, monkeypatch):
     with torch.no_grad():
         length = reachable(case)
         model = zoo_model(case, torch.float64)
@@ -93,7 +93,7 @@ PLAIN = [
 ]
 
 
-def test_the_forecast_knows_which_schemes_spell_their_scores_out():
+def test_forecast_accounts_for_materialized_scores():
     kinds = {
         name: {blocks_at_once(zoo_model(case, torch.float32)) for case in cases}
         for name, cases in KERNELS.items()
@@ -104,7 +104,7 @@ def test_the_forecast_knows_which_schemes_spell_their_scores_out():
     assert 0 < masked < views < weighed
 
 
-def test_a_length_that_does_not_fit_is_refused_with_the_longest_that_does():
+def test_oversized_length_error_suggests_longest():
     settings = ModelSettings(dim=192, layers=4, heads=6, kv_heads=2)
     for scheme, gib in (("rope", 0.2), ("fire", 0.5)):
         model = Transformer(
@@ -124,7 +124,7 @@ def test_a_length_that_does_not_fit_is_refused_with_the_longest_that_does():
             choose_batch(model, longest + 1, 64, budget=budget, **how)
 
 
-def test_the_time_of_a_long_window_is_told_from_two_short_ones(monkeypatch):
+def test_time_is_extrapolated_from_two_short_windows(monkeypatch):
     clock, asked = [0.0], []
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
 
@@ -160,7 +160,7 @@ def rows_of(folder, *words):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["rope", "t5", "fire", "fox", "cope", "shaw", "stick_breaking"])
-def test_the_memory_forecast_is_an_upper_bound_within_a_few_times_the_measured(scheme, tmp_path):
+def test_memory_forecast_is_a_tight_upper_bound(scheme, tmp_path):
     # What is resident differs from run to run, as the allocator finds room: the most of three is told.
     runs = [rows_of(tmp_path, scheme, "--length", "6000,12000", "--threads", "1") for _ in range(3)]
     for rows in zip(*runs, strict=True):
@@ -175,7 +175,7 @@ def test_the_memory_forecast_is_an_upper_bound_within_a_few_times_the_measured(s
 @pytest.mark.parametrize(
     ("scheme", "minutes"), [("rope", 10), ("alibi", 10), ("t5", 25), ("fire", 25), ("fox", 25)]
 )
-def test_a_span_of_131072_tokens_on_two_cores(scheme, minutes, tmp_path):
+def test_span_of_131072_tokens_on_two_cores(scheme, minutes, tmp_path):
     (row,) = rows_of(tmp_path, scheme, "--length", "131072", "--threads", "2")
     assert float(row["cpu_seconds"]) <= 2 * 60 * minutes
     assert float(row["peak_gib"]) <= 4
@@ -183,7 +183,7 @@ def test_a_span_of_131072_tokens_on_two_cores(scheme, minutes, tmp_path):
     assert abs(float(row["nll"]) - np.log(4096)) < 0.1
 
 
-def test_free_memory_is_what_the_system_and_the_container_leave(monkeypatch):
+def test_free_memory_respects_container_limit(monkeypatch):
     files = {
         "/proc/meminfo": "MemTotal: 9 kB\nMemAvailable: 2000 kB\n",
         "/sys/fs/cgroup/memory.max": "max",

@@ -38,7 +38,7 @@ def host_of(label):
 
 @pytest.mark.parametrize("label", BUILTIN)
 @torch.no_grad()
-def test_a_builtin_rule_changes_what_lies_past_the_trained_length_and_is_the_same_through_a_cache(label):
+def test_builtin_methods_change_long_inputs_and_match_with_cache(label):
     root, asked = host_of(label)
     trained = Transformer(root.model, V, L0).initialize(0).double().eval()
     ruled = Transformer(asked.model, V, L0).double().eval()
@@ -64,7 +64,7 @@ def test_a_builtin_rule_changes_what_lies_past_the_trained_length_and_is_the_sam
 
 @pytest.mark.parametrize("label", ["yarn", "dynamic", "stretch", "extend_interpolate", "temperature_stretch"])
 @torch.no_grad()
-def test_going_on_past_the_declared_length_is_refused_where_a_rule_follows_it(label):
+def test_length_dependent_methods_reject_exceeding_declared_length(label):
     _, asked = host_of(label)
     model = Transformer(asked.model, V, L0).initialize(0).eval()
     cache, text = Cache(model, 1, 3 * L0), torch.zeros(1, 2 * L0, dtype=torch.long)
@@ -73,7 +73,7 @@ def test_going_on_past_the_declared_length_is_refused_where_a_rule_follows_it(la
         model(text[:, :1], TokenPositions.plain(1, offset=2 * L0, length=2 * L0 + 1), cache=cache)
 
 
-def test_rules_that_apply_are_told_from_those_that_do_not():
+def test_applicable_methods_are_identified():
     def offered(root):
         return compatible_methods(
             BUILTIN, L0, lambda words: override(root, words).model.position.model_dump(mode="json")
@@ -116,7 +116,7 @@ def test_rules_that_apply_are_told_from_those_that_do_not():
         ("window_sinks", "rope, window 28, 4 sinks"),
     ],
 )
-def test_results_name_the_remap_and_what_is_kept(label, words):
+def test_results_record_remap_and_window(label, words):
     asked = override(RunSettings(), resolve_methods([label], BUILTIN, L0)[-1].words)
     schemes = {label: asked.model.position.model_dump(mode="json")}
     lengths = SimpleNamespace(trained_length=L0, original_length=L0)

@@ -54,14 +54,14 @@ def test_every_length_scores_the_same_tokens(make_store, protocol, bos):
         assert (shown == ids).all()
 
 
-def test_target_k_sees_l_minus_k_plus_its_number(make_store):
+def test_target_context_lengths(make_store):
     _, plan = plan_for(make_store(LENGTHS), "fixed-targets")
     for length, windows in plan.windows.items():
         seen = windows.target_positions() + 1
         assert (seen.reshape(-1, 5) == length - 5 + np.arange(1, 6)).all()
 
 
-def test_fixed_targets_are_flat_once_the_memory_is_covered(make_store, ngram_scorer):
+def test_fixed_targets_are_constant_beyond_memory(make_store, ngram_scorer):
     # 8 tokens of memory and K = 5: flat for L >= K + 7 = 12, not before.
     text, plan = plan_for(make_store(LENGTHS), "fixed-targets", lengths=(11, 12, 13, 40, 128), trained=12)
     nll = {n: measure(ngram_scorer, text, w, batch=4) for n, w in plan.windows.items()}
@@ -70,7 +70,7 @@ def test_fixed_targets_are_flat_once_the_memory_is_covered(make_store, ngram_sco
     assert pooled(nll[11]) > pooled(nll[12]) + 0.03
 
 
-def test_non_overlapping_falls_by_the_early_tokens_alone(make_store, ngram_scorer):
+def test_non_overlapping_improves_by_early_tokens_only(make_store, ngram_scorer):
     text, plan = plan_for(make_store(LENGTHS), "non-overlapping")
     got = [pooled(measure(ngram_scorer, text, plan.windows[n])) for n in (16, 32, 64, 128)]
     assert all(a > b for a, b in pairwise(got))
@@ -154,7 +154,7 @@ def test_by_position_windows_and_their_truncation(make_store):
     assert (cut.end - cut.inputs >= np.repeat(whole.end - 64, len(cut) // 10)).all()
 
 
-def test_settings_that_cannot_work_are_refused(make_store):
+def test_invalid_settings_are_rejected(make_store):
     store = make_store(LENGTHS)
     with pytest.raises(EvaluationError, match="stride=17"):
         plan_for(store, "sliding", stride=17)

@@ -42,7 +42,7 @@ def naive(model, text, windows):
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_batches_and_chunks_change_nothing_beyond_rounding(work, sharp, scheme):
+def test_batches_and_chunks_only_change_rounding(work, sharp, scheme):
     text, targets = work
     model = sharp(SCHEMES[scheme]).double()
     windows = fixed_windows(targets, 64)
@@ -86,7 +86,7 @@ def test_the_declared_length_sets_the_factor(work, sharp):
 
 
 @pytest.mark.parametrize("world", [2, 3, 50])
-def test_ranks_are_bit_equal_to_one(work, sharp, world):
+def test_ranks_match_single_process_bitwise(work, sharp, world):
     text, targets = work
     scorer, windows = ModelScorer(sharp()), fixed_windows(targets, 48)
     one = measure(scorer, text, windows, batch=4)
@@ -120,7 +120,7 @@ def test_a_non_finite_target_fails_the_cell_and_is_never_dropped(work):
             measure(broken, text, windows, batch=batch)
 
 
-def test_an_interrupted_measurement_goes_on_where_it_stopped(work, sharp):
+def test_interrupted_measurement_resumes(work, sharp):
     text, targets = work
     scorer, windows = ModelScorer(sharp()), fixed_windows(targets, 32)
     want = measure(scorer, text, windows, batch=2)
@@ -144,7 +144,7 @@ def test_an_interrupted_measurement_goes_on_where_it_stopped(work, sharp):
     assert sum(asked) == len(windows) - 6
 
 
-def test_the_mode_of_the_model_and_its_gradients_survive(work, sharp):
+def test_scoring_restores_training_mode_and_gradients(work, sharp):
     text, targets = work
     model = sharp().train()
     measure(ModelScorer(model), text, fixed_windows(targets, 64))

@@ -79,7 +79,7 @@ def test_every_window_needs_a_bos_id(make_store):
         EvaluationText(make_store([50]), "every-window", None)
 
 
-def test_the_draw_depends_on_each_of_its_arguments_and_on_nothing_else(make_store):
+def test_sampling_depends_only_on_arguments(make_store):
     text = EvaluationText(make_store(LENGTHS))
     base = draw(text)
     assert draw(EvaluationText(make_store(LENGTHS))).hash == base.hash
@@ -97,7 +97,7 @@ def test_the_draw_depends_on_each_of_its_arguments_and_on_nothing_else(make_stor
     assert len(hashes) == len(changes) + 2
 
 
-def test_golden_draw(make_store):
+def test_golden_spans(make_store):
     # Pinned: numbers already published must not move with a refactoring.
     targets = draw(EvaluationText(make_store(LENGTHS)))
     assert targets.pairs() == GOLDEN
@@ -143,7 +143,7 @@ def test_the_record_gives_the_hash(make_store):
     assert content_hash(known) != targets.hash
 
 
-def test_too_few_documents_names_how_many_and_the_longest_usable_length(make_store):
+def test_too_few_documents_error_suggests_longest_length(make_store):
     text = EvaluationText(make_store(LENGTHS))  # with BOS the longest has 301 tokens
     with pytest.raises(EvaluationError, match=r"0 of 8 \(0\.0%\).*longest usable length is 290"):
         draw(text, longest=400)
@@ -155,7 +155,7 @@ def test_too_few_documents_names_how_many_and_the_longest_usable_length(make_sto
         draw(text, longest=291)
 
 
-def test_a_grid_is_shortened_and_says_so(make_store):
+def test_length_grid_is_truncated_with_warning(make_store):
     text = EvaluationText(make_store(LENGTHS))
     how = {"span": 5, "spans_per_document": 3}
     assert shorten_lengths(text, [16, 32], least_documents=4, **how) == ([16, 32], "")
@@ -168,7 +168,7 @@ def test_a_grid_is_shortened_and_says_so(make_store):
 
 @settings(max_examples=60, deadline=None)
 @given(longest=st.integers(8, 40), span=st.integers(1, 8), spans=st.integers(1, 6), extra=st.integers(0, 30))
-def test_a_document_with_just_enough_room_is_used_and_one_token_less_is_not(longest, span, spans, extra):
+def test_minimum_document_length_is_exact(longest, span, spans, extra):
     need = longest + 1 + (spans - 1) * span
     text = bare([need + extra, need - 1])
     targets = draw(text, longest=longest, span=span, spans=spans)
@@ -177,7 +177,7 @@ def test_a_document_with_just_enough_room_is_used_and_one_token_less_is_not(long
     assert (np.diff(targets.end) >= span).all()
 
 
-def test_every_placement_is_equally_likely():
+def test_placements_are_uniform():
     # 2 spans of 2 in 5 places: starts (0,2) (0,3) (1,3); 3,000 draws, chi-square on 2 degrees below its
     # 99.9% point.
     text = bare([10 + 4])
@@ -189,7 +189,7 @@ def test_every_placement_is_equally_likely():
     assert sum((n - 1000) ** 2 / 1000 for n in counts.values()) < 13.8
 
 
-def test_every_placement_outside_excluded_stretches_is_equally_likely():
+def test_placements_are_uniform_outside_excluded_ranges():
     # Spans of 2 from token 9 on; clean are [9, 13) and [15, 18): two spans in the first, or one in each.
     text = bare([18], [(0, 0, 4), (0, 13, 14)])
     counts = {}
@@ -206,7 +206,7 @@ def test_every_placement_outside_excluded_stretches_is_equally_likely():
     span=st.integers(1, 6),
     spans=st.integers(1, 5),
 )
-def test_spans_avoid_excluded_stretches_wherever_there_is_room(excluded, span, spans):
+def test_spans_avoid_excluded_ranges(excluded, span, spans):
     marks = np.zeros(80, dtype=bool)
     for start, size in excluded:
         marks[start : start + size] = True
@@ -231,7 +231,7 @@ def test_spans_avoid_excluded_stretches_wherever_there_is_room(excluded, span, s
     assert with_room == [*range(span, reaches(text, span, spans)[0] + 1)]
 
 
-def test_what_moved_the_spans_is_recorded_and_hashed_and_nothing_else_moves_them():
+def test_excluded_ranges_are_recorded_and_hashed():
     plain = draw(bare([120, 90]))
     assert "excluded" not in plain.record()
     assert draw(bare([120, 90], [(0, 3, 8), (1, 3, 50)])).hash == plain.hash  # before any span
@@ -241,14 +241,14 @@ def test_what_moved_the_spans_is_recorded_and_hashed_and_nothing_else_moves_them
     assert (some.end[:3] == plain.end[:3]).all() and not (some.end[3:] == plain.end[3:]).all()
 
 
-def test_too_little_clean_text_is_refused_with_the_longest_usable_length():
+def test_too_little_clean_text_error_suggests_longest_length():
     text = bare([120, 90], [(0, 70, 119), (1, 60, 89)])
     with pytest.raises(EvaluationError, match=r"longest usable length is 69\b"):
         draw(text, longest=70, spans=1)
     assert longest_usable(reaches(text, 5, 1), 1) == 69 and longest_usable(reaches(text, 5, 3), 2) == 49
 
 
-def test_defaults_that_published_numbers_rest_on():
+def test_default_settings_are_unchanged():
     asked = EvaluationSettings()
     assert (asked.protocol, asked.targets, asked.documents, asked.spans_per_document) == (
         "fixed-targets", 64, 200, 4

@@ -6,7 +6,7 @@ import pytest
 from evaluation import EvaluationText, unigram_nll
 
 
-def test_what_is_known_of_the_training_text(make_store):
+def test_units_seen_in_training(make_store):
     store = make_store([9, 9, 9], seed=1, clusters=["ann", "bob", None])
     assert EvaluationText(store).seen(make_store([9], clusters=["bob"])).tolist() == [False, True, False]
     assert EvaluationText(store).seen(store).tolist() == [True, True, True]

@@ -8,18 +8,18 @@ from evaluation.statistics.binomial import effective, wilson
 
 @pytest.mark.parametrize("hits, n", [(0, 10), (3, 10), (10, 10), (199, 200), (400, 400), (1, 1)])
 @pytest.mark.parametrize("alpha", [0.05, 0.002])
-def test_wilson_is_scipys(hits, n, alpha):
+def test_wilson_matches_scipy(hits, n, alpha):
     want = stats.binomtest(hits, n).proportion_ci(1 - alpha, method="wilson")
     assert wilson(hits, n, alpha=alpha) == pytest.approx((hits / n, want.low, want.high), abs=1e-12)
 
 
-def test_fewer_effective_items_are_a_smaller_sample_of_the_same_share():
+def test_effective_items_shrink_sample_size():
     assert wilson(150, 200, n_eff=40)[1:] == pytest.approx(wilson(30, 40)[1:])
     assert wilson(7, 7)[2] == 1.0 and wilson(0, 7)[1] == 0.0
 
 
 @pytest.mark.parametrize("hits, n, n_eff", [(1, 0, None), (5, 4, None), (-1, 4, None), (1, 4, 5), (1, 4, 0)])
-def test_shares_that_do_not_exist_are_refused(hits, n, n_eff):
+def test_invalid_proportions_are_rejected(hits, n, n_eff):
     with pytest.raises(EvaluationError):
         wilson(hits, n, n_eff=n_eff)
 
@@ -39,7 +39,7 @@ def test_effective_items_by_hand():
         effective(12, [4, 4], [4, 4])
 
 
-def test_effective_items_give_the_spread_of_repeated_haystacks():
+def test_effective_items_match_haystack_variance():
     """Beta-binomial: n_eff = n / (1 + (m−1)ρ), ρ = 1/(a+b+1), and Wilson with it covers."""
     rng, haystacks, m, a, b = np.random.default_rng(4), 60, 8, 3.0, 1.0
     rate = rng.beta(a, b, size=(4000, haystacks))

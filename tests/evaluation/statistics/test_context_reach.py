@@ -23,7 +23,7 @@ def bound(difference):
     return means.mean() + stats.t.ppf(0.975, UNITS - 1) * stats.sem(means)
 
 
-def test_reach_is_where_context_stops_to_help():
+def test_reach_is_where_gains_end():
     # Falls to 512, flat from there.
     falling = {64: 1.0, 128: 0.6, 256: 0.3, 512: 0.1, 1024: 0.1, 2048: 0.1}
     got = context_reach("x", curve(falling), UNIT, tolerance=0.02)
@@ -34,35 +34,35 @@ def test_reach_is_where_context_stops_to_help():
     assert gains[512, 1024].low < 0 < gains[512, 1024].high
 
 
-def test_a_curve_that_still_falls_is_not_shown_to_saturate():
+def test_decreasing_curve_does_not_saturate():
     got = context_reach("x", curve({64: 1.0, 128: 0.9, 256: 0.8}), UNIT, tolerance=0.02)
     assert (got.reach, got.longest) == (None, 256)
 
 
-def test_the_test_stops_at_the_first_failure_from_above():
+def test_testing_stops_at_first_failure_from_above():
     # 256 is worse than 512 (a bump), 128 is as good as everything longer: it is never reached.
     bump = {64: 1.0, 128: 0.1, 256: 0.5, 512: 0.1, 1024: 0.1}
     assert context_reach("x", curve(bump), UNIT, tolerance=0.02).reach == 512
 
 
-def test_every_longer_length_counts_not_only_the_next():
+def test_all_longer_lengths_are_tested():
     # Each step gains 0.012, below the tolerance; two steps gain more than it.
     steps = {64: 0.036, 128: 0.024, 256: 0.012, 512: 0.0}
     assert context_reach("x", curve(steps, sd=0.0005), UNIT, tolerance=0.02).reach == 256
 
 
-def test_getting_worse_is_no_use_of_context():
+def test_degradation_is_not_context_use():
     assert context_reach("x", curve({64: 1.0, 128: 1.4, 256: 2.0}), UNIT, tolerance=0.02).reach == 64
 
 
-def test_a_wide_interval_shows_nothing():
+def test_wide_interval_is_inconclusive():
     flat = dict.fromkeys((64, 128, 256), 1.0)
     assert context_reach("x", curve(flat, sd=0.002), UNIT, tolerance=0.02).reach == 64
     assert context_reach("x", curve(flat, sd=0.2), UNIT, tolerance=0.02).reach is None
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_reach_is_the_definition(seed):
+def test_reach_matches_definition(seed):
     """Brute force: every L is tried by the words of the definition."""
     rng = np.random.default_rng(seed)
     nll = curve({64 * 2**k: m for k, m in enumerate(np.cumsum(rng.normal(0, 0.012, 6)))}, sd=0.008, seed=seed)
@@ -80,7 +80,7 @@ def test_gains_are_per_doubling_with_an_interval():
     assert one.gain.half == pytest.approx(stats.t.ppf(0.975, UNITS - 1) * stats.sem(means))
 
 
-def test_a_length_that_failed_hides_everything_below_it():
+def test_failed_length_stops_testing():
     flat = curve(dict.fromkeys((64, 128, 512), 1.0))
     flat[1024] = flat[512]
     assert context_reach("x", flat, UNIT, tolerance=0.02, failed=[256]).reach == 512
@@ -89,7 +89,7 @@ def test_a_length_that_failed_hides_everything_below_it():
     assert (got.reach, got.longest) == (None, 1024)
 
 
-def test_few_units_are_points():
+def test_few_units_give_point_estimates():
     few = np.repeat(np.arange(5), 12)
     got = context_reach("x", curve(dict.fromkeys((64, 128), 1.0)), few, tolerance=0.02)
     assert got.points and got.reach is None and math.isnan(got.doublings[0].gain.low)

@@ -28,7 +28,7 @@ T_TABLE = {
 
 
 @pytest.mark.parametrize("df", T_TABLE)
-def test_t_quantiles_are_those_of_published_tables(df):
+def test_t_quantiles_match_published_tables(df):
     for p, value in T_TABLE[df].items():
         assert t_quantile(p, df) == pytest.approx(value, abs=0.0006 if value < 300 else 0.005)
         assert t_quantile(1 - p, df) == pytest.approx(-t_quantile(p, df), rel=1e-9)
@@ -42,12 +42,12 @@ def test_t_quantiles_of_one_and_two_degrees_of_freedom_have_a_closed_form():
 
 
 @pytest.mark.parametrize("p, df", [(0, 5), (1, 5), (0.9, 0), (-1, 3)])
-def test_t_quantile_refuses_nonsense(p, df):
+def test_t_quantile_rejects_invalid_arguments(p, df):
     with pytest.raises(ValueError, match="t quantile"):
         t_quantile(p, df)
 
 
-def test_unit_means_weigh_targets_within_a_unit():
+def test_unit_means_weight_targets():
     means = unit_means(np.array([1.0, 2, 6, 10, 30]), np.array([4, 4, 4, 9, 0]))
     assert means.tolist() == [30, 3, 10]
 
@@ -74,13 +74,13 @@ def test_fewer_than_six_units_are_points_only():
     assert not interval(np.arange(20.0)).few and interval(np.arange(19.0)).few
 
 
-def test_no_spread_is_a_point_with_certainty():
+def test_zero_variance_gives_exact_interval():
     got = interval(np.full(9, 0.25))
     assert (got.low, got.high, got.bootstrap_low, got.bootstrap_high) == (0.25, 0.25, 0.25, 0.25)
     assert not got.disagrees
 
 
-def test_studentised_bootstrap_agrees_with_scipys_and_flags_skew():
+def test_studentized_bootstrap_matches_scipy_and_flags_skew():
     x = np.random.default_rng(1).gamma(2.0, size=30)
     low, high = bootstrap_t(x, resamples=40_000, seed=2)
     # Independent twin: plain loops over resamples.
@@ -97,7 +97,7 @@ def test_studentised_bootstrap_agrees_with_scipys_and_flags_skew():
     assert not interval(np.random.default_rng(3).normal(size=150)).disagrees
 
 
-def test_units_needed_is_the_smallest_number_that_does():
+def test_units_needed_is_minimal():
     for sd, half, family in [(0.1, 0.02, 1), (0.3, 0.02, 12), (0.001, 0.02, 4)]:
         n = units_needed(sd, half, family=family)
 
@@ -181,7 +181,7 @@ def joint_coverage(draws, units, effect, correlation, resamples, family=8):
     return held / draws, held_plain / draws, ratio / draws
 
 
-def test_max_t_is_wider_for_skewed_and_narrower_for_joint_differences():
+def test_max_t_width_for_skewed_and_correlated_differences():
     held, held_plain, ratio = joint_coverage(400, 20, "gamma", 0.0, 1000)
     assert held >= 0.935 and held_plain < held - 0.03 and ratio > 1.15
     held, held_plain, ratio = joint_coverage(400, 20, "normal", 0.9, 1000)
@@ -208,7 +208,7 @@ def test_max_t_of_one_difference_is_never_narrower_than_t():
 
 
 @pytest.mark.slow
-def test_units_are_what_the_interval_is_over():
+def test_intervals_are_over_units():
     # Nine authors of twenty books: taking books for units under-covers, authors do not.
     rng = np.random.default_rng(13)
     author = np.array([0, 0, 0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 4, 4, 5, 6, 7, 8, 8])

@@ -67,7 +67,7 @@ def error(n):
     return 4 * math.sqrt((second - ENTROPY**2) / n)
 
 
-def test_fixed_targets_are_flat_from_k_plus_7_on_and_blind_by_one_target_for_each_length_less(store):
+def test_fixed_targets_with_limited_memory(store):
     k = 9
     lengths = (9, 10, 15, k + MEMORY - 1, 17, 40, 200)
     text, plan, nll, _ = measured(
@@ -87,7 +87,7 @@ def test_fixed_targets_are_flat_from_k_plus_7_on_and_blind_by_one_target_for_eac
     assert all(v.delta.estimate == 0 == v.delta.half for v in found.verdicts)
 
 
-def test_non_overlapping_windows_pay_seven_blind_targets_each(store):
+def test_non_overlapping_windows_with_limited_memory(store):
     text, plan, nll, _ = measured(store, "non-overlapping")
     full = known(text, plan.truncated)
     assert len(full) == (7 * 3 + 4) * 128  # one of the documents has four times 128 targets
@@ -103,7 +103,7 @@ def test_non_overlapping_windows_pay_seven_blind_targets_each(store):
 
 
 @pytest.mark.parametrize("stride", [1, 4, 9])
-def test_sliding_pays_once_for_a_document_as_long_as_the_stride_leaves_the_memory(store, stride):
+def test_sliding_windows_with_limited_memory(store, stride):
     text, plan, nll, _ = measured(store, "sliding", stride=stride)
     full = known(text, plan.truncated)
     assert len(full) == sum(text.lengths) - 8
@@ -114,7 +114,7 @@ def test_sliding_pays_once_for_a_document_as_long_as_the_stride_leaves_the_memor
     assert abs(nll[16].mean() - expected) < error(len(full))
 
 
-def test_sliding_by_more_pays_at_the_head_of_every_step(store):
+def test_sliding_windows_with_large_stride(store):
     # Stride 12 of 16: target j of a step sees 5 + j tokens, so that the first 3 of each step are blind.
     _, plan, nll, _ = measured(store, "sliding", lengths=(16,), stride=12)
     at = plan.windows[16].target_positions()
@@ -123,7 +123,7 @@ def test_sliding_by_more_pays_at_the_head_of_every_step(store):
     assert (at[np.repeat(later, plan.windows[16].keep)].reshape(-1, 12) == np.arange(4, 16)).all()
 
 
-def test_by_position_is_blind_for_seven_positions_and_truncation_costs_nothing(store):
+def test_by_position_with_limited_memory(store):
     text, plan, nll, truncated = measured(store, "by-position", lengths=(16, 128), targets=64)
     (windows,) = plan.windows.values()
     at = windows.target_positions()
@@ -140,7 +140,7 @@ def test_by_position_is_blind_for_seven_positions_and_truncation_costs_nothing(s
         assert bucket.gain.estimate == 0
 
 
-def test_by_position_at_positions_with_the_same_context_is_fixed_targets(store):
+def test_by_position_equals_fixed_targets_at_same_context(store):
     # A span whose window begins where a window by position does sees the same at every place.
     text, plan, nll, _ = measured(store, "by-position", lengths=(16, 128))
     (windows,) = plan.windows.values()

@@ -43,7 +43,7 @@ def file(tmp_path):
     return write
 
 
-def test_a_difference_is_seen_with_the_chance_that_is_asked_for():
+def test_difference_is_detected_with_requested_power():
     """Simulated at a known spread: an interval of that half-width leaves out zero so often."""
     assert half_to_see(0.02, 0.5) == pytest.approx(0.02)
     for power, family in ((0.8, 1), (0.9, 8)):
@@ -56,7 +56,7 @@ def test_a_difference_is_seen_with_the_chance_that_is_asked_for():
             half_to_see(**bad)
 
 
-def test_one_checkpoint_needs_units(file):
+def test_units_needed_for_one_checkpoint(file):
     content = evaluation(1)
     schemes = read_measured([file(content)])
     found = {(one.comparison.split(": ")[1].split(" ")[0], one.length): one for one in needs(schemes, 0.02)}
@@ -72,7 +72,7 @@ def test_one_checkpoint_needs_units(file):
     assert half(one.more_units) <= half_to_see(0.02) < half(one.more_units - 1) and one.more_seeds is None
 
 
-def test_seeds_of_one_scheme_are_gathered_and_schemes_compared(file):
+def test_seeds_are_pooled_and_schemes_compared(file):
     paths = [file(evaluation(i), f"a{i}/results.json") for i in range(3)]
     paths += [file(evaluation(10 + i, 0.05, "alibi"), f"b{i}/results.json") for i in range(4)]
     schemes = read_measured(paths)
@@ -99,7 +99,7 @@ def test_seeds_of_one_scheme_are_gathered_and_schemes_compared(file):
     assert half(one.more_seeds) <= wanted and (one.more_seeds == 3 or half(one.more_seeds - 1) > wanted)
 
 
-def test_a_study_is_its_cells(file):
+def test_study_results_are_read_by_cell(file):
     cells = [
         {
             "id": f"scheme={scheme},seed={seed}",
@@ -127,7 +127,7 @@ def test_a_study_is_its_cells(file):
         read_measured([file(study)], "other")
 
 
-def test_what_cannot_be_read_is_one_clear_error(file, tmp_path):
+def test_unreadable_results_raise_one_error(file, tmp_path):
     old = evaluation(1)
     del old["units"]
     for content, message in (
@@ -143,7 +143,7 @@ def test_what_cannot_be_read_is_one_clear_error(file, tmp_path):
         read_measured([file(evaluation(1)), file(evaluation(2, targets="u"), "b.json")])
 
 
-def test_the_command(file, monkeypatch, capsys):
+def test_power_command(file, monkeypatch, capsys):
     def call(*words):
         monkeypatch.setattr(sys, "argv", ["power.py", *map(str, words)])
         return script.main()

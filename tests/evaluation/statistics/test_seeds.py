@@ -36,7 +36,7 @@ def test_two_schemes_are_compared_by_the_three_variances(family):
     assert got.few and got.claimed
 
 
-def test_a_change_has_one_seed_variance():
+def test_difference_has_one_seed_variance():
     got = change(A - 1.5)
     seed, doc = stats.sem(A.mean(axis=1)) ** 2, stats.sem(A.mean(axis=0)) ** 2
     half, df = by_hand([(seed, 3), (doc, 8)], 0.975)
@@ -67,25 +67,25 @@ def test_too_few_seeds_or_units_are_points(a, b):
     assert math.isnan(upper(A[:2])) and math.isnan(upper(A[:, :5]))
 
 
-def test_no_spread_is_certainty():
+def test_zero_variance_gives_exact_interval():
     got = compare(np.full((3, 6), 2.5), np.full((3, 6), 2.25))
     assert (got.low, got.estimate, got.high) == (0.25, 0.25, 0.25)
 
 
 @pytest.mark.parametrize("bad", [np.ones(9), np.ones((3, 0)), np.full((3, 9), np.nan)])
-def test_what_is_no_table_of_seeds_by_units_is_refused(bad):
+def test_invalid_tables_are_rejected(bad):
     with pytest.raises(EvaluationError):
         change(bad)
 
 
-def test_schemes_on_other_units_are_not_compared():
+def test_schemes_on_different_units_are_rejected():
     with pytest.raises(EvaluationError, match="9 and 8"):
         compare(A, B[:, :8])
 
 
 @pytest.mark.parametrize("family", [1, 5])
 @pytest.mark.parametrize("factor", [0.9, 0.7])
-def test_needed_solves_the_half_width_for_either(family, factor):
+def test_needed_seeds_and_units_reach_half_width(family, factor):
     # A spread where both parts matter, so that either can be bought with the other.
     unit = RNG.normal(0, 0.3, 12)
     a = unit + RNG.normal(0, 0.05, (4, 1)) + RNG.normal(0, 0.02, (4, 12))
@@ -106,7 +106,7 @@ def test_needed_solves_the_half_width_for_either(family, factor):
     assert needed(got, 10.0) == (3, 6)  # never fewer than a claim needs
 
 
-def test_needed_says_where_no_number_would_do():
+def test_needed_reports_unreachable_half_width():
     got = compare(A, B)
     seeds_only, units_only = got.variance.of_seeds, got.variance.of_units
     assert needed(got, math.sqrt(units_only / 9) * 1.9) == (
@@ -174,7 +174,7 @@ def test_coverage_in_4000_draws(units, effect, least, most, setting):
     assert least <= covered <= most, covered
 
 
-def test_a_bootstrap_over_documents_alone_covers_a_quarter_where_seeds_dominate():
+def test_document_bootstrap_undercovers_if_seeds_dominate():
     rng = np.random.default_rng(23)
     a, b = draws(4000, 20, "normal", "seeds dominate", rng)
     difference = a.mean(1) - b.mean(1)

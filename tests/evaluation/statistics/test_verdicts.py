@@ -38,7 +38,7 @@ def verdicts(differences, tolerance=0.02, family=1, failed=(), l0=64):
     )
 
 
-def test_held_broken_undecided():
+def test_held_broken_inconclusive():
     got = verdicts({128: (0.001, 0.02), 256: (0.015, 0.1), 512: (0.3, 0.1)})
     assert [v.word for v in got.verdicts] == ["held", "inconclusive", "broken"]
     assert (got.held_to, got.break_point) == (128, 512)
@@ -50,12 +50,12 @@ def test_held_needs_every_shorter_length():
     assert got.held_to is None and got.break_point is None
 
 
-def test_a_failed_shorter_length_ends_holding():
+def test_failed_shorter_length_stops_testing():
     assert [v.word for v in verdicts({256: (0.0, 0.001)}, failed=[128]).verdicts] == ["inconclusive"]
     assert [v.word for v in verdicts({256: (0.0, 0.001)}, failed=[512]).verdicts] == ["held"]
 
 
-def test_a_rule_that_is_bad_at_the_trained_length_has_not_held():
+def test_method_worse_at_trained_length_is_not_held():
     reference, _ = shifted(0, 1)
     got = judge(
         "window",
@@ -70,7 +70,7 @@ def test_a_rule_that_is_bad_at_the_trained_length_has_not_held():
     assert [v.word for v in got.verdicts] == ["inconclusive"]
 
 
-def test_the_edge_of_broken_is_the_simultaneous_lower_bound():
+def test_broken_threshold_is_simultaneous_lower_bound():
     sd, t1, t8 = 0.1, 2.045229642, 2.951  # t(29) at 97.5%; at 1 - 0.025/8
     edge1 = 0.02 + t1 * sd / math.sqrt(UNITS)
     edge8 = 0.02 + t8 * sd / math.sqrt(UNITS)
@@ -80,14 +80,14 @@ def test_the_edge_of_broken_is_the_simultaneous_lower_bound():
         assert verdicts({128: (edge - 1e-4, sd)}, family=family).verdicts[0].word == "inconclusive"
 
 
-def test_the_edge_of_held_is_the_one_sided_upper_bound_whatever_the_family():
+def test_held_threshold_is_one_sided_upper_bound():
     edge = 0.02 - 2.045229642 * 0.03 / math.sqrt(UNITS)
     for family in (1, 8):
         assert verdicts({128: (edge - 1e-5, 0.03)}, family=family).verdicts[0].word == "held"
         assert verdicts({128: (edge + 1e-5, 0.03)}, family=family).verdicts[0].word == "inconclusive"
 
 
-def test_shorter_lengths_than_the_trained_one_are_not_judged():
+def test_lengths_below_trained_have_no_verdict():
     reference, _ = shifted(0, 1)
     got = judge(
         "x",
@@ -102,14 +102,14 @@ def test_shorter_lengths_than_the_trained_one_are_not_judged():
     assert [(v.length, v.word) for v in got.verdicts] == [(128, "held")]
 
 
-def test_wide_intervals_say_how_many_units_would_do():
+def test_inconclusive_verdicts_report_units_needed():
     wide, narrow = verdicts({128: (0.0, 0.2), 256: (0.0, 0.01)}).verdicts
     # t·0.2/√n <= 0.02: n close to (1.96·10)²
     assert 384 <= wide.units_needed <= 392 and wide.spans_needed is None
     assert narrow.units_needed is None and narrow.spans_needed is None
 
 
-def test_spans_that_would_do_are_counted_in_documents():
+def test_units_needed_are_counted_in_documents():
     """Spans are counted in each document, whatever the unit."""
     reference = np.zeros(N)
     noise = np.random.default_rng(2).normal(0, 0.2, (UNITS * SPANS, 1)).repeat(SPAN, axis=1).ravel()
@@ -125,7 +125,7 @@ def test_spans_that_would_do_are_counted_in_documents():
     assert needed(np.arange(N) % 7) is None  # unequal documents
 
 
-def test_few_units_get_points_only():
+def test_few_units_give_point_estimates():
     few = np.arange(5)
     got = judge(
         "x", {8: np.zeros(5), 16: few * 1.0}, np.zeros(5), few, 8, tolerance=0.02, alpha=0.05, family=1
@@ -133,7 +133,7 @@ def test_few_units_get_points_only():
     assert got.verdicts[0].word == "points only" and got.held_to is None and got.break_point is None
 
 
-def test_net_gain_has_the_sign_of_help():
+def test_net_gain_is_positive_for_improvement():
     reference, worse = shifted(0.1, 0.01)
     assert net_gain(worse, reference, UNIT).estimate == pytest.approx(-0.1)
     assert net_gain(reference - 0.3, reference, UNIT).low == pytest.approx(0.3)

@@ -55,7 +55,7 @@ def call(monkeypatch, *words):
 SMALL = ["protocol=tasks", "items=12", "haystacks=6", "lengths=[128,160]", "device=cpu"]
 
 
-def test_a_run_is_asked_what_it_was_trained_on_with_other_items(home, monkeypatch, capsys):
+def test_run_is_evaluated_on_new_items_of_its_tasks(home, monkeypatch, capsys):
     methods = "methods=[trained,truncate,yarn]"
     assert call(monkeypatch, home / "items", *SMALL, methods, "folder=first") == 0
     out, err = capsys.readouterr()
@@ -78,7 +78,7 @@ def test_a_run_is_asked_what_it_was_trained_on_with_other_items(home, monkeypatc
     assert (folder / "results.csv").read_bytes() == before
 
 
-def test_a_run_trained_on_text_reads_its_own_held_out_text(home, monkeypatch, capsys):
+def test_haystacks_use_own_validation_data(home, monkeypatch, capsys):
     assert call(monkeypatch, home / "text", *SMALL, "task.name=needle", "folder=needle") == 0
     report = json.loads((home / "text" / "evaluation" / "needle" / "results.json").read_text())
     assert report["haystack"].endswith("/valid") and report["units"]["names"][0].endswith(".txt")
@@ -95,7 +95,7 @@ def test_a_run_trained_on_text_reads_its_own_held_out_text(home, monkeypatch, ca
     assert not (home / "text" / "evaluation" / "none").exists()
 
 
-def test_a_dry_run_lists_the_cells_and_answers_nothing(home, monkeypatch, capsys):
+def test_dry_run_lists_cells(home, monkeypatch, capsys):
     words = ["task.name=recall", "methods=[trained,truncate]", "seed=7", "folder=dry", "--dry-run"]
     before = sorted((home / "items").rglob("*"))
     assert call(monkeypatch, home / "items", *SMALL, *words) == 0
@@ -111,7 +111,7 @@ def test_a_dry_run_lists_the_cells_and_answers_nothing(home, monkeypatch, capsys
 
 
 @pytest.mark.parametrize("name", ["passkey", "needle", "recall", "variables"])
-def test_the_ready_settings_fit_from_128_tokens(home, monkeypatch, name):
+def test_example_config_fits_128_tokens(home, monkeypatch, name):
     config = Path(script.__file__).parent / "configs" / "tasks" / f"{name}.yaml"
     words = ["items=6", "haystacks=6", "lengths=[128]", "device=cpu", f"folder={name}"]
     assert call(monkeypatch, home / "items", config, *words) == 0

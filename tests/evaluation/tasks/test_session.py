@@ -78,7 +78,7 @@ def likes_small_numbers(prompts, candidates, length):
     return digits @ np.array([100.0, 10.0, 1.0]), np.zeros(len(prompts), dtype=bool)
 
 
-def test_every_haystack_holds_every_depth_once_a_round_and_items_grow():
+def test_haystacks_cover_depths_and_items_are_nested():
     _, drawn = draw(items=42, haystacks=7)
     assert drawn.unit_kind == "haystack" and len(drawn.unit_names) == 7
     counts = np.zeros((7, 3), dtype=int)
@@ -95,7 +95,7 @@ def test_every_haystack_holds_every_depth_once_a_round_and_items_grow():
     assert more.hash_at(200) == drawn.hash_at(200)  # another length in between moves nothing
 
 
-def test_items_of_a_task_without_text_are_their_own_units():
+def test_items_without_text_are_units():
     _, drawn = draw(CopyTask())
     assert drawn.unit_kind == "item" and drawn.unit.tolist() == list(range(30))
     _, recall = draw(RecallTask())
@@ -103,7 +103,7 @@ def test_items_of_a_task_without_text_are_their_own_units():
     assert [item.depth for item in recall.items[100][:3]] == [0.0, 0.5, 1.0]
 
 
-def test_a_reader_that_retrieves_is_right_everywhere_and_only_there(tmp_path):
+def test_retrieval_oracle_accuracy(tmp_path):
     result = answered(retriever, tmp_path)
     analysis = analyse_tasks(result)
     rows = {(row.method, row.length): row for row in analysis.rows}
@@ -131,7 +131,7 @@ def test_a_reader_that_retrieves_is_right_everywhere_and_only_there(tmp_path):
     assert {s.exact.share for s in lost} == {0.0} and {s.share.share for s in near} == {1.0}
 
 
-def test_a_reader_without_knowledge_is_not_above_chance(tmp_path):
+def test_random_oracle_is_at_chance(tmp_path):
     ties = analyse_tasks(answered(knows_nothing, tmp_path / "ties"))
     assert {row.share.share for row in ties.rows} == {0.0}  # equal for all candidates: no answer
     guess = analyse_tasks(answered(likes_small_numbers, tmp_path / "guess", items=210, haystacks=7))
@@ -140,7 +140,7 @@ def test_a_reader_without_knowledge_is_not_above_chance(tmp_path):
         assert row.low < 1 / 3 < row.high and row.exact.share == 0
 
 
-def test_shares_average_over_haystacks_and_their_units_are_kept(tmp_path):
+def test_accuracies_average_over_haystacks(tmp_path):
     analysis = analyse_tasks(answered(likes_small_numbers, tmp_path))
     row = analysis.rows[0]
     assert len(row.unit_share) == 7 and row.low <= np.mean(row.unit_share) <= row.high
@@ -167,7 +167,7 @@ def model():
 
 
 @pytest.mark.parametrize("chunk", [7, 4096])
-def test_reading_behind_a_cache_is_reading_it_all(model, chunk):
+def test_cached_prefix_matches_full_forward(model, chunk):
     _, drawn = draw(items=5)
     items = drawn.items[100]
     found = read_items(TaskScorer(model, chunk=chunk), items, 100, bos=256, batch=2)
@@ -188,7 +188,7 @@ def test_reading_behind_a_cache_is_reading_it_all(model, chunk):
         assert cut.nll[row, 0] == pytest.approx(float(nll[0, -len(item.answer) :].sum()), abs=1e-9)
 
 
-def test_teacher_forced_exact_match_is_what_greedy_decoding_writes(model):
+def test_exact_match_equals_greedy_decoding(model):
     """Answers are replaced by what the model writes, in full or up to a wrong token."""
     _, drawn = draw(items=6)
     items, wanted = [], []
@@ -204,7 +204,7 @@ def test_teacher_forced_exact_match_is_what_greedy_decoding_writes(model):
     assert found.exact.tolist() == wanted
 
 
-def test_losses_that_are_not_finite_fail_the_cell(tmp_path):
+def test_non_finite_loss_fails_the_cell(tmp_path):
     def broken(prompts, candidates, length):
         return np.full(candidates.shape[:2], np.nan), np.zeros(len(prompts), dtype=bool)
 
@@ -216,7 +216,7 @@ def test_losses_that_are_not_finite_fail_the_cell(tmp_path):
     assert "Not measured: trained at 100" in " ".join(TaskReport(result, analyse_tasks(result)).summary())
 
 
-def test_cells_are_kept_and_results_are_written(tmp_path):
+def test_cells_are_cached_and_results_written(tmp_path):
     calls = []
 
     def counted(prompts, candidates, length):
@@ -252,7 +252,7 @@ def test_cells_are_kept_and_results_are_written(tmp_path):
     assert "30 of 30 (100.0% [64.6%, 100.0%])" in words[2]
 
 
-def test_what_cannot_be_asked_is_refused():
+def test_invalid_requests_are_rejected():
     with pytest.raises(EvaluationError, match=r"an item of 40 tokens is too short for the task passkey"):
         draw(lengths=[40])
     with pytest.raises(EvaluationError, match=r"none of the 7 documents of here has 9,001 tokens"):

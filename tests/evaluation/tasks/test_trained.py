@@ -19,7 +19,7 @@ def run(*words: object, cwd: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(5400)
-def test_a_model_trained_on_pass_keys_finds_nearly_all(tmp_path):
+def test_trained_model_retrieves_passkeys(tmp_path):
     """At least 400 held-out items within the trained length; the lower end of their interval is above 93%."""
     tasks = ROOT / "configs" / "tasks"
     run("train.py", tasks / "train_passkey.yaml", "--run-dir", tmp_path / "passkey", cwd=tmp_path)

@@ -74,7 +74,7 @@ def comparison(record):
 
 
 @pytest.mark.parametrize("length", LENGTHS[1:])
-def test_change_and_gain_are_recipe_b_of_the_paired_difference(record, comparison, length):
+def test_change_and_gain_use_paired_differences(record, comparison, length):
     shift = raw(record, "rope", "yarn", length) - raw(record, "rope", "trained", L0)
     delta, gain = (comparison.get("rope + yarn", metric, length) for metric in ("delta", "gain"))
     # 9 variants (kerple failed, but was declared) at 4 lengths, less the 4 that learned positions cannot have
@@ -87,7 +87,7 @@ def test_change_and_gain_are_recipe_b_of_the_paired_difference(record, compariso
     assert bound == pytest.approx(-(mean - half))  # a one-sided 97.5% bound is an end of a 95% interval
 
 
-def test_a_difference_of_schemes_is_recipe_b_of_independent_seeds(record, comparison):
+def test_scheme_difference_uses_independent_seeds(record, comparison):
     found = {(row.variant, row.length): row for row in comparison.select("difference")}
     a, b = raw(record, "alibi", "trained", 4096), raw(record, "rope", "trained", 4096)
     assert comparison.difference_family == 8 * 2  # all variants but the baseline, primary lengths

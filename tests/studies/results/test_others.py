@@ -47,7 +47,7 @@ def test_methods_are_variants_and_depths_are_means_over_seeds(record):
         assert found.value("alibi", "accuracy_at_depth", 1024, (depth,)) == pytest.approx(share)
 
 
-def test_fewer_than_three_seeds_claim_nothing_about_tasks():
+def test_fewer_than_three_seeds_have_no_task_claims():
     found = read_other(read_study(add(results(seeds=2, schemes=("rope", "window")))), "passkey", ())
     assert {row.verdict for row in found.select("accuracy")} == {"points only"}
 

@@ -121,7 +121,7 @@ HELD = "import sys, time; print('begun', flush=True); open(sys.argv[1], 'w').clo
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel ties a command to its parent on Linux only")
-def test_a_command_dies_with_the_study_that_started_it(tmp_path):
+def test_commands_exit_with_the_study(tmp_path):
     code = (
         "import os, pathlib, sys; from studies.running.processes import CommandRunner; "
         f"CommandRunner().run(['-c', {HELD!r}, sys.argv[1]], pathlib.Path(sys.argv[2]), dict(os.environ))"

@@ -131,7 +131,7 @@ def test_accelerate_requests_several_processes_on_a_cpu_and_starts_one(monkeypat
 
 
 @pytest.mark.parametrize("file", CONFIGS, ids=lambda file: file.stem)
-def test_our_accelerate_configs_pass_the_checks(file):
+def test_shipped_accelerate_configs_pass_checks(file):
     text = file.read_text()
     assert text.startswith("# accelerate launch --config_file configs/accelerate/" + file.name)
     command = (
