@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # when run as a sc
 from data.settings import DataSettings, SentencePieceSettings
 from data.tokenizer import Tokenizer, load_sentencepiece
 from interop import ImportedModel, InteropError, read_folder
-from training.checkpoint.storage import save_weights_only
+from training.checkpoint.storage import save_checkpoint
 from training.config.settings import RunSettings, TrainingSettings
 from training.config.trainer_settings import ValidationSettings
 from training.logging.console import Console, Parser, run_main
@@ -46,9 +46,8 @@ def import_folder(folder: Path, tokenizer_file: Path, out: Path):
         raise InteropError(f"{out} is already a run; choose another --out")
     source = {"imported_from": [str(path) for path in foreign.files]}
     create_run(out, _settings(foreign, tokenizer_file), tokenizer, sys.argv, source)
-    save_weights_only(
-        out, foreign.model, state=source
-    )  # last, since checkpoints without a manifest are rejected
+    # last, since checkpoints without a manifest are rejected
+    save_checkpoint(out, 0, foreign.model, state=source)
     return out, foreign.model
 
 

@@ -17,7 +17,7 @@ from evaluation.scoring.methods import BUILTIN
 from evaluation.statistics.intervals import t_quantile
 from model import Transformer
 from studies.subjects import bos_first, offered
-from training.checkpoint.storage import save_weights_only
+from training.checkpoint.storage import save_checkpoint
 from training.config.load import load_settings
 from training.config.settings import RunSettings
 from training.logging.console import run_main
@@ -70,7 +70,7 @@ def make_run(home, name, position, *more):
     model = Transformer(settings.model, prepared.tokenizer.vocab_size, length).initialize(1 + settings.seed)
     about = {"data": str(prepared.folder), "data_hash": prepared.train.hash}
     run = create_run(home / name, settings, prepared.tokenizer, ["test"], about)
-    save_weights_only(run, model)
+    save_checkpoint(run, 0, model)
 
 
 def call(monkeypatch, *words):

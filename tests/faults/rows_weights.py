@@ -5,7 +5,7 @@ from pathlib import Path
 
 from data import prepare
 from tests.faults.fault import Fault, Result, call
-from training.checkpoint.storage import save_weights_only
+from training.checkpoint.storage import save_checkpoint
 from training.config.load import load_settings
 from training.config.settings import RunSettings
 from training.logging.console import Console
@@ -24,7 +24,7 @@ def evaluated_with(value: float) -> Callable[[Path, list[str]], Result]:
         model = make_model(settings, prepared.tokenizer.vocab_size)
         for weight in model.parameters():
             weight.data.fill_(value)
-        save_weights_only(folder / "run", model, 3)
+        save_checkpoint(folder / "run", 3, model)
         return call("evaluate.py", "run", "targets=8", "lengths=[24,48]", cwd=folder)
 
     return fault

@@ -9,7 +9,7 @@ import torch
 from data.settings import BytesSettings, DataSettings
 from data.tokenizer import ByteTokenizer, SentencePieceTokenizer
 from model import ModelSettings, Transformer
-from training.checkpoint.storage import save_weights_only
+from training.checkpoint.storage import save_checkpoint
 from training.config.settings import RunSettings
 from training.run.directory import create_run
 
@@ -64,5 +64,5 @@ def run(tmp_path_factory):
             model.head.weight.mul_(30)
             model.head.weight[256:] = 0  # control symbols would end the texts
         create_run(root / name, settings, ByteTokenizer(), ["test"])
-        save_weights_only(root / name, model)
+        save_checkpoint(root / name, 0, model)
     return root / "rope"

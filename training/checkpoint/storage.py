@@ -25,13 +25,7 @@ from torch import Tensor, nn
 
 from data.files import is_disk_full, read_object, sha256_of, sync, with_keys, write_json
 from errors import TrainingError
-from training.checkpoint.sharded import (
-    TensorShard,
-    flaw,
-    flaw_of_file,
-    whole_name,
-    write_part,
-)
+from training.checkpoint.sharded import TensorShard, flaw, flaw_of_file, whole_name, write_part
 from training.checkpoint.snapshot import Snapshot, capture
 from training.distributed.error_barrier import ALONE, ProcessGroup, error_barrier, on_all
 from training.optim.ema import EMA
@@ -56,17 +50,17 @@ class Checkpoint:
     @property
     def state(self) -> dict:
         """The state of the training loop: step, tokens and the like."""
-        return self.saved["state"]
+        return self._saved["state"]
 
     @property
-    def saved(self) -> dict:
+    def _saved(self) -> dict:
         """The content of state.json: the step, the state, and the optimizer's numbers and options."""
         return read_object(self.folder / STATE, _STATE)
 
     @property
     def optimizer(self) -> dict:
         """The optimizer's numbers, and its options by group, as in `Snapshot.options`."""
-        file, found = self.folder / STATE, self.saved["optimizer"]
+        file, found = self.folder / STATE, self._saved["optimizer"]
         for group in with_keys(file, found, {"groups": list, "numbers": dict})["groups"]:
             with_keys(file, group, {"weights": list, "options": dict})
         for numbers in found["numbers"].values():
@@ -74,21 +68,19 @@ class Checkpoint:
         return found
 
     @property
-    def names(self) -> list[str]:
-        """The names of its files."""
-        return sorted(file.name for file in self.folder.iterdir())
-
-    @property
     def is_sharded(self) -> bool:
-        return any(whole_name(name) != name for name in self.names)
+        return any(whole_name(file.name) != file.name for file in self.folder.iterdir())
 
     @property
     def has_optimizer(self) -> bool:
-        return OPTIMIZER in map(whole_name, self.names)
+        return self._has(OPTIMIZER)
 
     @property
     def has_average(self) -> bool:
-        return AVERAGE in map(whole_name, self.names)
+        return self._has(AVERAGE)
+
+    def _has(self, name: str) -> bool:
+        return any(whole_name(file.name) == name for file in self.folder.iterdir())
 
 
 def folder_of(run: Path, step: int) -> Path:
@@ -114,7 +106,8 @@ def save_checkpoint(
     """Save a run after `step` updates. Called by one process, or by every process of the `group` that shares
     a sharded model.
 
-    Without an optimizer only weights are saved. `state` is any JSON object. Other checkpoints do not change.
+    Without an optimizer, only the weights are saved, for generation and evaluation. `state` is any JSON
+    object. Other checkpoints do not change.
 
     Raises TrainingError where the disk is full, and where a number is not finite, so that an unusable
     checkpoint never replaces a good one. An error on one process of the group is raised on all.
@@ -168,11 +161,6 @@ def _begin(run: Path, building: Path) -> None:
     building.mkdir()
 
 
-def save_weights_only(run: Path, model: nn.Module, step: int = 0, state: dict | None = None) -> Checkpoint:
-    """Save a checkpoint for generation and evaluation, without training state, e.g. of imported weights."""
-    return save_checkpoint(run, step, model, None, state)
-
-
 def copy_checkpoint(checkpoint: Checkpoint, run: Path) -> None:
     """Copy a checkpoint, byte for byte, to another run; called by one process."""
     with _draft(run, checkpoint.step, os.getpid()) as building:
@@ -190,7 +178,7 @@ def _write(
 
     def put(kind: str, held: dict[str, Tensor | TensorShard]) -> Path:
         for name, own in held.items():
-            if (wrong := flaw(own if isinstance(own, Tensor) else own.tensor, kind)) is not None:
+            if (wrong := flaw(_tensor_of(own), kind)) is not None:
                 run = building.parent.parent
                 raise TrainingError(
                     f"{run}: step {step} is not saved, {name} {wrong}; {_kept(run)}. The training has "
@@ -198,9 +186,9 @@ def _write(
                 )
         if group.world > 1:
             return write_part(building, kind, held, group.rank, group.world)
-        whole = {name: own if isinstance(own, Tensor) else own.tensor for name, own in held.items()}
-        save_file(whole, building / f"{kind}.safetensors")
-        return building / f"{kind}.safetensors"
+        file = building / f"{kind}.safetensors"
+        save_file({name: _tensor_of(own) for name, own in held.items()}, file)
+        return file
 
     kinds = {"model": snapshot.weights, "optimizer": snapshot.optimizer, "average": snapshot.average}
     written = [put(kind, held) for kind, held in kinds.items() if held is not None]
@@ -216,10 +204,13 @@ def _write(
     return files
 
 
+def _tensor_of(own: Tensor | TensorShard) -> Tensor:
+    return own if isinstance(own, Tensor) else own.tensor
+
+
 def _seal(building: Path, step: int, files: dict[str, dict]) -> str:
     """Write the manifest of files already written; returns the hash of the checkpoint."""
-    files = dict(sorted(files.items()))
-    manifest = {"format": 1, "step": step, "files": files}
+    manifest = {"format": 1, "step": step, "files": dict(sorted(files.items()))}
     manifest["hash"] = _digest(manifest)
     write_json(building / MANIFEST, manifest, allow_nan=False)
     return manifest["hash"]
@@ -273,10 +264,8 @@ def damage(folder: Path, only: tuple[str, ...] | None = None) -> str | None:
     try:
         manifest = read_object(folder / MANIFEST)
         files = dict(manifest["files"])
-        if (
-            not {WEIGHTS, STATE} <= {whole_name(name) for name in files}
-            or _digest(manifest) != manifest["hash"]
-        ):
+        is_complete = {WEIGHTS, STATE} <= {whole_name(name) for name in files}
+        if not is_complete or _digest(manifest) != manifest["hash"]:
             return f"{MANIFEST} is altered"
         if folder != folder_of(folder.parent.parent, manifest["step"]):
             return f"{MANIFEST} is that of step {manifest['step']}"
@@ -339,20 +328,19 @@ def _find(run: Path, console, step: int | None, only: tuple[str, ...] | None) ->
     if step is not None and step not in steps:
         known = ", ".join(map(str, steps)) or "none"
         raise TrainingError(f"{run} has no checkpoint of step {step}; it has {known}")
-    wrong = []
+    problems = []
     for candidate in [step] if step is not None else reversed(steps):
         folder = folder_of(run, candidate)
-        problem = damage(folder, only)
-        if problem is None:
-            found = Checkpoint(folder, candidate, read_object(folder / MANIFEST)["hash"])
-            if wrong and console is not None:
-                console.warn(f"{'; '.join(wrong)}; going back to step {candidate}")
-            return found
+        if (problem := damage(folder, only)) is None:
+            if problems and console is not None:
+                console.warn(f"{'; '.join(problems)}; going back to step {candidate}")
+            return Checkpoint(folder, candidate, read_object(folder / MANIFEST)["hash"])
         if not folder.exists():
             raise FileNotFoundError(f"{folder} was removed while it was read")
-        wrong.append(f"{folder}: {problem}")
-    if wrong:
+        problems.append(f"{folder}: {problem}")
+    if problems:
         raise TrainingError(
-            f"no good checkpoint is left: {'; '.join(wrong)}; restore one from a backup, or train a new run"
+            f"no good checkpoint is left: {'; '.join(problems)}; restore one from a backup, or train a new "
+            "run"
         )
     return None

@@ -185,8 +185,9 @@ def _read_scalar(node: SchemaNode, value: Any) -> tuple[Any, str | None]:
         elif not types.startswith(("a ", "text", "true or false")) and " or " in types:
             types = f"one of {types}"
         return value, f"must be {types}{allowed}{got}" + (f"; did you mean {close[0]}?" if close else "")
-    limits = node.range if isinstance(value, (int, float)) and not isinstance(value, bool) else []
-    is_outside = any(LIMITS[key][1](value, limit) for key, limit in limits)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return value, None
+    is_outside = any(LIMITS[key][1](value, limit) for key, limit in node.range)
     return value, f"out of range, must be {node.range_text}" if is_outside else None
 
 

@@ -10,6 +10,7 @@ runs/<config>-<choices>-<identity>/
 """
 
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,13 +32,13 @@ from training.checkpoint.storage import (
     AVERAGE,
     STATE,
     WEIGHTS,
-    Checkpoint,
     find_checkpoint,
     steps_of,
     while_training,
 )
 from training.config.load import differences, dump, identity, load_settings, split_arguments
 from training.config.settings import RunSettings
+from training.config.yaml_io import show
 from training.logging.console import Console
 from training.position_overrides import override
 from training.run.environment import attempt
@@ -104,7 +105,10 @@ _ABOUT |= {"vocab_size": int, "inherited": dict}
 
 
 def read_manifest(folder: Path, *needed: str) -> dict:
-    """Read a run's manifest. Raises TrainingError for a missing `needed` key or a key of the wrong type."""
+    """Read a run's manifest. Raises TrainingError for a folder that is not a run, a missing `needed` key and
+    a key of the wrong type."""
+    if not is_run(folder):
+        raise TrainingError(not_a_run(folder))
     file = folder / MANIFEST
     about = read_object(file)
     needed += tuple(key for key, value in about.items() if value is not None)
@@ -168,8 +172,9 @@ def resume_run(
     """
     about = read_manifest(folder)
     now = {"tokenizer_hash": tokenizer.hash, "vocab_size": tokenizer.vocab_size, **(extra or {})}
-    changes = changed(read_settings(folder), settings)
-    if barred := changed(read_settings(folder), settings, free=False):
+    before = read_settings(folder)
+    changes = changed(before, settings)
+    if barred := changed(before, settings, free=False):
         raise TrainingError(
             f"{folder} was started with other settings; change them back, go on under the new ones in "
             f"another run (--fork {folder} instead of --run-dir), or start again (--restart):\n       "
@@ -190,11 +195,8 @@ def resume_run(
 
 def changed(old: RunSettings, new: RunSettings, free: bool = True) -> list[str]:
     """Every setting that differs, as `key: old → new`; with `free`, also those that may change on resume."""
-    return [
-        f"{key}: {_short(a)} → {_short(b)}"
-        for key, a, b, may_change in differences(old, new)
-        if free or not may_change
-    ]
+    found = differences(old, new)
+    return [f"{key}: {_short(a)} → {_short(b)}" for key, a, b, may_change in found if free or not may_change]
 
 
 def set_aside(folder: Path) -> Path | None:
@@ -232,17 +234,15 @@ def read_settings(folder: Path) -> RunSettings:
 
 def text_of(folder: Path) -> PreparedData:
     """The prepared text that a run was trained on, according to its manifest."""
-    if not is_run(folder):
-        raise TrainingError(not_a_run(folder))
     about = read_manifest(folder)
     return open_prepared(about.get("data") or "", about.get("mixture", ()))
 
 
 def _short(value: object) -> str:
-    if isinstance(value, dict):
-        inside = ", ".join(f"{k}: {_short(v)}" for k, v in value.items() if k != "name" and v is not None)
-        return f"{value.get('name', '')}({inside})" if inside else str(value.get("name", "{}"))
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    if not isinstance(value, dict):
+        return str(value) if isinstance(value, str) else show(value, sys.maxsize)
+    inside = ", ".join(f"{k}: {_short(v)}" for k, v in value.items() if k != "name" and v is not None)
+    return f"{value.get('name', '')}({inside})" if inside else str(value.get("name", "{}"))
 
 
 @dataclass(frozen=True)
@@ -285,8 +285,6 @@ def load(
         ModelError: an override that the trained scheme does not allow.
     """
     folder = Path(run)
-    if not is_run(folder):
-        raise TrainingError(not_a_run(folder))
     about = read_manifest(folder, "vocab_size", "tokenizer_hash")
     tokenizer = load_tokenizer(folder / "tokenizer")
     if tokenizer.hash != about.get("tokenizer_hash"):
@@ -304,7 +302,8 @@ def load(
         settings = override(last, overrides)
         length, original = settings.train_length, settings.original_length
         model = Transformer(settings.model, about["vocab_size"], length, original)
-        model.to(dtype or _stored_dtype(found))
+        stored = {kind for _, kind in shapes_in(found.folder, (WEIGHTS,)).values()}
+        model.to(dtype or (torch.float64 if torch.float64 in stored else torch.float32))
         load_weights(model, found)
         usual = "ema" if found.has_average else "last"
         chosen, notes = weights or usual, [changed] if changed else []
@@ -320,11 +319,6 @@ def load(
         return LoadedRun(model, tokenizer, settings, found.step, folder, digest, "; ".join(notes), chosen)
 
     return while_training(folder, read)
-
-
-def _stored_dtype(checkpoint: Checkpoint) -> torch.dtype:
-    stored = {dtype for _, dtype in shapes_in(checkpoint.folder, (WEIGHTS,)).values()}
-    return torch.float64 if torch.float64 in stored else torch.float32
 
 
 def not_a_run(folder: Path) -> str:

@@ -11,7 +11,7 @@ import evaluate as script
 from data import prepare
 from evaluation import EvaluationError
 from model import Transformer
-from training.checkpoint.storage import save_weights_only
+from training.checkpoint.storage import save_checkpoint
 from training.config.load import load_settings
 from training.config.settings import RunSettings
 from training.run.directory import create_run
@@ -40,7 +40,7 @@ def home(tmp_path_factory):
         prepared = prepare(settings.data, workers=1)
         model = Transformer(settings.model, prepared.tokenizer.vocab_size, 128).initialize(1)
         about = {"data": str(prepared.folder), "data_hash": prepared.train.hash}
-        save_weights_only(create_run(home / name, settings, prepared.tokenizer, ["test"], about), model)
+        save_checkpoint(create_run(home / name, settings, prepared.tokenizer, ["test"], about), 0, model)
     return home
 
 

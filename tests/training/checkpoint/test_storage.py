@@ -28,7 +28,6 @@ from training.checkpoint.storage import (
     find_checkpoint,
     folder_of,
     save_checkpoint,
-    save_weights_only,
     steps_of,
 )
 from training.config.optimizer_settings import AdamWSettings, MuonSettings
@@ -96,7 +95,7 @@ def test_names_have_no_wrappers_and_tied_weights_are_stored_once(tmp_path):
 
 
 def test_weight_mismatch_names_parameters(tmp_path):
-    saved = save_weights_only(tmp_path, Net(tie_embeddings=False))
+    saved = save_checkpoint(tmp_path, 0, Net(tie_embeddings=False))
     for other, word in ((Net(dim=8), "shape"), (Net(tie_embeddings=True), "head.weight")):
         if word == "shape":
             with pytest.raises(
@@ -116,7 +115,7 @@ def test_weight_mismatch_names_parameters(tmp_path):
 
 
 def test_resume_rejects_weights_only(tmp_path):
-    saved = save_weights_only(tmp_path, Net(), state={"source": "import"})
+    saved = save_checkpoint(tmp_path, 0, Net(), state={"source": "import"})
     assert saved.step == 0 and saved.state == {"source": "import"} and not saved.has_optimizer
     with pytest.raises(TrainingError, match="only weights"):
         restore(*trained(0), saved)

@@ -10,7 +10,7 @@ import torch
 from errors import TrainingError
 from tests.training.config.toy import Net
 from training.checkpoint.retention import DIVERGED
-from training.checkpoint.storage import save_weights_only
+from training.checkpoint.storage import save_checkpoint
 from training.config.trainer_settings import SkipNonFinite, SpikeSettings, StopOnNonFinite
 from training.optim.step_guard import NOT_FINITE, SPIKE, StepGuard, raise_stopped
 
@@ -122,7 +122,7 @@ def test_error_suggests_how_to_resume():
 )
 def test_good_checkpoint_precedes_the_failure(tmp_path, saved, applied, good, skip):
     for step, state in saved:
-        save_weights_only(tmp_path, Net(), step, state)
+        save_checkpoint(tmp_path, step, Net(), state=state)
     with pytest.raises(TrainingError) as error:
         raise_stopped(7, NAN, 2.0, NOT_FINITE, 1, tmp_path, applied)
     assert good in str(error.value) and ("name=skip" in str(error.value)) == skip

@@ -15,7 +15,7 @@ from data.files import atomic, remove_drafts, write_json
 from data.tokenizer import ByteTokenizer
 from errors import TrainingError
 from model import ModelError, TokenPositions, Transformer
-from training.checkpoint.storage import folder_of, save_checkpoint, save_weights_only
+from training.checkpoint.storage import folder_of, save_checkpoint
 from training.config.load import apply_overrides, identity, load_settings
 from training.config.settings import RunSettings
 from training.optim.optimizer import make_optimizer
@@ -213,7 +213,7 @@ def test_load_selects_checkpoint_with_fallback(run, settings, capsys):
 
 def test_load_from_weights_only(run, settings):
     model = Transformer(settings.model, 258, settings.train_length).initialize(3).double()
-    save_weights_only(run, model)
+    save_checkpoint(run, 0, model)
     found = load(run)
     assert found.step == 0 and torch.equal(logits(found.model), logits(model))
     assert logits(found.model).dtype == torch.float64  # stored so, kept so

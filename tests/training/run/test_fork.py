@@ -12,7 +12,7 @@ import train
 from data.sampling.exposure import read_exposure
 from errors import TrainingError
 from tests.training.test_train import lines
-from training.checkpoint.storage import find_checkpoint, folder_of, save_weights_only
+from training.checkpoint.storage import find_checkpoint, folder_of, save_checkpoint
 from training.config.load import load_settings
 from training.config.settings import RunSettings
 from training.exposure import exposure_of
@@ -218,7 +218,7 @@ def test_fork_requires_optimizer_state(stem, tmp_path):
     shutil.copytree(stem, bare)
     shutil.rmtree(bare / "checkpoints")
     loaded = load(stem, checkpoint=16)
-    save_weights_only(bare, loaded.model, 16)
+    save_checkpoint(bare, 16, loaded.model)
     with pytest.raises(TrainingError, match=r"parent\.run=.* without --fork"):
         trained("training.tokens=4000", "--fork", bare, "--run-dir", tmp_path / "x")
     assert not (tmp_path / "x").exists()
