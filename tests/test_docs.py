@@ -30,7 +30,7 @@ SOURCE = re.compile(r"arXiv:\d{4}\.\d{4,5}|without a paper|He and Xu")
 
 
 def test_positions_page_matches_registry(monkeypatch, capsys):
-    script = str(ROOT / "scripts" / "document_positions.py")
+    script = str(ROOT / "scripts" / "docs" / "document_positions.py")
     monkeypatch.setattr(sys, "argv", [script, "--check"])
     with pytest.raises(SystemExit) as end:
         runpy.run_path(script, run_name="__main__")

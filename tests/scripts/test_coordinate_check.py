@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from errors import TrainingError
-from scripts import coordinate_check
-from scripts.coordinate_check import OPTIMIZERS, ActivationRow, check, main
+from scripts.checks import coordinate_check
+from scripts.checks.coordinate_check import OPTIMIZERS, ActivationRow, check, main
 from tests.artists import close, labelled
 
 WIDTHS = [32, 64, 128]
@@ -29,7 +29,7 @@ def test_power_law_slope():
 
 
 def run(monkeypatch, *words):
-    monkeypatch.setattr(sys, "argv", ["scripts/coordinate_check.py", *words])
+    monkeypatch.setattr(sys, "argv", ["scripts/checks/coordinate_check.py", *words])
     return main()
 
 

@@ -1,4 +1,4 @@
-"""scripts/plot_positions.py: its files, its options, and what it refuses."""
+"""scripts/plots/plot_positions.py: its files, its options, and what it refuses."""
 
 import csv
 import sys
@@ -9,7 +9,7 @@ from errors import TrainingError
 from evaluation import EvaluationError
 from evaluation.schemes.figures import FIGURES
 from model import ModelSettings, Transformer
-from scripts import plot_positions
+from scripts.plots import plot_positions
 
 
 def run(monkeypatch, *words: str) -> None:

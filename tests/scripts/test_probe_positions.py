@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from model import ModelSettings, Transformer
-from scripts import probe_positions
+from scripts.checks import probe_positions
 
 
 @pytest.mark.parametrize(("name", "reads"), [("learned", True), ("none", False)])

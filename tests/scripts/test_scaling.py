@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from model import TokenPositions, Transformer
-from scripts import scaling
-from scripts.scaling import GPUS, MemoryLayout, ModelShape
+from scripts.docs import scaling
+from scripts.docs.scaling import GPUS, MemoryLayout, ModelShape
 from training.config.load import load_settings
 from training.config.settings import RunSettings
 
@@ -124,4 +124,4 @@ def test_documented_limits_match_estimate():
 
 def test_document_tables_match_script():
     text = scaling.TARGET.read_text(encoding="utf-8")
-    assert scaling.filled(text, GPUS["h100"]) == text, "python scripts/scaling.py --write"
+    assert scaling.filled(text, GPUS["h100"]) == text, "python scripts/docs/scaling.py --write"

@@ -8,7 +8,7 @@ import pytest
 from data.files import write_json
 from errors import StudyError
 from evaluation import EvaluationError
-from scripts import plot_sweep
+from scripts.plots import plot_sweep
 from studies.results.stored import read_study
 
 VALUES = ("0.04", "0.005", "0.01", "0.02")  # not in order

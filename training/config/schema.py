@@ -1,6 +1,6 @@
 """Settings as a JSON schema: what may be set, with which type, limits, default and description.
 
-`schema_of` generates the schema of a pydantic class.  scripts/make_schema.py writes the schemas to
+`schema_of` generates the schema of a pydantic class.  scripts/docs/make_schema.py writes the schemas to
 configs/schema, where editors and the command line read them without importing the classes and torch.
 """
 

@@ -149,8 +149,8 @@ def test_time_is_extrapolated_from_two_short_windows(monkeypatch):
 
 
 def rows_of(folder, *words):
-    """What scripts/long_context.py measures, each in a process of its own."""
-    script = [sys.executable, ROOT / "scripts" / "long_context.py", *words, "--results", folder]
+    """What scripts/checks/long_context.py measures, each in a process of its own."""
+    script = [sys.executable, ROOT / "scripts" / "checks" / "long_context.py", *words, "--results", folder]
     done = subprocess.run(script, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     text = (folder / "long_context.csv").read_text().splitlines()

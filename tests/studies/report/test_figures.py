@@ -10,7 +10,7 @@ from matplotlib.colors import to_hex
 
 from evaluation.reports.figures import Curve, FigureText
 from evaluation.reports.length_figures import ReferenceLines, joint_figure
-from scripts import plot_sweep
+from scripts.plots import plot_sweep
 from studies.report import figures as drawings
 from studies.report.figures import FigureBuilder
 from studies.report.plots import informative

@@ -11,7 +11,7 @@ from matplotlib.text import Text
 
 from data.files import write_json
 from errors import StudyError
-from scripts import plot_run
+from scripts.plots import plot_run
 from studies.report.training_figure import thinned, token_counts, training_figure
 from studies.results.training_curves import centred_mean, names_of, read_curves
 from training.logging.metrics_file import MetricsFile

@@ -16,8 +16,8 @@ import train
 from data.files import sha256_of
 from data.sampling.exposure import read_exposure
 from errors import TrainingError
-from scripts import verify_resume
-from scripts.verify_resume import Attempt, differences, edges_of, first_difference, kill_steps, report
+from scripts.checks import verify_resume
+from scripts.checks.verify_resume import Attempt, differences, edges_of, first_difference, kill_steps, report
 from training.checkpoint.storage import _digest, find_checkpoint, folder_of
 from training.exposure import exposure_of
 from training.logging.console import Console

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from scripts.make_schema import CLASSES
+from scripts.docs.make_schema import CLASSES
 from tests.training.config.toy import Root
 from training.config.load import SettingsLayers
 from training.config.schema import FOLDER, defaults, read_schema, schema_of, schema_text
@@ -17,7 +17,9 @@ MODELINE = re.compile(r"^# yaml-language-server: \$schema=(\S+)$", re.MULTILINE)
 
 @pytest.mark.parametrize("name", CLASSES)
 def test_committed_schemas_are_up_to_date(name):
-    assert (FOLDER / f"{name}.json").read_text() == schema_text(CLASSES[name]), "run scripts/make_schema.py"
+    assert (FOLDER / f"{name}.json").read_text() == schema_text(CLASSES[name]), (
+        "run scripts/docs/make_schema.py"
+    )
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(CONFIGS)))

@@ -1,9 +1,9 @@
 """Time and peak memory of one long span of text on a small machine.
 
-    python scripts/long_context.py --length 131072              one scheme of each class, random weights
-    python scripts/long_context.py rope alibi fire --length 131072   these schemes
-    python scripts/long_context.py runs/quickstart --length 131072   a trained run
-    python scripts/long_context.py rope fire --length 8192,32768 --threads 1
+    python scripts/checks/long_context.py --length 131072   one scheme of each class, random weights
+    python scripts/checks/long_context.py rope alibi fire --length 131072   these schemes
+    python scripts/checks/long_context.py runs/quickstart --length 131072   a trained run
+    python scripts/checks/long_context.py rope fire --length 8192,32768 --threads 1
 
 Schemes are measured in the model of configs/tiny.yaml with random weights and tokens, on which time and
 memory do not depend. Each measurement runs in its own process: 64 targets at the end of one span, in chunks
@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, fields
 from multiprocessing import get_context
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import numpy as np
 import torch
@@ -39,15 +39,15 @@ from training.logging.console import Console, Parser, duration, run_main
 from training.run.directory import is_run, load
 from training.run.hardware import peak_memory, prepare_cpu
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 SUBJECTS = ["rope", "none", "sinusoidal", "alibi", "kerple", "t5", "fire", "fox"]
 VOCABULARY, TARGETS, CHUNK, WARM = 4096, 64, 4096, 512
 HEAD = """# Cost of one long span on a small machine
 
-`python scripts/long_context.py` scores 64 targets at the end of one span, in chunks of 4096 tokens through
-the key/value cache, in float32, with the model of configs/tiny.yaml (3.1M parameters). Other work on the
-machine affects wall time more than CPU time, which is summed over threads. *Peak* is the resident memory of
-the process, *span* its increase over Python, libraries and weights, *estimate* what evaluate.py predicts
+`python scripts/checks/long_context.py` scores 64 targets at the end of one span, in chunks of 4096 tokens
+through the key/value cache, in float32, with the model of configs/tiny.yaml (3.1M parameters). Other work on
+the machine affects wall time more than CPU time, which is summed over threads. *Peak* is the resident memory
+of the process, *span* its increase over Python, libraries and weights, *estimate* what evaluate.py predicts
 for the span. Machine: {machine}.
 
 """

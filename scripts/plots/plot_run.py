@@ -1,7 +1,7 @@
 """Plot training loss, held-out NLL by length and learning rate over tokens for one or more runs.
 
-    python scripts/plot_run.py runs/quickstart
-    python scripts/plot_run.py runs/tiny-* --out figures/tiny.png
+    python scripts/plots/plot_run.py runs/quickstart
+    python scripts/plots/plot_run.py runs/tiny-* --out figures/tiny.png
 
 Reads metrics.jsonl, also of unfinished runs; if a step was repeated, its last line counts. Writes PNG, SVG
 and CSV with the same name.
@@ -11,7 +11,7 @@ import io
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from data.files import atomic
 from evaluation.reports.figures import save

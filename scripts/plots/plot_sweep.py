@@ -1,7 +1,7 @@
 """Plot the loss of a study over a hyperparameter: by default over the learning rate, one line per width.
 
     python study.py configs/studies/mup.yaml --jobs 2
-    python scripts/plot_sweep.py runs/studies/mup --out docs/results/mup
+    python scripts/plots/plot_sweep.py runs/studies/mup --out docs/results/mup
 
 Reads results.json of a study whose grid has a numeric axis (--over) and one other axis (--lines), besides the
 scheme (one panel each) and the seed (averaged). Reports the best value of each line, for the mean and each
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -180,7 +180,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sweeps = read_sweeps(study, name, options.over, options.lines)
     out = options.out or options.study / "sweep"
     out.parent.mkdir(parents=True, exist_ok=True)
-    command = " ".join(["python", "scripts/plot_sweep.py", *(arguments or sys.argv[1:])])
+    command = " ".join(["python", "scripts/plots/plot_sweep.py", *(arguments or sys.argv[1:])])
     text = page(sweeps, command, f"{out.name}.png", options.over, options.lines)
     print(text)
     write_text(out.with_suffix(".md"), text)

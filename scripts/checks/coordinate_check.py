@@ -1,7 +1,7 @@
 """Coordinate check: change of activations in the first steps of training, by width.
 
-  python scripts/coordinate_check.py --out docs/results/coordinate_check
-  python scripts/coordinate_check.py --widths 64 128 256 512 --grow features --optimizer muon
+  python scripts/checks/coordinate_check.py --out docs/results/coordinate_check
+  python scripts/checks/coordinate_check.py --widths 64 128 256 512 --grow features --optimizer muon
 
 The coordinate check of Yang et al. 2022 (arXiv:2203.03466, appendix D.1). Models that differ only in width
 take a few steps on the same random tokens at the same learning rate. The table has the RMS change of each
@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 from matplotlib.figure import Figure
@@ -177,7 +177,7 @@ def main() -> int:
         raise TrainingError("--steps and --seeds must be at least 1, --lr above 0")
     optimizer = OPTIMIZERS[given.optimizer](given.lr)
     rows = check(sorted(set(given.widths)), optimizer, grow=given.grow, steps=given.steps, seeds=given.seeds)
-    command = " ".join(["python", "scripts/coordinate_check.py", *sys.argv[1:]])
+    command = " ".join(["python", "scripts/checks/coordinate_check.py", *sys.argv[1:]])
     page = table(rows, command, given.out.with_suffix(".png").name)
     print(page)
     given.out.parent.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
 """Verify that a run resumes exactly: train it, kill and resume it several times, and compare every step.
 
-    python scripts/verify_resume.py configs/tiny.yaml --steps 60        any settings of train.py
-    python scripts/verify_resume.py runs/tiny-0123456789 --steps 60     settings of a run, which is only read
-    python scripts/verify_resume.py configs/tiny.yaml --ranks 1 2       resume on other numbers of processes
+    python scripts/checks/verify_resume.py configs/tiny.yaml --steps 60        any settings of train.py
+    python scripts/checks/verify_resume.py runs/tiny-0123456789 --steps 60   settings of a run
+    python scripts/checks/verify_resume.py configs/tiny.yaml --ranks 1 2   other numbers of processes
 
 A reference run is not interrupted. A second run with the same settings is killed with SIGKILL at random
 steps, one of them just after the end of an epoch if there is one, and resumed each time. The script
@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import psutil
 import torch
@@ -41,7 +41,7 @@ from training.logging.metrics_file import last_lines, read_metrics
 from training.run.directory import SETTINGS, not_a_run
 from training.run.parent import read_run_settings
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 TOLERANCE = 1e-10  # of losses and gradient norms in float64, for different numbers of processes
 MEASURED = ("loss", "grad_norm", "nll")
 CLOCKED = {"attempt", "tokens_per_second", "mfu", "seconds", "memory_bytes", "peak_memory_bytes"}

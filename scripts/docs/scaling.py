@@ -1,8 +1,8 @@
 """Memory, communication and throughput of training on 1 to 512 GPUs: the tables of docs/scaling.md.
 
-    python scripts/scaling.py                print the tables
-    python scripts/scaling.py --write        write them into docs/scaling.md
-    python scripts/scaling.py --gpu a100     use other hardware
+    python scripts/docs/scaling.py                print the tables
+    python scripts/docs/scaling.py --write        write them into docs/scaling.md
+    python scripts/docs/scaling.py --gpu a100     use other hardware
 
 Nothing is measured. Parameters and FLOPs are those of configs/base.yaml, 1b.yaml and 7b.yaml; bandwidths and
 peak rates come from data sheets; the achieved share of the peak is an assumption.
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 
@@ -27,7 +27,7 @@ from training.run.hardware import RECOMPUTED, USUAL_SHARE
 from training.run.memory import FLOAT, HALF, MemoryLayout, activations, block_parameters, matrices
 from training.run.memory import memory as memory_of
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 TARGET = ROOT / "docs" / "scaling.md"
 SIZES = {"100M": "base", "1B": "1b", "7B": "7b"}
 WORLDS = (1, 8, 64, 512)

@@ -1,7 +1,7 @@
 """Measure whether trained runs use positions: the increase of their loss when position numbers are permuted.
 
-    python scripts/probe_positions.py runs/quickstart
-    python scripts/probe_positions.py runs/studies/schemes/runs/* --out schemes.csv
+    python scripts/checks/probe_positions.py runs/quickstart
+    python scripts/checks/probe_positions.py runs/studies/schemes/runs/* --out schemes.csv
 
 For each run: NLL of the second half of 64 held-out windows of the trained length, its increase when the
 position numbers of each window are permuted (the order of tokens and the attention mask are unchanged) with
@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import numpy as np
 import torch

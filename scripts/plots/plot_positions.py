@@ -1,11 +1,11 @@
 """Plot what positional schemes compute, without training; takes a few seconds.
 
-  python scripts/plot_positions.py                                  all figures, to docs/figures/positions
-  python scripts/plot_positions.py decay --theta 10000 1000000      two bases
-  python scripts/plot_positions.py wavelengths --theta 500000 --dim 128 --train-length 8192
-  python scripts/plot_positions.py methods --factor 16
-  python scripts/plot_positions.py decay --scheme '{name: rope, scaling: {name: yarn, factor: 4}}'
-  python scripts/plot_positions.py biases --run runs/NAME           as trained and as initialized
+  python scripts/plots/plot_positions.py   all figures, to docs/figures/positions
+  python scripts/plots/plot_positions.py decay --theta 10000 1000000      two bases
+  python scripts/plots/plot_positions.py wavelengths --theta 500000 --dim 128 --train-length 8192
+  python scripts/plots/plot_positions.py methods --factor 16
+  python scripts/plots/plot_positions.py decay --scheme '{name: rope, scaling: {name: yarn, factor: 4}}'
+  python scripts/plots/plot_positions.py biases --run runs/NAME           as trained and as initialized
 
 figures:
   encodings      a token of ones at positions 0, 1, 2, ...: one panel per scheme
@@ -26,7 +26,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # allows running from any directory
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # allows running from any directory
 
 from errors import ConfigError
 from evaluation.reports.base import write_table
@@ -38,7 +38,7 @@ from training.config.yaml_io import parse_yaml
 from training.logging.console import Console, Parser, run_main
 from training.run.directory import load
 
-OUT = Path(__file__).resolve().parents[1] / "docs" / "figures" / "positions"
+OUT = Path(__file__).resolve().parents[2] / "docs" / "figures" / "positions"
 NUMBERS = {  # option -> type, least value, default, metavar, help
     "dim": (int, 4, 128, "D", "head dimension"),
     "heads": (int, 1, 8, "H", "heads of the biases"),

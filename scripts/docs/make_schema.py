@@ -1,6 +1,6 @@
 """Write the JSON schemas of settings files to configs/schema.
 
-  python scripts/make_schema.py
+  python scripts/docs/make_schema.py
 
 Editors complete keys and report errors by the `yaml-language-server` line of each settings file; `--help` and
 the check for misspelled settings read them without importing torch. A test compares them with the classes.
@@ -9,7 +9,7 @@ the check for misspelled settings read them without importing torch. A test comp
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from evaluation import EvaluationSettings
 from evaluation.diagnostics import AttentionDiagnosticSettings, GenerationDiagnosticSettings

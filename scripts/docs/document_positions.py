@@ -1,7 +1,7 @@
 """Write docs/positions.md: every positional scheme, modifier and sampler, from the registry and docstrings.
 
-    python scripts/document_positions.py            write docs/positions.md
-    python scripts/document_positions.py --check    exit with status 1 if the file is out of date
+    python scripts/docs/document_positions.py            write docs/positions.md
+    python scripts/docs/document_positions.py --check    exit with status 1 if the file is out of date
 
 The kernel of each scheme is determined by planning a small pass.
 """
@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 from pydantic import BaseModel
@@ -25,7 +25,7 @@ from model.attention.kernels import choose
 from model.position import AttentionContext, PositionalScheme, PositionSettings
 from training.logging.console import Parser, run_main
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 TARGET = ROOT / "docs" / "positions.md"
 COMMON = tuple(PositionSettings.model_fields)
 LOWERINGS = {
@@ -63,7 +63,9 @@ def main() -> int:
     text = document()
     if parser.parse_args().check:
         same = TARGET.is_file() and TARGET.read_text(encoding="utf-8") == text
-        print("up to date" if same else f"{TARGET.name} is out of date: run {Path(__file__).name}")
+        print(
+            "up to date" if same else f"{TARGET.name} is out of date: run scripts/docs/{Path(__file__).name}"
+        )
         return 0 if same else 1
     write_text(TARGET, text)
     print(f"{TARGET}: {len(SCHEMES)} schemes")
@@ -75,7 +77,7 @@ def document() -> str:
     lines = [
         "# Positions",
         "",
-        "<!-- Written by scripts/document_positions.py from the registry and docstrings; change those. -->",
+        "<!-- Generated from the registry and docstrings by scripts/docs/document_positions.py -->",
         "",
         *INTRODUCTION.splitlines(),
         "",
