@@ -26,7 +26,7 @@ from studies.report.plots import (
 )
 from studies.results.compare import StudyComparison
 from studies.results.stored import CONFIDENCE, Group, StoredStudy
-from studies.results.table import ResultsTable, StudyResult
+from studies.results.table import ResultsTable
 
 NLL = "NLL, nats per token"
 BY_LENGTH = "NLL by context length"
@@ -100,16 +100,11 @@ class FigureBuilder:
     def gain(self, table: StudyComparison) -> ReportFigure:
         """Net gain over truncation against length."""
         l0, tolerance = table.trained_length, table.tolerance
-        # All lines begin at the trained length, where the gain as trained is 0.
-        gains = {
-            name: [row for row in table.select("gain", name) if row.at >= l0]
-            for name in table.names
-            if table.beyond(name)
-        }
-        series = [
-            self._series(name, [(row.at, row.value, row.low, row.high) for row in rows])
-            for name, rows in gains.items()
-        ]
+        series = []
+        for name in filter(table.beyond, table.names):
+            # All lines begin at the trained length, where the gain as trained is 0.
+            rows = [row for row in table.select("gain", name) if row.at >= l0]
+            series.append(self._series(name, [(row.at, row.value, row.low, row.high) for row in rows]))
         bars = f"\nBars: {100 * table.confidence:g}% intervals." if barred(series) else ""
         axis = note("net_gain_axis", table) + bars
         marks = ReferenceLines(l0, [("truncated to the trained length", 0.0)], band=tolerance)
@@ -209,9 +204,7 @@ class FigureBuilder:
         for measure, heading in MEASURES.items():
             rows = {name: sorted(table.select(measure, name), key=lambda row: row.at) for name in table.names}
             series = [
-                self._series(name, [(row.at, row.value, math.nan, math.nan) for row in own])
-                for name, own in rows.items()
-                if own
+                self._series(name, [(row.at, row.value) for row in own]) for name, own in rows.items() if own
             ]
             panels += [Panel(series, heading)] if series else []
         means = note("attention")
@@ -229,15 +222,12 @@ class FigureBuilder:
         for name in table.names:
             rows = sorted(table.select("nll_at_positions", name, where=None), key=lambda row: row.where)
             # Position p sees p + 1 tokens; a bucket is drawn at its geometric mean of tokens seen.
-            x = [math.sqrt((row.where[0] + 1) * row.where[1]) for row in rows]
-            points = [(at, row.value, math.nan, math.nan) for at, row in zip(x, rows, strict=True)]
+            points = [(math.sqrt((row.where[0] + 1) * row.where[1]), row.value) for row in rows]
             series.append(self._series(name, points))
         ticks = [float(2**k) for k in range(0, longest.bit_length(), 2)]
         title = f"NLL by position in a window of {longest:,} tokens"
-        marks, text = (
-            ReferenceLines(table.trained_length, ticks=ticks),
-            FigureText(title, _subtitle(table), note("position_axis", longest=longest)),
-        )
+        marks = ReferenceLines(table.trained_length, ticks=ticks)
+        text = FigureText(title, _subtitle(table), note("position_axis", longest=longest))
         figure = joint_figure(series, marks, text, NLL, x="tokens seen (log scale)", width=WIDTH)
         caption = note("position", longest=longest)
         last = "; ".join(f"{one.label} {one.y[-1]:.2f}" for one in series)
@@ -245,8 +235,9 @@ class FigureBuilder:
         return self._add(table, "by_position", figure, caption, alt)
 
     def _series(self, name: str, points: Sequence[Sequence[float]]) -> Curve:
-        """A line through (x, y, low, high) in the style of a variant."""
-        x, y, low, high = ([float(point[part]) for point in points] for part in range(4))
+        """A line through (x, y) or (x, y, low, high) in the style of a variant."""
+        padded = [(*map(float, point), math.nan, math.nan) for point in points]
+        x, y, low, high = ([point[part] for point in padded] for part in range(4))
         color, marker = self.styles[name]
         return Curve(name, x, y, color, low, high, width=1.6, marker=marker, order=4)
 
@@ -262,21 +253,12 @@ class FigureBuilder:
 
     def _seeds(self, table: StudyComparison, name: str) -> list[Curve]:
         """NLL of each seed as a thin line; none for a single seed."""
-        rows: dict[str, list[StudyResult]] = {}
-        for row in table.select("nll", name, seed=None):
-            rows.setdefault(row.seed, []).append(row)
-        return [
-            Curve(
-                "",
-                [row.at for row in own],
-                [row.value for row in own],
-                self.styles[name][0],
-                width=0.6,
-                order=2.5,
-            )
-            for seed, own in rows.items()
-            if seed and table.seed_count(name) > 1
+        rows = table.select("nll", name, seed=None)
+        seeds = dict.fromkeys(row.seed for row in rows if row.seed and table.seed_count(name) > 1)
+        lines = [
+            self._series(name, [(row.at, row.value) for row in rows if row.seed == one]) for one in seeds
         ]
+        return [replace(line, label="", marker="", width=0.6, order=2.5) for line in lines]
 
     def _exposure(self, table: ResultsTable, name: str) -> Exposure:
         """Exposure of a scheme in training, of positions and of distances: (tokens of context, share)."""
