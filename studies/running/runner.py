@@ -22,7 +22,7 @@ from studies.running.processes import CommandRunner, last_error
 from studies.running.progress import BUSY, DONE, EVALUATING, FAILED, STOPPED, TRAINING, WAITING, StudyProgress
 from studies.running.records import CellRecord, trained
 from studies.running.texts import StudyTexts
-from training.run.directory import held, is_run
+from training.run.directory import is_run, locked_run
 
 ROOT = Path(__file__).resolve().parents[2]
 POLL = 0.25  # seconds between refreshes of the table
@@ -192,7 +192,7 @@ def gpus() -> list[str]:
 
 def _locked_elsewhere(run: Path) -> bool:
     try:
-        with held(run) if is_run(run) else nullcontext():
+        with locked_run(run) if is_run(run) else nullcontext():
             return False
     except TrainingError:
         return True

@@ -10,7 +10,7 @@ import pytest
 
 from data.files import _host, atomic, locked, save_array
 from errors import TrainingError
-from training.run.directory import held
+from training.run.directory import locked_run
 
 
 def test_failed_write_keeps_old_file(tmp_path):
@@ -39,5 +39,9 @@ def test_lock_is_exclusive_unless_shared(tmp_path):
         fcntl.flock(mine, fcntl.LOCK_UN)
         assert locked(theirs, shared=True) is True and locked(mine, shared=True) is True
         assert locked(mine) is False
-    with held(tmp_path), pytest.raises(TrainingError, match="trained by another process"), held(tmp_path):
+    with (
+        locked_run(tmp_path),
+        pytest.raises(TrainingError, match="trained by another process"),
+        locked_run(tmp_path),
+    ):
         pass

@@ -20,7 +20,7 @@ from data.sampling.batches import TrainingText
 from data.sampling.segments import Segment
 from tests.data.conftest import make_text
 from tests.data.test_prepare import Listener
-from training.run.directory import held
+from training.run.directory import locked_run
 
 
 @pytest.fixture(params=["jsonl", pytest.param("hub", marks=pytest.mark.slow)])
@@ -136,7 +136,7 @@ def test_file_system_without_locks_warns_once(settings, tmp_path, monkeypatch, n
         groups.store(1)
     groups.prepare_rest(Listener())
     assert groups.store(1).n_documents
-    with held(tmp_path / "run"), held(tmp_path / "run"):
+    with locked_run(tmp_path / "run"), locked_run(tmp_path / "run"):
         pass
 
 

@@ -13,7 +13,7 @@ from tests.faults.fault import Fault, Result, call
 from tests.processes import ScriptProcess
 from tests.training.conftest import ROOT, environment
 from training.checkpoint.storage import steps_of
-from training.run.directory import held
+from training.run.directory import locked_run
 
 LONG = ("training.tokens=4M", "training.validation.interval=null", "training.samples.prompts=[]")
 UNSAVED = "training.checkpoint.interval=null"
@@ -106,7 +106,7 @@ def without_manifest(folder: Path, words: list[str]) -> Result:
 
 def second_trainer(folder: Path, words: list[str]) -> Result:
     """The lock file of a run that is being trained is deleted."""
-    with held(folder / "run"):
+    with locked_run(folder / "run"):
         (folder / "run" / ".lock").unlink()
         return call("train.py", *words, "--run-dir=run", cwd=folder)
 

@@ -35,7 +35,7 @@ AVERAGE = "average.safetensors"
 STATE, MANIFEST = "state.json", "manifest.json"
 _NAME = re.compile(r"step-(\d+)")
 _STATE = {"step": int, "state": dict, "optimizer": dict}
-_READINGS = 100  # attempts to read a checkpoint that is replaced meanwhile
+_MAX_READS = 100  # attempts to read a checkpoint that is replaced meanwhile
 T = TypeVar("T")
 
 
@@ -126,13 +126,13 @@ def save_snapshot(
     def finish() -> str:
         if not main:
             return ""
-        digest = _seal(building, step, {name: about for part in parts for name, about in part.items()})
-        _put_in_place(building, folder_of(run, step))
+        digest = _seal(draft, step, {name: about for part in parts for name, about in part.items()})
+        _put_in_place(draft, folder_of(run, step))
         return digest
 
-    with _draft(run, step, group.gather(os.getpid())[0], main) as building:
-        on_all(group, "save", lambda: _begin(run, building) if main else None)
-        parts = on_all(group, "save", lambda: _write(building, step, snapshot, state, group))
+    with _draft(run, step, group.gather(os.getpid())[0], main) as draft:
+        on_all(group, "save", lambda: _begin(run, draft) if main else None)
+        parts = on_all(group, "save", lambda: _write(draft, step, snapshot, state, group))
         digest = on_all(group, "save", finish)[0]
     return Checkpoint(folder_of(run, step), step, digest)
 
@@ -140,12 +140,12 @@ def save_snapshot(
 @contextmanager
 def _draft(run: Path, step: int, process: int, main: bool = True) -> Iterator[Path]:
     """The folder in which a process builds a checkpoint; removed by the main process after an error."""
-    building = folder_of(run, step).with_name(f".writing-step-{step:08d}-{process}")
+    draft = folder_of(run, step).with_name(f".writing-step-{step:08d}-{process}")
     try:
-        yield building
+        yield draft
     except Exception as error:
         if main:
-            shutil.rmtree(building, ignore_errors=True)
+            shutil.rmtree(draft, ignore_errors=True)
         if is_disk_full(error):
             free = shutil.disk_usage(run).free / 1e6
             raise TrainingError(
@@ -155,38 +155,36 @@ def _draft(run: Path, step: int, process: int, main: bool = True) -> Iterator[Pa
         raise
 
 
-def _begin(run: Path, building: Path) -> None:
-    building.parent.mkdir(parents=True, exist_ok=True)
+def _begin(run: Path, draft: Path) -> None:
+    draft.parent.mkdir(parents=True, exist_ok=True)
     clean_leftovers(run)
-    building.mkdir()
+    draft.mkdir()
 
 
 def copy_checkpoint(checkpoint: Checkpoint, run: Path) -> None:
     """Copy a checkpoint, byte for byte, to another run; called by one process."""
-    with _draft(run, checkpoint.step, os.getpid()) as building:
-        _begin(run, building)
-        shutil.copytree(checkpoint.folder, building, dirs_exist_ok=True)
-        for file in building.iterdir():
+    with _draft(run, checkpoint.step, os.getpid()) as draft:
+        _begin(run, draft)
+        shutil.copytree(checkpoint.folder, draft, dirs_exist_ok=True)
+        for file in draft.iterdir():
             sync(file)
-        _put_in_place(building, folder_of(run, checkpoint.step))
+        _put_in_place(draft, folder_of(run, checkpoint.step))
 
 
-def _write(
-    building: Path, step: int, snapshot: Snapshot, state: dict, group: ProcessGroup
-) -> dict[str, dict]:
+def _write(draft: Path, step: int, snapshot: Snapshot, state: dict, group: ProcessGroup) -> dict[str, dict]:
     """Write this process's files of a checkpoint; returns size and hash of each."""
 
     def put(kind: str, held: dict[str, Tensor | TensorShard]) -> Path:
         for name, own in held.items():
             if (wrong := flaw(_tensor_of(own), kind)) is not None:
-                run = building.parent.parent
+                run = draft.parent.parent
                 raise TrainingError(
                     f"{run}: step {step} is not saved, {name} {wrong}; {_kept(run)}. The training has "
                     "diverged: lower training.optimizer.lr or training.grad_clip in a new run"
                 )
         if group.world > 1:
-            return write_part(building, kind, held, group.rank, group.world)
-        file = building / f"{kind}.safetensors"
+            return write_part(draft, kind, held, group.rank, group.world)
+        file = draft / f"{kind}.safetensors"
         save_file({name: _tensor_of(own) for name, own in held.items()}, file)
         return file
 
@@ -194,9 +192,9 @@ def _write(
     written = [put(kind, held) for kind, held in kinds.items() if held is not None]
     if group.rank == 0:
         write_json(
-            building / STATE, {"step": step, "state": state, "optimizer": snapshot.options}, allow_nan=False
+            draft / STATE, {"step": step, "state": state, "optimizer": snapshot.options}, allow_nan=False
         )
-        written.append(building / STATE)
+        written.append(draft / STATE)
     files = {}
     for file in written:
         sync(file)
@@ -208,11 +206,11 @@ def _tensor_of(own: Tensor | TensorShard) -> Tensor:
     return own if isinstance(own, Tensor) else own.tensor
 
 
-def _seal(building: Path, step: int, files: dict[str, dict]) -> str:
+def _seal(draft: Path, step: int, files: dict[str, dict]) -> str:
     """Write the manifest of files already written; returns the hash of the checkpoint."""
     manifest = {"format": 1, "step": step, "files": dict(sorted(files.items()))}
     manifest["hash"] = _digest(manifest)
-    write_json(building / MANIFEST, manifest, allow_nan=False)
+    write_json(draft / MANIFEST, manifest, allow_nan=False)
     return manifest["hash"]
 
 
@@ -222,11 +220,11 @@ def _digest(manifest: dict) -> str:
     return hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()
 
 
-def _put_in_place(building: Path, folder: Path) -> None:
+def _put_in_place(draft: Path, folder: Path) -> None:
     old = folder.with_name(f".replaced-{folder.name}")
     if folder.exists():
         os.rename(folder, old)
-    os.rename(building, folder)
+    os.rename(draft, folder)
     sync(folder.parent)
     shutil.rmtree(old, ignore_errors=True)
 
@@ -310,7 +308,7 @@ def while_training(run: Path, read: Callable[[], T]) -> T:
         except FileNotFoundError:
             return {}
 
-    for _ in range(_READINGS):
+    for _ in range(_MAX_READS):
         before = listed()
         try:
             return read()

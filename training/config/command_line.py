@@ -173,13 +173,11 @@ def answer_quickly(usage: str | None) -> None:
         check_settings(script, parse(script, usage or ""))
     except (ValueError, OSError) as error:
         problem = error
-    else:
-        return
 
-    def fail() -> None:
-        raise problem
+        def fail() -> None:
+            raise problem
 
-    run_main(fail)  # prints the error in the format of every script
+        run_main(fail)  # prints the error in the format of every script
 
 
 def check_settings(script: str, options: Namespace) -> None:

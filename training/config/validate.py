@@ -19,7 +19,7 @@ from training.config.schema import LIMITS, SUFFIXED, SchemaNode, leaves, walk
 from training.config.yaml_io import kind_of, show
 
 MAX_LISTED = 12  # settings of a group that a message lists
-_POWERS = {"k": 3, "K": 3, "M": 6, "B": 9, "G": 9, "T": 12}
+_SUFFIX_POWERS = {"k": 3, "K": 3, "M": 6, "B": 9, "G": 9, "T": 12}
 # Names in other codebases, where spelling alone would suggest the wrong setting or choice.
 ALIASES = {
     "training.tokens": "steps max_steps num_steps max_iters iterations epochs num_train_epochs",
@@ -170,7 +170,7 @@ def _read_scalar(node: SchemaNode, value: Any) -> tuple[Any, str | None]:
     is_text_allowed = "string" in node.types
     is_numeric = not is_text_allowed and {"integer", "number"} & set(node.types)
     if is_numeric and isinstance(value, str) and (match := re.match(SUFFIXED, value)):
-        number = Decimal(match[1].replace("_", "")) * 10 ** _POWERS[match[2]]
+        number = Decimal(match[1].replace("_", "")) * 10 ** _SUFFIX_POWERS[match[2]]
         value = int(number) if number == int(number) else float(number)
     if isinstance(value, float) and not math.isfinite(value):
         return value, "must be a finite number"

@@ -45,7 +45,7 @@ from training.run.environment import attempt
 from training.stages import last_trained
 
 SETTINGS, MANIFEST, LOCK = "settings.yaml", "manifest.json", ".lock"
-_SAME = {  # manifest keys whose values must not change on resume
+_FIXED_KEYS = {  # manifest keys whose values must not change on resume
     "tokenizer_hash": "tokenizer",
     "vocab_size": "vocabulary",
     "data_hash": "prepared text",
@@ -56,7 +56,7 @@ _SAME = {  # manifest keys whose values must not change on resume
 def run_folder(settings: RunSettings, arguments: Sequence[str], root: str | Path = "runs") -> Path:
     """The default run directory: `<root>/<first file>-<choices not in that file>-<identity>`, such as
     runs/tiny-alibi-0123456789. Other overrides with equal settings give the same folder."""
-    stem, end = stem_of(arguments), identity(settings)
+    stem, end = name_stem(arguments), identity(settings)
     known = [folder for folder in sorted(Path(root).glob(f"{escape(stem)}-*{end}")) if is_run(folder)]
     names = dict.fromkeys([stem, *choices_of(settings, arguments), end])
     return known[0] if known else Path(root) / "-".join(names)
@@ -77,7 +77,7 @@ def choices_of(settings: RunSettings, arguments: Sequence[str]) -> list[str]:
     return [name for _, name in sorted(named, key=lambda one: not one[0].startswith("model.position"))]
 
 
-def stem_of(arguments: Sequence[str]) -> str:
+def name_stem(arguments: Sequence[str]) -> str:
     """The first part of a run's name: its first YAML file, else the parent of a fork, else `default`."""
     files, overrides = split_arguments(list(arguments))
     values = dict(override.split("=", 1) for override in overrides)
@@ -85,7 +85,7 @@ def stem_of(arguments: Sequence[str]) -> str:
     return Path(files[0]).stem if files else Path(forked or "default").name
 
 
-def check_folder(folder: Path) -> None:
+def check_writable(folder: Path) -> None:
     """Raise TrainingError for a run directory that cannot be created, before any other work."""
     nearest = next(path for path in (folder, *folder.parents) if path.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
@@ -99,9 +99,9 @@ def is_run(folder: Path) -> bool:
 
 
 # Optional keys of a run's manifest that other modules read, and their types.
-_ABOUT: dict[str, type] = dict.fromkeys(("tokenizer_hash", "data", "groups"), str)
-_ABOUT |= dict.fromkeys(("mixture", "lineage", "attempts"), list)
-_ABOUT |= {"vocab_size": int, "inherited": dict}
+_OPTIONAL_KEYS: dict[str, type] = dict.fromkeys(("tokenizer_hash", "data", "groups"), str)
+_OPTIONAL_KEYS |= dict.fromkeys(("mixture", "lineage", "attempts"), list)
+_OPTIONAL_KEYS |= {"vocab_size": int, "inherited": dict}
 
 
 def read_manifest(folder: Path, *needed: str) -> dict:
@@ -112,7 +112,7 @@ def read_manifest(folder: Path, *needed: str) -> dict:
     file = folder / MANIFEST
     about = read_object(file)
     needed += tuple(key for key, value in about.items() if value is not None)
-    with_keys(file, about, {key: kind for key, kind in _ABOUT.items() if key in needed})
+    with_keys(file, about, {key: kind for key, kind in _OPTIONAL_KEYS.items() if key in needed})
     for one in about.get("lineage") or []:
         with_keys(f"{file}: lineage", one, {"run": str, "step": int})
     return about
@@ -174,13 +174,13 @@ def resume_run(
     now = {"tokenizer_hash": tokenizer.hash, "vocab_size": tokenizer.vocab_size, **(extra or {})}
     before = read_settings(folder)
     changes = changed(before, settings)
-    if barred := changed(before, settings, free=False):
+    if fixed := changed(before, settings, free=False):
         raise TrainingError(
             f"{folder} was started with other settings; change them back, go on under the new ones in "
             f"another run (--fork {folder} instead of --run-dir), or start again (--restart):\n       "
-            + "\n       ".join(barred)
+            + "\n       ".join(fixed)
         )
-    for key, name in _SAME.items():  # the settings are equal, so these changed for another reason
+    for key, name in _FIXED_KEYS.items():  # the settings are equal, so these changed for another reason
         if key in about and key in now and about[key] != now[key]:
             was, is_now = (str(value)[:12] for value in (about[key], now[key]))
             raise TrainingError(
@@ -199,7 +199,7 @@ def changed(old: RunSettings, new: RunSettings, free: bool = True) -> list[str]:
     return [f"{key}: {_short(a)} → {_short(b)}" for key, a, b, may_change in found if free or not may_change]
 
 
-def set_aside(folder: Path) -> Path | None:
+def rename_old_run(folder: Path) -> Path | None:
     """Rename a run to `<name>.old1` (or the next free number), so that a new run can use the name."""
     if not folder.exists():
         return None
@@ -211,7 +211,7 @@ def set_aside(folder: Path) -> Path | None:
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
+def locked_run(folder: Path) -> Iterator[None]:
     """Lock a run against training by other processes; the lock of a killed process is released by the system.
 
     Both the folder and a file in it are locked: the file can be deleted, and on network file systems the lock
@@ -232,7 +232,7 @@ def read_settings(folder: Path) -> RunSettings:
     return load_settings(RunSettings, [str(folder / SETTINGS)])
 
 
-def text_of(folder: Path) -> PreparedData:
+def open_run_data(folder: Path) -> PreparedData:
     """The prepared text that a run was trained on, according to its manifest."""
     about = read_manifest(folder)
     return open_prepared(about.get("data") or "", about.get("mixture", ()))

@@ -23,7 +23,7 @@ from training.checkpoint.storage import WEIGHTS, Checkpoint, find_checkpoint
 from training.config.load import identity, load_settings, setting_before_validation
 from training.config.settings import RunSettings
 from training.run.compatibility import check_start, with_table_length
-from training.run.directory import changed, is_run, not_a_run, read_manifest, read_settings, stem_of
+from training.run.directory import changed, is_run, name_stem, not_a_run, read_manifest, read_settings
 from training.stages import last_trained
 
 
@@ -142,7 +142,7 @@ def open_parent(folder: Path, step: int | None = None, fork: bool = False) -> Pa
 
 def _remembered(overrides: list[str], run: str, folder: Path | None, root: Path) -> RunSettings | None:
     """The settings of an existing run whose parent is gone, from the inherited settings in its folder."""
-    for candidate in [folder] if folder else sorted(root.glob(f"{stem_of(overrides)}-*")):
+    for candidate in [folder] if folder else sorted(root.glob(f"{name_stem(overrides)}-*")):
         about = read_manifest(candidate) if is_run(candidate) else {}
         own = about.get("lineage", [{}])[0]
         if own.get("run") != run:

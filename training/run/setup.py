@@ -37,14 +37,14 @@ from training.run.checks import (
 )
 from training.run.compatibility import check_text
 from training.run.directory import (
-    check_folder,
+    check_writable,
     create_run,
-    held,
     is_run,
+    locked_run,
+    open_run_data,
+    rename_old_run,
     resume_run,
     run_folder,
-    set_aside,
-    text_of,
 )
 from training.run.dry_run import check_memory, show_forecast
 from training.run.environment import processes_of
@@ -138,11 +138,11 @@ def open_run(options: Namespace, interrupts: Interrupts, draw_targets: DrawTarge
     if not options.force:
         check_memory(settings, parallel, parent)
     folder = Path(options.run_dir) if options.run_dir else run_folder(settings, options.overrides)
-    check_folder(folder)
+    check_writable(folder)
 
     def prepared() -> PreparedData:
         is_parent_gone = settings.parent is not None and parent is None
-        data = text_of(folder) if is_parent_gone else prepare(settings.data, console)
+        data = open_run_data(folder) if is_parent_gone else prepare(settings.data, console)
         for store in (data.valid, *(text.train for text in data.texts)) if parallel.main else ():
             store.verify()
         return data
@@ -232,10 +232,10 @@ def _locked_folder(
     """Create the run directory, or check that the existing one has these settings; locked in the block."""
     folder = run.folder
     if restart and folder.exists():
-        with held(folder):  # an error where the run is being trained
-            kept = set_aside(folder)
+        with locked_run(folder):  # an error where the run is being trained
+            kept = rename_old_run(folder)
         run.console.info(f"the earlier run is kept as {kept}")
-    with held(folder):
+    with locked_run(folder):
         remove_drafts(folder)
         clean_leftovers(folder)
         manifest = run_manifest(run.settings, run.data, run.model)

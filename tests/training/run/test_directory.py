@@ -1,4 +1,4 @@
-"""Run directories: made, resumed, held, loaded."""
+"""Run directories: creation, resume, lock and loading."""
 
 import errno
 import json
@@ -22,14 +22,14 @@ from training.optim.optimizer import make_optimizer
 from training.run.directory import (
     MANIFEST,
     create_run,
-    held,
     is_run,
     load,
+    locked_run,
     read_manifest,
     read_settings,
+    rename_old_run,
     resume_run,
     run_folder,
-    set_aside,
 )
 
 WORDS = [
@@ -158,26 +158,26 @@ def test_resume_rejects_other_data_or_tokenizer(run, settings):
 
 
 def test_set_aside_keeps_all_files(run):
-    assert set_aside(run).name == "x.old1" and not run.exists()
+    assert rename_old_run(run).name == "x.old1" and not run.exists()
     run.mkdir()
-    assert set_aside(run).name == "x.old2"
-    assert set_aside(run) is None and is_run(run.with_name("x.old1"))
+    assert rename_old_run(run).name == "x.old2"
+    assert rename_old_run(run) is None and is_run(run.with_name("x.old1"))
 
 
 def test_run_lock_is_exclusive_and_released_on_exit(tmp_path):
     code = (
-        "import sys, time\nfrom pathlib import Path\nfrom training.run.directory import held\n"
-        "with held(Path(sys.argv[1])):\n    print('held', flush=True)\n    time.sleep(60)\n"
+        "import sys, time\nfrom pathlib import Path\nfrom training.run.directory import locked_run\n"
+        "with locked_run(Path(sys.argv[1])):\n    print('held', flush=True)\n    time.sleep(60)\n"
     )
     child = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE)
     with child:
         assert child.stdout.readline() == b"held\n"
-        with pytest.raises(TrainingError, match="trained by another process"), held(tmp_path):
+        with pytest.raises(TrainingError, match="trained by another process"), locked_run(tmp_path):
             pass
         child.send_signal(signal.SIGKILL)
-    with held(tmp_path):
+    with locked_run(tmp_path):
         (tmp_path / ".lock").unlink()
-        with pytest.raises(TrainingError, match="another process"), held(tmp_path):
+        with pytest.raises(TrainingError, match="another process"), locked_run(tmp_path):
             pass
 
 

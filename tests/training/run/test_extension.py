@@ -20,7 +20,7 @@ from training.config.settings import RunSettings
 from training.exposure import exposure_of
 from training.logging.metrics_file import read_metrics
 from training.run import first_checkpoint, setup
-from training.run.directory import load, read_settings, text_of
+from training.run.directory import load, open_run_data, read_settings
 from training.run.first_checkpoint import describe_comparison
 from training.run.parent import read_run_settings
 from training.run.setup import step0_score
@@ -95,7 +95,7 @@ def test_extension_starts_from_parent_weights_with_new_positions(parent, branch)
 
 
 def load_prepared(folder: Path):
-    return text_of(folder)
+    return open_run_data(folder)
 
 
 @pytest.mark.parametrize("more", [[], ["original_length=32"]])

@@ -17,7 +17,7 @@ from training.config.load import load_settings
 from training.config.settings import RunSettings
 from training.exposure import exposure_of
 from training.run.compatibility import check_fork
-from training.run.directory import load, stem_of
+from training.run.directory import load, name_stem
 
 WSD = Path(__file__).resolve().parents[3] / "configs" / "wsd"
 SHORT = ["training.lr_schedule.warmup=3", "training.lr_schedule.decay=4"]
@@ -233,5 +233,5 @@ def test_fork_of_missing_run_and_of_itself(stem, tmp_path):
 
 def test_fork_has_its_own_name():
     words = ["parent.run=runs/stem.v2", "parent.fork=true"]
-    assert stem_of(words) == "stem.v2" and stem_of(["configs/tiny.yaml", *words]) == "tiny"
-    assert stem_of(words[:1]) == "default"
+    assert name_stem(words) == "stem.v2" and name_stem(["configs/tiny.yaml", *words]) == "tiny"
+    assert name_stem(words[:1]) == "default"
