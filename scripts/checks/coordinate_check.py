@@ -12,7 +12,6 @@ Wider models have more heads (--grow heads) or larger heads (--grow features, wh
 1/D).
 """
 
-import csv
 import math
 import sys
 from collections.abc import Sequence
@@ -27,6 +26,7 @@ from torch import Tensor
 
 from data.files import write_text
 from errors import TrainingError
+from evaluation.reports.base import write_table
 from model import ModelSettings, TokenPositions, Transformer
 from training.config.optimizer_settings import AdamWBase, AdamWSettings, MuonSettings, OptimizerSettings
 from training.logging.console import Parser, run_main
@@ -182,10 +182,12 @@ def main() -> int:
     print(page)
     given.out.parent.mkdir(parents=True, exist_ok=True)
     write_text(given.out.with_suffix(".md"), page)
-    with open(given.out.with_suffix(".csv"), "w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(["parametrization", "activation", "width", "rms_change"])
-        writer.writerows((row.kind, row.part, *pair) for row in rows for pair in row.changes.items())
+    records = [
+        {"parametrization": row.kind, "activation": row.part, "width": width, "rms_change": change}
+        for row in rows
+        for width, change in row.changes.items()
+    ]
+    write_table(given.out.with_suffix(".csv"), records)
     draw(rows).savefig(given.out.with_suffix(".png"), dpi=150)
     return 0
 

@@ -12,7 +12,6 @@ of 4096 tokens through the cache. Rows are added to docs/results/long_context.cs
 """
 
 import csv
-import io
 import os
 import platform
 import sys
@@ -31,6 +30,7 @@ import torch
 from data.files import write_text
 from errors import TrainingError
 from evaluation import ModelScorer
+from evaluation.reports.base import write_table
 from evaluation.scoring.forecast import memory_needed
 from model import SCHEMES, Transformer
 from training.config.load import load_settings
@@ -154,13 +154,8 @@ def keep(row: SpanRow, folder: Path) -> None:
     same = (row.subject, row.length, row.threads)
     rows = [old for old in read(folder) if (old.subject, old.length, old.threads) != same] + [row]
     rows.sort(key=lambda one: (-one.length, one.threads, one.subject))
-    text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, fieldnames=[field.name for field in fields(SpanRow)])
-    writer.writeheader()
-    writer.writerows(
-        {k: f"{v:.4g}" if isinstance(v, float) else v for k, v in asdict(one).items()} for one in rows
-    )
-    write_text(folder / "long_context.csv", text.getvalue())
+    records = [{k: f"{v:.4g}" if isinstance(v, float) else v for k, v in asdict(one).items()} for one in rows]
+    write_table(folder / "long_context.csv", records)
     lines = [list(COLUMNS), ["---"] * len(COLUMNS), *cells(rows)]
     body = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     write_text(folder / "long_context.md", HEAD.format(machine=machine()) + body + "\n")
