@@ -51,8 +51,9 @@ from evaluation.ranks import joined
 from evaluation.reports.base import Report
 from studies.subjects import open_runs
 from training.config.load import dump, is_override, load_settings, setting_before_validation
-from training.logging.console import Console, printable, run_main
+from training.logging.console import Console, printable
 from training.run.hardware import prepare_cpu
+from training.script import run_main
 
 
 def main() -> int:

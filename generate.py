@@ -31,8 +31,9 @@ import torch
 from generation import JsonLinesWriter, TextWriter, generate_samples, make_samples, read_prompts
 from model import find_device
 from model.sampling import SamplingParams
-from training.logging.console import Console, run_main
+from training.logging.console import Console
 from training.run.directory import load
+from training.script import run_main
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 

@@ -60,7 +60,8 @@ from studies.running.runner import StudyRunner, lock_study
 from studies.running.slurm import write_array
 from studies.running.texts import StudyTexts
 from training.config.load import dump
-from training.logging.console import Console, run_main
+from training.logging.console import Console
+from training.script import run_main
 
 
 def main() -> int:

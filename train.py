@@ -22,7 +22,6 @@ from evaluation import monitor_targets
 from training.checkpoint.checkpointer import Checkpointer
 from training.distributed.parallel import Parallel
 from training.interrupts import Interrupts
-from training.logging.console import run_main
 from training.logging.metrics_logger import MetricsLogger
 from training.logging.profiler import Profiler
 from training.logging.step_metrics import StepResult, reduce_step
@@ -33,6 +32,7 @@ from training.optim.optimizer import guarded_step, make_optimizer, set_learning_
 from training.optim.step_guard import StepGuard
 from training.prefetcher import Prefetcher
 from training.run.setup import TrainingRun, dry_run, open_run
+from training.script import run_main
 from training.stages import TrainingSchedule
 from training.validation import Validator
 

@@ -19,8 +19,9 @@ from safetensors.torch import save_file
 from data.files import sync
 from errors import TrainingError
 from training.checkpoint.snapshot import weights_of
-from training.logging.console import Console, Parser, run_main
+from training.logging.console import Console
 from training.run.directory import load
+from training.script import Parser, run_main
 
 
 def main() -> int:

@@ -18,8 +18,9 @@ from interop import ImportedModel, InteropError, read_folder
 from training.checkpoint.storage import save_checkpoint
 from training.config.settings import RunSettings, TrainingSettings
 from training.config.trainer_settings import ValidationSettings
-from training.logging.console import Console, Parser, run_main
+from training.logging.console import Console
 from training.run.directory import create_run, is_run
+from training.script import Parser, run_main
 
 
 def main() -> None:

@@ -21,7 +21,8 @@ from training.config.help import describe_setting
 from training.config.load import load_settings
 from training.config.schema import schema_of
 from training.config.settings import RunSettings
-from training.logging.console import Console, Parser, run_main
+from training.logging.console import Console
+from training.script import Parser, run_main
 
 
 def parse() -> Namespace:

@@ -29,8 +29,8 @@ from errors import TrainingError
 from evaluation.reports.base import write_table
 from model import ModelSettings, TokenPositions, Transformer
 from training.config.optimizer_settings import AdamWBase, AdamWSettings, MuonSettings, OptimizerSettings
-from training.logging.console import Parser, run_main
 from training.optim.optimizer import make_optimizer, set_learning_rates
+from training.script import Parser, run_main
 
 VOCABULARY, ROWS, LENGTH, HEAD = 64, 8, 32, 16
 PARTS = ("attention", "mlp", "stream", "logits")  # outputs of the last block's parts, of all blocks, the head

@@ -35,9 +35,10 @@ from evaluation.scoring.forecast import memory_needed
 from model import SCHEMES, Transformer
 from training.config.load import load_settings
 from training.config.settings import RunSettings
-from training.logging.console import Console, Parser, duration, run_main
+from training.logging.console import Console, duration
 from training.run.directory import is_run, load
 from training.run.hardware import peak_memory, prepare_cpu
+from training.script import Parser, run_main
 
 ROOT = Path(__file__).resolve().parents[2]
 SUBJECTS = ["rope", "none", "sinusoidal", "alibi", "kerple", "t5", "fire", "fox"]

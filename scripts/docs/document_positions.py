@@ -23,7 +23,7 @@ from data.settings import DataSettings
 from model import SCHEMES, ModelSettings, TokenPositions, Transformer
 from model.attention.kernels import choose
 from model.position import AttentionContext, PositionalScheme, PositionSettings
-from training.logging.console import Parser, run_main
+from training.script import Parser, run_main
 
 ROOT = Path(__file__).resolve().parents[2]
 TARGET = ROOT / "docs" / "positions.md"

@@ -22,10 +22,10 @@ from data.files import write_text
 from model import ModelSettings, Transformer
 from training.config.load import load_settings
 from training.config.settings import RunSettings
-from training.logging.console import Parser, run_main
 from training.run.hardware import RECOMPUTED, USUAL_SHARE
 from training.run.memory import FLOAT, HALF, MemoryLayout, activations, block_parameters, matrices
 from training.run.memory import memory as memory_of
+from training.script import Parser, run_main
 
 ROOT = Path(__file__).resolve().parents[2]
 TARGET = ROOT / "docs" / "scaling.md"

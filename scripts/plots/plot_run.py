@@ -17,7 +17,8 @@ from data.files import atomic
 from evaluation.reports.figures import save
 from studies.report.training_figure import training_figure
 from studies.results.training_curves import differences, names_of, read_curves, write_csv
-from training.logging.console import Console, Parser, run_main
+from training.logging.console import Console
+from training.script import Parser, run_main
 
 
 def main() -> int:

@@ -27,7 +27,7 @@ from evaluation.reports.figures import COLOURS, INK, MARKERS, Curve, FigureText,
 from studies.report.document import counted
 from studies.results.losses import read_losses
 from studies.results.stored import RESULTS, SEED, StoredStudy, read_results, read_study
-from training.logging.console import Parser, run_main
+from training.script import Parser, run_main
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from studies.subjects import bos_first, offered
 from training.checkpoint.storage import save_checkpoint
 from training.config.load import load_settings
 from training.config.settings import RunSettings
-from training.logging.console import run_main
 from training.run.directory import create_run, read_settings
+from training.script import run_main
 
 ROOT = Path(__file__).resolve().parents[2]
 

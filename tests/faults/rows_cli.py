@@ -11,7 +11,7 @@ import torch
 
 from tests.faults.fault import Fault, Result, call
 from tests.training.conftest import ROOT
-from training.logging.console import run_main
+from training.script import run_main
 
 POSITIONS = ROOT / "configs" / "position"
 

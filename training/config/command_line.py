@@ -14,7 +14,7 @@ from training.config.help import describe_setting, named_settings
 from training.config.load import SettingsLayers, is_override
 from training.config.schema import FOLDER, SchemaNode, defaults, read_schema
 from training.config.yaml_io import read_yaml
-from training.logging.console import Parser, run_main
+from training.script import Parser, run_main
 
 METHODS = FOLDER.parent / "evaluation" / "methods.yaml"
 EVALUATIONS = ("evaluation", "tasks", "attention", "generation")  # schemas of evaluate.py, by protocol

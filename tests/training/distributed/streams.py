@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 import train
-import training.logging.console
+import training.script
 from data import prepare
 from data.preparation.groups import TextGroups
 from tests.training.distributed.ranks import TIMEOUT, Pair, wait_for
@@ -74,7 +74,7 @@ def tell_threads(folder: Path, rank: int) -> None:
 
         real(telling)
 
-    training.logging.console.run_main = run_main
+    training.script.run_main = run_main
 
 
 def waiting(folder: Path, words: list[str], root: Path, world: int) -> dict:
