@@ -34,8 +34,8 @@ class Prefetcher:
         self.status = 0
         self._run, self._batches, self._parallel = run, run.batches, run.parallel
         self._logger, self._used = logger, used
-        self._line = 0  # the last line that all processes see
-        self._answer: Future[bool] | None = None  # of a check that is running
+        self._group = 0  # the last text group that all processes can read
+        self._check: Future[bool] | None = None  # of a check that is running
         self._failed = 0  # consecutive checks that failed to read the disk
 
     def batches(self, start: int, stop: int) -> Iterator[tuple[int, Batch]]:
@@ -43,13 +43,13 @@ class Prefetcher:
         early with a `status`. Raises DataError or TrainingError, on all processes, where text cannot be
         prepared or is not what was `used`."""
         with ThreadPoolExecutor(1) as reader:
-            coming = None
+            next_batch = None
             for step in range(start, stop):
                 if not self._wait(step):
                     return
-                batch = (coming or reader.submit(self._fetch, step)).result()
-                ahead = step + 1 < stop and self._batches.is_within(step + 1, self._line)
-                coming = reader.submit(self._fetch, step + 1) if ahead else None
+                batch = (next_batch or reader.submit(self._fetch, step)).result()
+                ahead = step + 1 < stop and self._batches.is_within(step + 1, self._group)
+                next_batch = reader.submit(self._fetch, step + 1) if ahead else None
                 yield step, batch
 
     def _fetch(self, step: int) -> Batch:
@@ -57,23 +57,23 @@ class Prefetcher:
 
     def _wait(self, step: int) -> bool:
         """Wait until a step's text is available on all processes; False: stop with `status` instead."""
-        while not self._batches.is_within(step, self._line):
+        while not self._batches.is_within(step, self._group):
             self.status = self._logger.read()  # the wait may be long
-            if self.status or not self._wait_for(self._line + 1):
+            if self.status or not self._wait_for(self._group + 1):
                 return False
-            self._line += 1
+            self._group += 1
             self._logger.resume_clock()
         self._batches.check_groups(self._used)
         self._used = []
         return True
 
-    def _wait_for(self, line: int) -> bool:
-        polls = seen = 0
+    def _wait_for(self, group: int) -> bool:
+        polls = disagreements = 0
         while True:
-            mine = self._poll(line)
+            own = self._poll(group)
             with self._run.watchdog.collective("waiting for text"):
-                found = self._parallel.gather(mine)
-            _refuse([fault for *_, fault in found], self._parallel.rank)
+                found = self._parallel.gather(own)
+            _raise_fault([fault for *_, fault in found], self._parallel.rank)
             statuses = {status for _, status, _ in found} - {0}
             if statuses:
                 self.status = REQUEUE if REQUEUE in statuses else INTERRUPTED
@@ -81,30 +81,30 @@ class Prefetcher:
             missing = [rank for rank, (ready, *_) in enumerate(found) if not ready]
             if not missing:
                 return True
-            blind = [rank for rank in missing if found[rank][0] is False]
-            seen += bool(blind) and len(missing) < len(found)
-            if seen * POLL_INTERVAL > PATIENCE and blind:
+            unreadable = [rank for rank in missing if found[rank][0] is False]
+            disagreements += bool(unreadable) and len(missing) < len(found)
+            if disagreements * POLL_INTERVAL > PATIENCE and unreadable:
                 raise TrainingError(
-                    f"group {line} of the text is prepared, but process {blind[0]} cannot read it: "
+                    f"group {group} of the text is prepared, but process {unreadable[0]} cannot read it: "
                     "data.root must be on a disk that all processes share"
                 )
             if not polls:
-                self._run.console.info(f"waiting for group {line} of the text to be prepared")
+                self._run.console.info(f"waiting for group {group} of the text to be prepared")
             polls += 1
             time.sleep(POLL_INTERVAL)
 
-    def _poll(self, line: int) -> tuple[bool | None, int, str | None]:
-        """Whether a line is available, None while that is being checked; the exit status requested here; and
-        an error that makes the line unusable.
+    def _poll(self, group: int) -> tuple[bool | None, int, str | None]:
+        """Whether a group is available, None while that is being checked; the exit status requested here; and
+        an error that makes the group unusable.
 
         A check may take long, as it compares files with their hashes; it runs in a thread between calls.
         """
-        if self._answer is None:
-            self._answer = in_thread(partial(self._batches.has_stream, line, verify=self._parallel.main))
-        wait_for([self._answer], POLL_INTERVAL)
+        if self._check is None:
+            self._check = in_thread(partial(self._batches.has_stream, group, verify=self._parallel.main))
+        wait_for([self._check], POLL_INTERVAL)
         ready, fault = None, None
-        if self._answer.done():
-            answer, self._answer = self._answer, None
+        if self._check.done():
+            answer, self._check = self._check, None
             try:
                 ready, self._failed = answer.result(), 0
             except DataError as error:
@@ -112,7 +112,7 @@ class Prefetcher:
             except (OSError, ValueError) as error:  # a list that is being replaced, on a network disk
                 ready, self._failed = False, self._failed + 1
                 if self._failed * POLL_INTERVAL > PATIENCE:
-                    fault = f"group {line} of the text cannot be read: {error}"
+                    fault = f"group {group} of the text cannot be read: {error}"
         return ready, self._run.interrupts.status, fault
 
 
@@ -130,7 +130,7 @@ def in_thread(work: Callable[[], T]) -> "Future[T]":
     return answer
 
 
-def _refuse(faults: list[str | None], rank: int) -> None:
+def _raise_fault(faults: list[str | None], rank: int) -> None:
     """Raise an error of any process on all of them."""
     for other, fault in enumerate(faults):
         if fault is not None:

@@ -12,7 +12,6 @@ Wider models have more heads (--grow heads) or larger heads (--grow features, wh
 1/D).
 """
 
-import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+import numpy as np
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor
@@ -50,11 +50,8 @@ class ActivationRow:
 
     @property
     def slope(self) -> float:
-        x = [math.log(width) for width in self.changes]
-        y = [math.log(change) for change in self.changes.values()]
-        mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
-        above = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True))
-        return above / sum((a - mean_x) ** 2 for a in x)
+        logs = np.log(list(self.changes.items()))
+        return float(np.polyfit(logs[:, 0], logs[:, 1], 1)[0])
 
 
 def model_of(width: int, base: int | None, grow: str, seed: int) -> Transformer:

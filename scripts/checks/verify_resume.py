@@ -1,6 +1,6 @@
 """Verify that a run resumes exactly: train it, kill and resume it several times, and compare every step.
 
-    python scripts/checks/verify_resume.py configs/tiny.yaml --steps 60        any settings of train.py
+    python scripts/checks/verify_resume.py configs/tiny.yaml --steps 60   any settings of train.py
     python scripts/checks/verify_resume.py runs/tiny-0123456789 --steps 60   settings of a run
     python scripts/checks/verify_resume.py configs/tiny.yaml --ranks 1 2   other numbers of processes
 
