@@ -10,7 +10,7 @@ from model import Transformer
 
 
 @pytest.fixture(scope="module")
-def words(tmp_path_factory):
+def overrides(tmp_path_factory):
     """Settings of a run of 4 steps on 30 documents."""
     home, rng = tmp_path_factory.mktemp("api"), random.Random(3)
     (home / "text").mkdir()
@@ -27,23 +27,23 @@ def words(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def run(words, tmp_path_factory):
-    trained = sextant.train(*words, run_dir=tmp_path_factory.mktemp("runs") / "run")
+def run(overrides, tmp_path_factory):
+    trained = sextant.train(*overrides, run_dir=tmp_path_factory.mktemp("runs") / "run")
     torch.set_flush_denormal(False)  # set by train.main for its process
     return trained
 
 
-def test_training_returns_the_loaded_run(run, words):
+def test_training_returns_the_loaded_run(run, overrides):
     assert run.step == 4 and run.settings.train_length == 24 and isinstance(run.model, Transformer)
     again = sextant.load(run.folder)
     assert again.checkpoint_hash == run.checkpoint_hash and not again.model.training
-    assert sextant.train(*words, run_dir=run.folder).step == 4  # nothing left to do
+    assert sextant.train(*overrides, run_dir=run.folder).step == 4  # nothing left to do
     torch.set_flush_denormal(False)
 
 
-def test_training_chooses_the_run_directory_of_the_command(run, words, tmp_path, monkeypatch):
+def test_training_chooses_the_run_directory_of_the_command(run, overrides, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    trained = sextant.train(*words)
+    trained = sextant.train(*overrides)
     torch.set_flush_denormal(False)
     assert trained.folder.resolve().is_relative_to(tmp_path / "runs")
     assert trained.checkpoint_hash == run.checkpoint_hash

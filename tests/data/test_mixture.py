@@ -140,7 +140,7 @@ def test_different_tokenizers_are_rejected(settings):
 
 
 @pytest.mark.parametrize(
-    ("mixture", "said"),
+    ("mixture", "message"),
     [
         ([{"share": 0.6, "prepared": "a"}, {"share": 0.4, "prepared": "b"}], "sum to 1"),
         ([{"share": 0.5}], "either source or prepared"),
@@ -149,8 +149,8 @@ def test_different_tokenizers_are_rejected(settings):
         ([{"share": 0.12345, "prepared": "a"}], "share=0.12345"),
     ],
 )
-def test_invalid_mixtures_are_rejected(mixture, said):
-    with pytest.raises(ValidationError, match=said):
+def test_invalid_mixtures_are_rejected(mixture, message):
+    with pytest.raises(ValidationError, match=message):
         DataSettings.model_validate({"mixture": mixture})
 
 

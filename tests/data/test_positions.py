@@ -291,7 +291,7 @@ def test_golden_samples(name, expected):
 
 
 @pytest.mark.parametrize(
-    ("name", "keys", "said"),
+    ("name", "keys", "message"),
     [
         (
             "random_subset",
@@ -301,8 +301,8 @@ def test_golden_samples(name, expected):
         ("pose", {"target": 8}, r"data.positions.target = 8 .* train_length = 9"),
     ],
 )
-def test_range_shorter_than_window_is_rejected(name, keys, said):
-    with pytest.raises(DataError, match=said):
+def test_range_shorter_than_window_is_rejected(name, keys, message):
+    with pytest.raises(DataError, match=message):
         BatchSampler(
             make_store([40]),
             [Segment(9, 1)],

@@ -16,13 +16,13 @@ def walk(sizes, plan, windows):
     slot = max(length for length, _ in plan)
     found, epoch, used = [], 0, 0
     for i, (length, total) in enumerate(plan):
-        wanted, own = windows if i + 1 == len(plan) else total, []
-        while len(own) < wanted:
+        expected, own = windows if i + 1 == len(plan) else total, []
+        while len(own) < expected:
             if used == (sizes[epoch % len(sizes)] - 1) // slot:
                 epoch, used = epoch + 1, 0
             own += [epoch] * (slot // length)
             used += 1
-        found.append(own[:wanted])
+        found.append(own[:expected])
     return found
 
 
@@ -37,15 +37,15 @@ def test_windows_match_sequential_walk_with_lazy_reads(sizes, plan, windows, las
     lengths, totals = zip(*plan, strict=True)
     found, want = window_samplers(tokens, lengths, totals, 3), walk(sizes, plan, windows)
     assert not asked
-    for course, own in zip(found, want, strict=True):
+    for sampler, own in zip(found, want, strict=True):
         for index, epoch in enumerate(own):
-            assert course.is_within(index, last) == (epoch <= last)
+            assert sampler.is_within(index, last) == (epoch <= last)
             assert max(asked, default=0) <= last
     seen = set()  # (epoch, input)
-    for length, course, own in zip(lengths, found, want, strict=True):
-        epochs, starts = course.locate(np.arange(len(own)))
+    for length, sampler, own in zip(lengths, found, want, strict=True):
+        epochs, starts = sampler.locate(np.arange(len(own)))
         assert epochs.tolist() == own
-        one_by_one = [course.locate(np.array([n])) for n in range(len(own))]
+        one_by_one = [sampler.locate(np.array([n])) for n in range(len(own))]
         assert [int(start[0]) for _, start in one_by_one] == starts.tolist()
         for epoch, start in zip(own, starts.tolist(), strict=True):
             inputs = {(epoch, at) for at in range(start, start + length)}
@@ -72,8 +72,8 @@ def test_short_stage_samples_the_whole_stream():
     plans = {0: [(16, 800), (128, 900)], 1: [(128, 900), (16, 800)]}
     for which, plan in plans.items():
         lengths, totals = zip(*plan, strict=True)
-        course = window_samplers(lambda _: slots * 128 + 1, lengths, totals, 5)[which]
-        epochs, starts = course.locate(np.arange(800))
+        sampler = window_samplers(lambda _: slots * 128 + 1, lengths, totals, 5)[which]
+        epochs, starts = sampler.locate(np.arange(800))
         assert (epochs == 0).all()
         tenths = np.bincount(starts * 10 // (slots * 128), minlength=10) / 800
         assert tenths.min() > 0.03 and tenths.max() < 0.2  # 100 slots a tenth: 0.1 ± 0.03

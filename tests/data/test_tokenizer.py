@@ -40,8 +40,8 @@ HARD = [
 def tokenizer(request):
     if request.param == "bytes":
         return ByteTokenizer()
-    wanted = SentencePieceSettings(kind=request.param, vocab_size=420)
-    return train_sentencepiece(wanted, iter([TEXT * 3, inspect.getsource(textwrap)])).tokenizer
+    expected = SentencePieceSettings(kind=request.param, vocab_size=420)
+    return train_sentencepiece(expected, iter([TEXT * 3, inspect.getsource(textwrap)])).tokenizer
 
 
 def check_exact(tokenizer, text: str) -> None:

@@ -33,20 +33,20 @@ POSITIONS = {
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory):
+def root(tmp_path_factory):
     """A folder with a prepared corpus of 40 documents and runs with random weights."""
-    home = tmp_path_factory.mktemp("home")
-    (home / "text").mkdir()
+    root = tmp_path_factory.mktemp("home")
+    (root / "text").mkdir()
     rng = random.Random(5)
     for i in range(40):
         letters = "".join(rng.choices("abcdefgh ", k=150 + 10 * i))
-        (home / "text" / f"{i:02}.txt").write_text(letters, encoding="utf-8")
+        (root / "text" / f"{i:02}.txt").write_text(letters, encoding="utf-8")
     for name, position in POSITIONS.items():
-        make_run(home, name, f"model.position={position}")
-    return home
+        make_run(root, name, f"model.position={position}")
+    return root
 
 
-def make_run(home, name, position, *more):
+def make_run(root, name, position, *more):
     settings = load_settings(
         RunSettings,
         [
@@ -58,10 +58,10 @@ def make_run(home, name, position, *more):
             "model.heads=6",
             "model.kv_heads=2",
             "data.source.name=files",
-            f"data.source.path={home / 'text'}",
+            f"data.source.path={root / 'text'}",
             "data.tokenizer.name=bytes",
             "data.valid_fraction=0.4",
-            f"data.root={home / 'prepared'}",
+            f"data.root={root / 'prepared'}",
             *more,
         ],
     )
@@ -69,12 +69,12 @@ def make_run(home, name, position, *more):
     length = settings.train_length
     model = Transformer(settings.model, prepared.tokenizer.vocab_size, length).initialize(1 + settings.seed)
     about = {"data": str(prepared.folder), "data_hash": prepared.train.hash}
-    run = create_run(home / name, settings, prepared.tokenizer, ["test"], about)
+    run = create_run(root / name, settings, prepared.tokenizer, ["test"], about)
     save_checkpoint(run, 0, model)
 
 
-def call(monkeypatch, *words):
-    monkeypatch.setattr(sys, "argv", ["evaluate.py", *map(str, words)])
+def call(monkeypatch, *overrides):
+    monkeypatch.setattr(sys, "argv", ["evaluate.py", *map(str, overrides)])
     try:
         return script.main()
     finally:
@@ -84,12 +84,12 @@ def call(monkeypatch, *words):
 SMALL = ["lengths=[24,48,96]", "targets=8", "spans_per_document=2", "device=cpu"]
 
 
-def test_evaluation_end_to_end(home, monkeypatch, capsys):
+def test_evaluation_end_to_end(root, monkeypatch, capsys):
     methods = "methods=[trained,truncate,linear,ntk,yarn,llama3,window]"
-    assert call(monkeypatch, home / "run", *SMALL, methods, "folder=first") == 0
+    assert call(monkeypatch, root / "run", *SMALL, methods, "folder=first") == 0
     out, err = capsys.readouterr()
     assert out.startswith("as trained: ") and "flat by construction" in out and "forecast: 18 cells" in err
-    folder = home / "run" / "evaluation" / "first"
+    folder = root / "run" / "evaluation" / "first"
     names = {path.name for path in folder.iterdir()}
     figures = {"nll_by_length.png", "nll_by_length.svg"}
     assert names == figures | {"results.csv", "results.json", "settings.yaml", "summary.txt", "targets.json"}
@@ -99,34 +99,34 @@ def test_evaluation_end_to_end(home, monkeypatch, capsys):
     schemes = {cell["method"]: cell["scheme"] for cell in report["cells"] if cell["length"] == 96}
     assert schemes["yarn"] == "rope, yarn s=4 (matched)" and schemes["window"] == "rope, window 24"
     for name in report["per_target_nll"].values():
-        assert (home / "run" / "evaluation" / "cells" / name).is_file()
+        assert (root / "run" / "evaluation" / "cells" / name).is_file()
     # Its own settings file is the same evaluation: nothing is computed again, and the numbers are the same.
     before = (folder / "results.csv").read_bytes()
-    call(monkeypatch, home / "run", folder / "settings.yaml")
+    call(monkeypatch, root / "run", folder / "settings.yaml")
     assert "18 of 18 cells are already done" in capsys.readouterr().err
     assert (folder / "results.csv").read_bytes() == before
 
 
-def test_text_seen_in_training_is_excluded_under_every_protocol(home, monkeypatch, capsys):
-    own = open_prepared(json.loads((home / "run" / "manifest.json").read_text())["data"])
+def test_text_seen_in_training_is_excluded_under_every_protocol(root, monkeypatch, capsys):
+    own = open_prepared(json.loads((root / "run" / "manifest.json").read_text())["data"])
     seen = [own.tokenizer.decode(own.train.document(i)[1:-1].tolist()) for i in (2, 3)]
-    folder = home / "copies"
+    folder = root / "copies"
     folder.mkdir()
     rng = random.Random(8)
     for i in range(6):
         (folder / f"{i}.txt").write_text(" ".join("".join(rng.choices("ijklmn", k=5)) for _ in range(50)))
     (folder / "whole.txt").write_text(seen[0])
     (folder / "half.txt").write_text((folder / "1.txt").read_text()[:200][::-1] + seen[1][:200])
-    words = ["data.source.name=files", f"data.source.path={folder}", "data.tokenizer.name=bytes"]
-    words += ["data.valid_fraction=1", f"data.root={home / 'prepared'}"]
-    copies = prepare(load_settings(RunSettings, words).data, workers=1)
+    overrides = ["data.source.name=files", f"data.source.path={folder}", "data.tokenizer.name=bytes"]
+    overrides += ["data.valid_fraction=1", f"data.root={root / 'prepared'}"]
+    copies = prepare(load_settings(RunSettings, overrides).data, workers=1)
     names, text = list(copies.valid.names), EvaluationText(copies.valid)
     asked = ["device=cpu", "lengths=[24,48]", f"store={copies.folder}", "methods=[trained]"]
 
     def report(*more):
-        assert call(monkeypatch, home / "run", *asked, *more) == 0
+        assert call(monkeypatch, root / "run", *asked, *more) == 0
         (done,) = [word.removeprefix("folder=") for word in more if word.startswith("folder=")]
-        folder = home / "run" / "evaluation" / done
+        folder = root / "run" / "evaluation" / done
         return [json.loads((folder / name).read_text()) for name in ("results.json", "targets.json")]
 
     # Fixed targets: in every document but the one that was trained on, none in the half that was.
@@ -154,27 +154,27 @@ def test_text_seen_in_training_is_excluded_under_every_protocol(home, monkeypatc
     assert found["targets"] == kept.sum() < n and found["contamination"]["share"] == (~kept).mean() > 0.1
     for cell in found["cells"]:
         name = found["per_target_nll"][f"trained@{cell['length']}"]
-        nll = np.load(home / "run" / "evaluation" / "cells" / name)["nll"]
+        nll = np.load(root / "run" / "evaluation" / "cells" / name)["nll"]
         assert cell["nll"] == pytest.approx(nll[kept].mean(), abs=1e-12)
         assert abs(nll.mean() - nll[kept].mean()) > 1e-6
     # Its own training text is no held-out text, which is said and no reason to stop.
-    assert call(monkeypatch, home / "run", *SMALL, "lengths=[24]", "split=train", "methods=[trained]") == 0
+    assert call(monkeypatch, root / "run", *SMALL, "lengths=[24]", "split=train", "methods=[trained]") == 0
     assert "not held-out text" in capsys.readouterr().out
 
 
 def test_models_trained_with_bos_require_bos_in_every_window_for_sinks():
-    def settings(*words):
-        return load_settings(RunSettings, ["model.position.name=rope", *words])
+    def settings(*overrides):
+        return load_settings(RunSettings, ["model.position.name=rope", *overrides])
 
     ours = {"data": "prepared/some"}
-    for words, manifest, known in (
+    for overrides, manifest, known in (
         (["data.packing=intra_document"], ours, True),
         (["data.packing=concat"], ours, False),
         (["data.packing=intra_document", "data.bos=false"], ours, False),
         ([], {}, True),  # a model from elsewhere
         (["data.bos=false"], {}, False),
     ):
-        root = settings(*words)
+        root = settings(*overrides)
         begins = bos_first(root, manifest)
         assert bool(begins) == known
         sinks = ["model.position.window=60", "model.position.sinks=4"]
@@ -187,8 +187,8 @@ def test_models_trained_with_bos_require_bos_in_every_window_for_sinks():
             assert offered(root, sinks, "as-trained", begins)["sinks"] == 4
 
 
-def test_invalid_settings_raise_one_error(home, monkeypatch):
-    run = home / "run"
+def test_invalid_settings_raise_one_error(root, monkeypatch):
+    run = root / "run"
     with pytest.raises(EvaluationError, match=r"(?s)method 'theta'.*method 'other'") as caught:
         methods = "methods={theta: [model.position.fraction=0.5], other: [model.position.name=alibi]}"
         call(monkeypatch, run, *SMALL, methods)
@@ -200,16 +200,16 @@ def test_invalid_settings_raise_one_error(home, monkeypatch):
     with pytest.raises(ValueError, match="did you mean lengths"):
         call(monkeypatch, run, "lenghts=[24]")
     with pytest.raises(EvaluationError, match="no finished preparation"):
-        call(monkeypatch, run, *SMALL, f"store={home}")
+        call(monkeypatch, run, *SMALL, f"store={root}")
     with pytest.raises(EvaluationError, match="another tokenizer"):
         other = load_settings(
             RunSettings,
             [
                 "data.source.name=files",
-                f"data.source.path={home / 'text'}",
+                f"data.source.path={root / 'text'}",
                 "data.tokenizer={name: sentencepiece, vocab_size: 300}",
                 "data.valid_fraction=0.4",
-                f"data.root={home / 'other'}",
+                f"data.root={root / 'other'}",
             ],
         )
         call(monkeypatch, run, *SMALL, f"store={prepare(other.data, workers=1).folder}")
@@ -221,11 +221,11 @@ def grid_of(out):
     return {row[0]: row[1:] for row in rows}
 
 
-def test_matrix_contains_every_applicable_method(home, monkeypatch, capsys):
+def test_matrix_contains_every_applicable_method(root, monkeypatch, capsys):
     short = [*SMALL[1:], "lengths=[24,48]", "folder=matrix"]
-    assert call(monkeypatch, home / "run", "--matrix", "--verbose", *short) == 0
+    assert call(monkeypatch, root / "run", "--matrix", "--verbose", *short) == 0
     out, err = capsys.readouterr()
-    rows, folder = grid_of(out), home / "run" / "evaluation" / "matrix"
+    rows, folder = grid_of(out), root / "run" / "evaluation" / "matrix"
     report = json.loads((folder / "results.json").read_text())
     assert list(rows)[:2] == ["trained", "truncate"]
     assert {"linear", "yarn", "rerope", "streaming", "window", "log_n", "theta_x50", "drop"} < set(rows)
@@ -241,38 +241,38 @@ def test_matrix_contains_every_applicable_method(home, monkeypatch, capsys):
     assert last == sorted(last)
     # The settings beside the results are the same evaluation.
     before = (folder / "results.csv").read_bytes()
-    call(monkeypatch, home / "run", folder / "settings.yaml")
+    call(monkeypatch, root / "run", folder / "settings.yaml")
     again = capsys.readouterr()
     assert "cells are already done" in again.err and "--verbose: why" in again.out
     assert (folder / "results.csv").read_bytes() == before
 
 
-def test_positions_beyond_learned_table_are_missing_with_reason(home, monkeypatch, capsys):
+def test_positions_beyond_learned_table_are_missing_with_reason(root, monkeypatch, capsys):
     short = [*SMALL[1:], "lengths=[24,48]"]
-    assert call(monkeypatch, home / "learned", "--matrix", *short, "folder=matrix") == 0
+    assert call(monkeypatch, root / "learned", "--matrix", *short, "folder=matrix") == 0
     out = capsys.readouterr().out
     rows = grid_of(out)
     assert rows["trained"][1] == rows["log_n"][1] == rows["window"][1] == "—"
     for method in ("truncate", "extend_interpolate", "extend_repeat", "extend_clip"):
         assert float(rows[method][1]) > 0
     assert "— does not exist, its positions end after 24 tokens: trained at 48; " in out
-    summary = (home / "learned" / "evaluation" / "matrix" / "summary.txt").read_text()
+    summary = (root / "learned" / "evaluation" / "matrix" / "summary.txt").read_text()
     assert "Not measured: trained at 48: its positions end after 24 tokens." in summary
     assert "simultaneous over 3 comparisons" in summary  # those that exist
     # The same without the matrix; and refused where no method is left.
     methods = "methods=[trained,truncate,extend_clip]"
-    assert call(monkeypatch, home / "learned", *short, methods, "folder=some") == 0
+    assert call(monkeypatch, root / "learned", *short, methods, "folder=some") == 0
     assert "its positions end after 24 tokens" in capsys.readouterr().out
     with pytest.raises(EvaluationError, match=r"length 48 .* at most 24 .* trained with 'learned'"):
-        call(monkeypatch, home / "learned", *short, "folder=none")
-    assert not (home / "learned" / "evaluation" / "none").exists()
+        call(monkeypatch, root / "learned", *short, "folder=none")
+    assert not (root / "learned" / "evaluation" / "none").exists()
 
 
-def test_matrix_of_pattern_applies_method_per_layer_type(home, monkeypatch, capsys):
+def test_matrix_of_pattern_applies_method_per_layer_type(root, monkeypatch, capsys):
     short = [*SMALL[1:], "lengths=[24,48]", "documents=6", "folder=matrix"]
-    assert call(monkeypatch, home / "pattern", "--matrix", "--verbose", *short) == 0
+    assert call(monkeypatch, root / "pattern", "--matrix", "--verbose", *short) == 0
     out = capsys.readouterr().out
-    report = json.loads((home / "pattern" / "evaluation" / "matrix" / "results.json").read_text())
+    report = json.loads((root / "pattern" / "evaluation" / "matrix" / "results.json").read_text())
     schemes = {cell["method"]: cell["scheme"] for cell in report["cells"] if cell["length"] == 48}
     assert schemes["yarn"] == "rope, yarn s=2 (matched), window 9 | none"
     assert schemes["window"] == "rope, window 9 | none, window 24"
@@ -283,7 +283,7 @@ def test_matrix_of_pattern_applies_method_per_layer_type(home, monkeypatch, caps
 
 
 @pytest.mark.parametrize(
-    ("run", "words", "message"),
+    ("run", "overrides", "message"),
     [
         (
             "run",
@@ -293,16 +293,18 @@ def test_matrix_of_pattern_applies_method_per_layer_type(home, monkeypatch, caps
         ("learned", "methods=[trained]", "at most 24 tokens"),
     ],
 )
-def test_invalid_overrides_exit_with_2(home, monkeypatch, capsys, run, words, message):
-    before = sorted((home / run).rglob("*"))
-    monkeypatch.setattr(sys, "argv", ["evaluate.py", str(home / run), words, "lengths=[24,48]", "targets=8"])
+def test_invalid_overrides_exit_with_2(root, monkeypatch, capsys, run, overrides, message):
+    before = sorted((root / run).rglob("*"))
+    monkeypatch.setattr(
+        sys, "argv", ["evaluate.py", str(root / run), overrides, "lengths=[24,48]", "targets=8"]
+    )
     with pytest.raises(SystemExit) as ended:
         run_main(script.main)
     out, err = capsys.readouterr()
     assert ended.value.code == 2 and out == ""
     assert err.startswith("error: ") and message in err
     assert "legal for a checkpoint trained with" in err
-    assert sorted((home / run).rglob("*")) == before
+    assert sorted((root / run).rglob("*")) == before
 
 
 def test_help_lists_settings_and_missing_run_exits_with_2(monkeypatch, capsys):
@@ -318,15 +320,15 @@ def test_help_lists_settings_and_missing_run_exits_with_2(monkeypatch, capsys):
     assert ended.value.code == 2 and capsys.readouterr().err.startswith("error: no-such-run")
 
 
-def test_runs_are_compared_with_the_first(home, monkeypatch, capsys):
+def test_runs_are_compared_with_the_first(root, monkeypatch, capsys):
     """Other weights, another trained length, and positions that end: differences by hand from the losses of
     every target."""
-    make_run(home, "longer", "model.position={name: rope}", "train_length=32", "seed=1")
-    runs = [home / name for name in ("run", "longer", "learned")]
+    make_run(root, "longer", "model.position={name: rope}", "train_length=32", "seed=1")
+    runs = [root / name for name in ("run", "longer", "learned")]
     asked = ["lengths=[24,48]", *SMALL[1:], "folder=compared"]
     assert call(monkeypatch, *runs, *asked) == 0
     out = capsys.readouterr().out
-    folder = home / "run" / "evaluation" / "compared"
+    folder = root / "run" / "evaluation" / "compared"
     report = json.loads((folder / "results.json").read_text())
     cells = {(Path(cell["run"]).name, cell["length"]): cell for cell in report["cells"]}
     assert list(cells) == [(run.name, length) for run in runs for length in (24, 32, 48)]
@@ -353,22 +355,22 @@ def test_runs_are_compared_with_the_first(home, monkeypatch, capsys):
     assert len(lines) == 10 and (folder / "nll_by_length.svg").is_file() and "learned" in out
 
 
-def test_dry_run_lists_cells(home, monkeypatch, capsys):
-    make_run(home, "fresh", "model.position={name: rope}")
-    assert call(monkeypatch, home / "fresh", *SMALL, "--dry-run") == 0
+def test_dry_run_lists_cells(root, monkeypatch, capsys):
+    make_run(root, "fresh", "model.position={name: rope}")
+    assert call(monkeypatch, root / "fresh", *SMALL, "--dry-run") == 0
     out, err = capsys.readouterr()
-    assert not (home / "fresh" / "evaluation").exists() and "forecast: 3 cells" in err
+    assert not (root / "fresh" / "evaluation").exists() and "forecast: 3 cells" in err
     rows = [line.split("│")[1:6] for line in out.splitlines() if "trained" in line and "│" in line]
     inputs = [[int(cell.replace(",", "")) for cell in row[1:4]] for row in rows]
     assert [n for n, _, _ in inputs] == [24, 48, 96]
     assert all(total == n * windows for n, windows, total in inputs)
     with pytest.raises(EvaluationError, match="store=FOLDER"):
-        call(monkeypatch, home / "fresh", *SMALL, "--dry-run", f"store={home / 'gone'}")
+        call(monkeypatch, root / "fresh", *SMALL, "--dry-run", f"store={root / 'gone'}")
 
 
-def test_incomparable_runs_are_rejected(home, monkeypatch):
-    words = ["data.tokenizer={name: sentencepiece, vocab_size: 300, train_bytes: 20k}"]
-    make_run(home, "pieces", "model.position={name: rope}", *words)
+def test_incomparable_runs_are_rejected(root, monkeypatch):
+    overrides = ["data.tokenizer={name: sentencepiece, vocab_size: 300, train_bytes: 20k}"]
+    make_run(root, "pieces", "model.position={name: rope}", *overrides)
     for other, asked in (
         ("pieces", "seed=0"),
         ("learned", "protocol=by-position"),
@@ -376,7 +378,7 @@ def test_incomparable_runs_are_rejected(home, monkeypatch):
         ("learned", "protocol=attention"),
     ):
         with pytest.raises(EvaluationError) as caught:
-            call(monkeypatch, home / "run", home / other, asked)
+            call(monkeypatch, root / "run", root / other, asked)
         assert asked in str(caught.value) or "tokenizer" in str(caught.value) or "matrix" in str(caught.value)
     with pytest.raises(EvaluationError, match="RUN"):
         call(monkeypatch, "lengths=[24]")

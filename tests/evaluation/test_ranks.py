@@ -32,8 +32,8 @@ def measured(make_store, tokenizer, sharp, tmp_path):
     store = make_store([90, 120, 75, 99, 130, 81, 77], seed=1)
 
     def run(ranks=None, cells="cells", spoil=None, **more):
-        def load(words, dtype):
-            model = sharp(YARN if words else None, dtype=getattr(torch, dtype))
+        def load(overrides, dtype):
+            model = sharp(YARN if overrides else None, dtype=getattr(torch, dtype))
             return model if spoil is None else spoil(model, ranks)
 
         subject = EvaluatedModel("run", "abc", 7, 16, 16, lambda w: YARN if w else {"name": "rope"}, load)

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.evaluation.test_evaluate_script import SMALL, call, home  # noqa: F401
+from tests.evaluation.test_evaluate_script import SMALL, call, root  # noqa: F401
 
 ROOT = Path(__file__).resolve().parents[2]
 LAUNCHERS = {
@@ -32,10 +32,10 @@ LAUNCHERS = {
 }
 
 
-def started(launcher, processes, *words, **environment):
+def started(launcher, processes, *overrides, **environment):
     """evaluate.py by several processes."""
     return subprocess.Popen(
-        [sys.executable, *LAUNCHERS[launcher], str(processes), ROOT / "evaluate.py", *words],
+        [sys.executable, *LAUNCHERS[launcher], str(processes), ROOT / "evaluate.py", *overrides],
         env=os.environ | {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"} | environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -54,14 +54,14 @@ def results(run):
 
 @pytest.mark.slow  # tests/evaluation/test_ranks.py has processes without a launcher
 @pytest.mark.parametrize(("launcher", "processes"), [("torchrun", 2), ("torchrun", 4), ("accelerate", 2)])
-def test_launched_processes_write_same_files_as_one(home, monkeypatch, capsys, launcher, processes):  # noqa: F811
-    words = [*SMALL, "folder=one", "batch=2", "methods=[trained,window]"]
-    alone, shared = home / f"alone-{launcher}-{processes}", home / f"{launcher}-{processes}"
+def test_launched_processes_write_same_files_as_one(root, monkeypatch, capsys, launcher, processes):  # noqa: F811
+    overrides = [*SMALL, "folder=one", "batch=2", "methods=[trained,window]"]
+    alone, shared = root / f"alone-{launcher}-{processes}", root / f"{launcher}-{processes}"
     for copy in (alone, shared):
-        shutil.copytree(home / "run", copy, ignore=shutil.ignore_patterns("evaluation"))
-    call(monkeypatch, alone, *words)
+        shutil.copytree(root / "run", copy, ignore=shutil.ignore_patterns("evaluation"))
+    call(monkeypatch, alone, *overrides)
     printed = capsys.readouterr()
-    process = started(launcher, processes, shared, *words)
+    process = started(launcher, processes, shared, *overrides)
     out, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
     text, table, cells = results(shared)
@@ -75,28 +75,28 @@ def test_launched_processes_write_same_files_as_one(home, monkeypatch, capsys, l
 
 
 @pytest.mark.slow
-def test_comparison_matches_single_process(home, monkeypatch):  # noqa: F811
-    runs = [home / f"compared-{name}" for name in ("run", "learned")]
+def test_comparison_matches_single_process(root, monkeypatch):  # noqa: F811
+    runs = [root / f"compared-{name}" for name in ("run", "learned")]
     for name, run in zip(("run", "learned"), runs, strict=True):
-        shutil.copytree(home / name, run, ignore=shutil.ignore_patterns("evaluation"))
-    words = [*SMALL[1:], "lengths=[24,48]", "batch=2"]
-    process = started("torchrun", 2, *runs, *words, "folder=shared")
+        shutil.copytree(root / name, run, ignore=shutil.ignore_patterns("evaluation"))
+    overrides = [*SMALL[1:], "lengths=[24,48]", "batch=2"]
+    process = started("torchrun", 2, *runs, *overrides, "folder=shared")
     _, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
     for run in runs:
         shutil.rmtree(run / "evaluation" / "cells")
-    call(monkeypatch, *runs, *words, "folder=alone")
+    call(monkeypatch, *runs, *overrides, "folder=alone")
     tables = [(runs[0] / "evaluation" / name / "results.csv").read_text() for name in ("shared", "alone")]
     assert tables[0] == tables[1] and len(tables[0].splitlines()) == 5
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signal_to_launcher_stops_processes_and_keeps_results(home, number):  # noqa: F811
-    run = home / f"signal-{number}"
-    shutil.copytree(home / "run", run, ignore=shutil.ignore_patterns("evaluation"))
-    words = [*SMALL[:1], "targets=1", "spans_per_document=16", "device=cpu", "folder=one", "batch=1"]
-    process = started("torchrun", 2, run, *words)
+def test_signal_to_launcher_stops_processes_and_keeps_results(root, number):  # noqa: F811
+    run = root / f"signal-{number}"
+    shutil.copytree(root / "run", run, ignore=shutil.ignore_patterns("evaluation"))
+    overrides = [*SMALL[:1], "targets=1", "spans_per_document=16", "device=cpu", "folder=one", "batch=1"]
+    process = started("torchrun", 2, run, *overrides)
     cells, end = run / "evaluation" / "cells", time.monotonic() + 200
     while not list(cells.glob("*.npz")) and time.monotonic() < end and process.poll() is None:
         time.sleep(0.002)
@@ -108,11 +108,11 @@ def test_signal_to_launcher_stops_processes_and_keeps_results(home, number):  # 
 
 
 @pytest.mark.slow
-def test_launcher_starting_one_process_is_rejected(home):  # noqa: F811
+def test_launcher_starting_one_process_is_rejected(root):  # noqa: F811
     launch = ["-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "--num_machines", "1"]
     kept = {name: value for name, value in os.environ.items() if name not in ("WORLD_SIZE", "MASTER_PORT")}
     done = subprocess.run(
-        [sys.executable, *launch, "--mixed_precision", "no", ROOT / "evaluate.py", home / "run", *SMALL],
+        [sys.executable, *launch, "--mixed_precision", "no", ROOT / "evaluate.py", root / "run", *SMALL],
         env=kept,
         capture_output=True,
         text=True,
@@ -120,4 +120,4 @@ def test_launcher_starting_one_process_is_rejected(home):  # noqa: F811
     )
     assert done.returncode != 0
     assert "--num_processes" in done.stderr
-    assert not (home / "run" / "evaluation").exists()
+    assert not (root / "run" / "evaluation").exists()

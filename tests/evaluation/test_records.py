@@ -120,16 +120,16 @@ def test_every_derived_column_by_hand(do):
 
     for (method, length), row in rows.items():
         nll = result.nll[method, length]
-        wanted = {"nll": nll.mean(), "perplexity": math.exp(nll.mean())}
-        wanted["bits_per_byte"] = nll.sum() / math.log(2) / result.n_bytes
-        wanted |= {f"nll{end}": value for end, value in interval(nll).items() if end}
-        wanted |= {f"gain{end}": value for end, value in interval(base - nll).items()}
+        expected = {"nll": nll.mean(), "perplexity": math.exp(nll.mean())}
+        expected["bits_per_byte"] = nll.sum() / math.log(2) / result.n_bytes
+        expected |= {f"nll{end}": value for end, value in interval(nll).items() if end}
+        expected |= {f"gain{end}": value for end, value in interval(base - nll).items()}
         if method != "truncate" and length > 16:
             delta = interval(nll - base, 0.05 / 6)
-            wanted |= {f"delta{end}": value for end, value in delta.items()}
-            wanted |= {f"perplexity_ratio{end}": math.exp(value) for end, value in delta.items()}
+            expected |= {f"delta{end}": value for end, value in delta.items()}
+            expected |= {f"perplexity_ratio{end}": math.exp(value) for end, value in delta.items()}
             upper = {n: interval(result.nll[method, n] - base)["_high"] for n in (16, 32, 64)}
-            wanted["delta_upper_one_sided"] = upper[length]
+            expected["delta_upper_one_sided"] = upper[length]
             held = all(upper[n] < 0.02 for n in upper if n <= length)
             word = "broken" if delta["_low"] > 0.02 else "held" if held else "inconclusive"
             assert row["verdict"] == word
@@ -141,8 +141,8 @@ def test_every_derived_column_by_hand(do):
             assert row["delta"] is None and row["verdict"] is None and row["units_needed"] is None
         if method != "truncate" and length > 16:
             step = interval(result.nll[method, length // 2] - nll)
-            wanted |= {f"gain_per_doubling{end}": value for end, value in step.items()}
-        for key, value in wanted.items():
+            expected |= {f"gain_per_doubling{end}": value for end, value in step.items()}
+        for key, value in expected.items():
             assert row[key] == pytest.approx(value, rel=1e-6, abs=1e-9), (method, length, key)
 
 

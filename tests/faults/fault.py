@@ -38,10 +38,10 @@ class Fault:
     is_slow: bool = False
 
 
-def call(script: str, *words: object, cwd: Path, **env: str) -> Result:
+def call(script: str, *overrides: object, cwd: Path, **env: str) -> Result:
     """A script in a process of its own."""
     out, err = cwd.with_name(f"{cwd.name}.out"), cwd.with_name(f"{cwd.name}.err")
-    process = ScriptProcess(script, [str(word) for word in words], cwd, out, err, env)
+    process = ScriptProcess(script, [str(word) for word in overrides], cwd, out, err, env)
     try:
         status = process.wait(120)
     finally:

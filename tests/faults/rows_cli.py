@@ -16,11 +16,11 @@ from training.script import run_main
 POSITIONS = ROOT / "configs" / "position"
 
 
-def inside(script: str, *words: object, cwd: Path) -> Result:
+def inside(script: str, *overrides: object, cwd: Path) -> Result:
     """A script called in this process, which saves seconds for each command line that is refused at once."""
     main = importlib.import_module(script).main
     argv, here, out, err = sys.argv, os.getcwd(), io.StringIO(), io.StringIO()
-    sys.argv = [f"{script.rpartition('.')[2]}.py", *map(str, words)]
+    sys.argv = [f"{script.rpartition('.')[2]}.py", *map(str, overrides)]
     os.chdir(cwd)
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -34,18 +34,18 @@ def inside(script: str, *words: object, cwd: Path) -> Result:
     raise AssertionError("run_main returned")
 
 
-def refused(name: str, script: str, *words: str, names: tuple[str, ...], tiny: bool = False) -> Fault:
-    """A command line that must be refused; `tiny`: with the overrides of a tiny run before its words."""
+def refused(name: str, script: str, *overrides: str, names: tuple[str, ...], tiny: bool = False) -> Fault:
+    """A command line that must be refused; `tiny`: with the overrides of a tiny run before them."""
 
     def run(folder: Path, settings: list[str]) -> Result:
         (folder / "file").write_text("")
-        return inside(script, *(settings if tiny else ()), *words, cwd=folder)
+        return inside(script, *(settings if tiny else ()), *overrides, cwd=folder)
 
     return Fault(name, run, names=names)
 
 
-def prepare_words_around_an_option(folder: Path, words: list[str]) -> Result:
-    done = inside("scripts.prepare", *words[:-1], "--workers", "1", words[-1], cwd=folder)
+def prepare_words_around_an_option(folder: Path, overrides: list[str]) -> Result:
+    done = inside("scripts.prepare", *overrides[:-1], "--workers", "1", overrides[-1], cwd=folder)
     assert Path(done.out.splitlines()[-1]).is_dir()
     return done
 
@@ -53,7 +53,7 @@ def prepare_words_around_an_option(folder: Path, words: list[str]) -> Result:
 FAULTS = [
     Fault(
         "unknown setting",
-        lambda folder, words: call("train.py", *words, "training.token=5", cwd=folder),
+        lambda folder, overrides: call("train.py", *overrides, "training.token=5", cwd=folder),
         names=("training.token", "training.tokens"),
     ),
     refused(
@@ -76,8 +76,10 @@ FAULTS = [
         for device in ("gpu", "cuda:99", "meta")
     ),
     *(
-        refused(f"{words[0]} without a device", "evaluate", "run", *words, names=("cuda:99", "auto, cpu"))
-        for words in (
+        refused(
+            f"{overrides[0]} without a device", "evaluate", "run", *overrides, names=("cuda:99", "auto, cpu")
+        )
+        for overrides in (
             ("seed=1", "device=cuda:99"),
             ("protocol=tasks", "device=cuda:99"),
             ("protocol=attention", "device=cuda:99"),

@@ -6,9 +6,9 @@ from tests.faults.fault import Fault, call
 
 
 def _settings_file(content: str, name: str = "settings.yaml"):
-    def run(folder, words):
+    def run(folder, overrides):
         (folder / name).write_text(content, encoding="utf-8")
-        return call("train.py", *words, name, cwd=folder)
+        return call("train.py", *overrides, name, cwd=folder)
 
     return run
 
@@ -16,12 +16,12 @@ def _settings_file(content: str, name: str = "settings.yaml"):
 def _corpus(files: dict[bytes, str], *more: str):
     """Preparation of a folder of these files."""
 
-    def run(folder, words):
+    def run(folder, overrides):
         for name, text in files.items():
             (folder / os.fsdecode(name)).write_text(text, encoding="utf-8")
-        words = [word for word in words if "data.source" not in word and "data.root" not in word]
+        overrides = [word for word in overrides if "data.source" not in word and "data.root" not in word]
         source = ["data.source.name=files", f"data.source.path={folder}", f"data.root={folder / 'prepared'}"]
-        return call("scripts/prepare.py", *words, *source, *more, "--workers=1", cwd=folder)
+        return call("scripts/prepare.py", *overrides, *source, *more, "--workers=1", cwd=folder)
 
     return run
 

@@ -19,18 +19,18 @@ LONG = ("training.tokens=4M", "training.validation.interval=null", "training.sam
 UNSAVED = "training.checkpoint.interval=null"
 
 
-def trains_into_a_closed_pipe(folder: Path, words: list[str]) -> Result:
+def trains_into_a_closed_pipe(folder: Path, overrides: list[str]) -> Result:
     """A whole training whose output is read up to its second line."""
     os.mkfifo(pipe := folder / "pipe")
-    process = ScriptProcess("train.py", [*words, "--run-dir=run"], folder, pipe, pipe)
+    process = ScriptProcess("train.py", [*overrides, "--run-dir=run"], folder, pipe, pipe)
     with open(pipe, encoding="utf-8") as reader:
         assert reader.readline() and reader.readline()
     return ended(process, folder)
 
 
-def trains(out: str | None, err: str | None, folder: Path, words: list[str]) -> Result:
+def trains(out: str | None, err: str | None, folder: Path, overrides: list[str]) -> Result:
     """A whole training with these output streams."""
-    return ended(ScriptProcess("train.py", [*words, "--run-dir=run"], folder, out, err), folder)
+    return ended(ScriptProcess("train.py", [*overrides, "--run-dir=run"], folder, out, err), folder)
 
 
 def ended(process: ScriptProcess, folder: Path) -> Result:
@@ -46,17 +46,17 @@ def ended(process: ScriptProcess, folder: Path) -> Result:
 class Training:
     """A long training, from its first steps on."""
 
-    def __init__(self, folder: Path, words: list[str], *launcher: str):
+    def __init__(self, folder: Path, overrides: list[str], *launcher: str):
         self.run, self.log = folder / "run", folder / "log"
-        words = [*words, *LONG, f"--run-dir={self.run}"]
+        overrides = [*overrides, *LONG, f"--run-dir={self.run}"]
         if launcher:
             with open(self.log, "wb") as stream:
-                line = [*launcher, str(ROOT / "train.py"), *words]
+                line = [*launcher, str(ROOT / "train.py"), *overrides]
                 self.process = subprocess.Popen(
                     line, cwd=folder, env=environment(), stdout=stream, stderr=stream
                 )
         else:
-            self.process = ScriptProcess("train.py", words, folder, self.log, self.log)
+            self.process = ScriptProcess("train.py", overrides, folder, self.log, self.log)
         self.wait_for(lambda: self.steps() >= 3 or self.process.poll() is not None)
 
     def steps(self) -> int:
@@ -79,17 +79,17 @@ class Training:
         return Result(status, "", self.log.read_text())
 
 
-def hung_up(folder: Path, words: list[str]) -> Result:
-    training = Training(folder, [*words, UNSAVED])
+def hung_up(folder: Path, overrides: list[str]) -> Result:
+    training = Training(folder, [*overrides, UNSAVED])
     training.process.send_signal(signal.SIGHUP)
     result = training.result()
     assert steps_of(training.run) == [training.steps()]
     return result
 
 
-def loses(name: str, saves: bool, folder: Path, words: list[str]) -> Result:
+def loses(name: str, saves: bool, folder: Path, overrides: list[str]) -> Result:
     """`name` in the run directory is removed; where the folder is still there, what was trained is saved."""
-    training = Training(folder, [*words, UNSAVED])
+    training = Training(folder, [*overrides, UNSAVED])
     gone = training.run / name
     os.rename(gone, folder / "gone")  # at once, also where the training is writing into it
     result = training.result()
@@ -97,24 +97,24 @@ def loses(name: str, saves: bool, folder: Path, words: list[str]) -> Result:
     return result
 
 
-def without_manifest(folder: Path, words: list[str]) -> Result:
+def without_manifest(folder: Path, overrides: list[str]) -> Result:
     (folder / "run" / "checkpoints" / "step-00000003").mkdir(parents=True)
-    result = call("train.py", *words, "--run-dir=run", cwd=folder)
+    result = call("train.py", *overrides, "--run-dir=run", cwd=folder)
     assert sorted(path.name for path in (folder / "run").iterdir()) == [".lock", "checkpoints"]
     return result
 
 
-def second_trainer(folder: Path, words: list[str]) -> Result:
+def second_trainer(folder: Path, overrides: list[str]) -> Result:
     """The lock file of a run that is being trained is deleted."""
     with locked_run(folder / "run"):
         (folder / "run" / ".lock").unlink()
-        return call("train.py", *words, "--run-dir=run", cwd=folder)
+        return call("train.py", *overrides, "--run-dir=run", cwd=folder)
 
 
-def orphaned(folder: Path, words: list[str]) -> Result:
+def orphaned(folder: Path, overrides: list[str]) -> Result:
     """torchrun is killed alone; its only worker saves and leaves."""
     launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=1")
-    training = Training(folder, [*words, UNSAVED], *launcher)
+    training = Training(folder, [*overrides, UNSAVED], *launcher)
     training.process.kill()
     result = training.result()
     training.wait_for(lambda: "saved" in training.log.read_text())

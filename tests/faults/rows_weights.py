@@ -16,8 +16,8 @@ from training.run.directory import create_run
 def evaluated_with(value: float) -> Callable[[Path, list[str]], Result]:
     """Evaluation of a run whose weights are all of this value."""
 
-    def fault(folder: Path, words: list[str]) -> Result:
-        settings = load_settings(RunSettings, words)
+    def fault(folder: Path, overrides: list[str]) -> Result:
+        settings = load_settings(RunSettings, overrides)
         prepared = prepare(settings.data, Console(quiet=True))
         about = {"data": str(prepared.folder), "data_hash": prepared.hash}
         create_run(folder / "run", settings, prepared.tokenizer, ["train.py"], about)
@@ -38,8 +38,8 @@ FAULTS = [
     ),
     Fault(
         "a step that memory cannot hold",
-        lambda folder, words: call(
-            "train.py", *words, "training.batch_size=1000000000", "training.tokens=100B", cwd=folder
+        lambda folder, overrides: call(
+            "train.py", *overrides, "training.batch_size=1000000000", "training.tokens=100B", cwd=folder
         ),
         names=("training.batch_size=", "training.micro_batch_size=", "GiB", "--force"),
     ),

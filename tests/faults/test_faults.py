@@ -16,8 +16,8 @@ FAULTS = [
     "fault",
     [pytest.param(fault, id=fault.name, marks=pytest.mark.slow if fault.is_slow else ()) for fault in FAULTS],
 )
-def test_fault(fault, tmp_path, words):
-    result = fault.run(tmp_path, words)
+def test_fault(fault, tmp_path, overrides):
+    result = fault.run(tmp_path, overrides)
     assert "Traceback" not in result.err, result.err
     assert result.status == fault.status, result.err
     for name in fault.names:

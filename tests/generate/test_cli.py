@@ -15,10 +15,10 @@ from tests.processes import ScriptProcess
 
 
 def test_jsonl_from_a_pipe_and_past_the_trained_length(run, monkeypatch, capsys):
-    words = ["--tokens", 20, "--samples", 2, "--seed", 3, "--jsonl", "--batch", 1]
+    overrides = ["--tokens", 20, "--samples", 2, "--seed", 3, "--jsonl", "--batch", 1]
     rule = ["model.position.scaling.name=yarn", "model.position.scaling.factor=auto"]
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("天 x\n".encode())))
-    code, out, err = _called([run, *words, *rule], monkeypatch, capsys)
+    code, out, err = _called([run, *overrides, *rule], monkeypatch, capsys)
     assert code == 0, err
     first, second = map(json.loads, out.splitlines())
     assert (first["prompt"], first["seed"], second["seed"]) == ("天 x", 3, 4)
@@ -34,8 +34,8 @@ def test_jsonl_from_a_pipe_and_past_the_trained_length(run, monkeypatch, capsys)
 
 
 def test_text_of_several_prompts_in_order(run, monkeypatch, capsys):
-    words = ["--prompt", "ab", "--prompt", "longer", "--greedy", "--tokens", 5]
-    code, out, err = _called([run, *words], monkeypatch, capsys)
+    overrides = ["--prompt", "ab", "--prompt", "longer", "--greedy", "--tokens", 5]
+    code, out, err = _called([run, *overrides], monkeypatch, capsys)
     assert (code, err) == (0, "")
     first, second = out.split("\n\n=== prompt 2, seed 0 ===\n")
     assert first.startswith("=== prompt 1, seed 0 ===\nab") and second.startswith("longer")
@@ -43,8 +43,8 @@ def test_text_of_several_prompts_in_order(run, monkeypatch, capsys):
 
 def test_closed_pipe(run, tmp_path):
     os.mkfifo(pipe := tmp_path / "pipe")
-    words = [str(run), "--prompt", "x", "--samples", "300", "--tokens", "9"]
-    process = ScriptProcess("generate.py", words, tmp_path, pipe, tmp_path / "err")
+    overrides = [str(run), "--prompt", "x", "--samples", "300", "--tokens", "9"]
+    process = ScriptProcess("generate.py", overrides, tmp_path, pipe, tmp_path / "err")
     with open(pipe, "rb", buffering=0) as reader:
         assert reader.read(3)
     assert process.wait(60) == 128 + signal.SIGPIPE and (tmp_path / "err").read_text() == ""
@@ -52,9 +52,9 @@ def test_closed_pipe(run, tmp_path):
 
 def test_ctrl_c_prints_partial_text_and_exits_130(run, tmp_path):
     os.mkfifo(pipe := tmp_path / "pipe")
-    words = [str(run), "--prompt", "abc", "--tokens", "1000000", "--no-cache"]
+    overrides = [str(run), "--prompt", "abc", "--tokens", "1000000", "--no-cache"]
     environment = {"PYTHONIOENCODING": "ascii"}
-    process = ScriptProcess("generate.py", words, tmp_path, pipe, tmp_path / "err", environment)
+    process = ScriptProcess("generate.py", overrides, tmp_path, pipe, tmp_path / "err", environment)
     with open(pipe, "rb", buffering=0) as reader:
         started = reader.read(20)  # it streams: text is here long before the end
         process.send_signal(signal.SIGINT)
@@ -66,7 +66,7 @@ def test_ctrl_c_prints_partial_text_and_exits_130(run, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("overrides", "message"),
     [
         (["--top-p", "1.5"], "top_p must be above 0 and at most 1, got 1.5"),
         (["--greedy", "--temperature", "0.5"], "--temperature.*--greedy"),
@@ -87,18 +87,20 @@ def test_ctrl_c_prints_partial_text_and_exits_130(run, tmp_path):
         ),
     ],
 )
-def test_invalid_arguments_raise_one_error(run, words, message, monkeypatch, capsys):
-    code, err = _inside([str(run), "--prompt", "a", *words], monkeypatch, capsys)
+def test_invalid_arguments_raise_one_error(run, overrides, message, monkeypatch, capsys):
+    code, err = _inside([str(run), "--prompt", "a", *overrides], monkeypatch, capsys)
     assert code == 2 and err.startswith("error: ")
     assert re.search(message, err)
 
 
 def test_method_is_reported_within_trained_length(run, monkeypatch, capsys):
-    words = [str(run), "--prompt", "a", "--tokens", "5"]
-    code, err = _inside([*words, "model.position.window=6", "model.position.sinks=1"], monkeypatch, capsys)
+    overrides = [str(run), "--prompt", "a", "--tokens", "5"]
+    code, err = _inside(
+        [*overrides, "model.position.window=6", "model.position.sinks=1"], monkeypatch, capsys
+    )
     assert code == 0
     assert all(part in err for part in ("positions: rope, window 6, 1 sink", "7 tokens", "trained at 16"))
-    assert _inside(words, monkeypatch, capsys) == (0, "")
+    assert _inside(overrides, monkeypatch, capsys) == (0, "")
 
 
 def test_length_beyond_learned_table_is_rejected(run, monkeypatch, capsys):
@@ -146,14 +148,14 @@ def test_prompt_files_are_read_line_by_line(run, tmp_path, monkeypatch, capsys):
         assert read_prompts([], str(tmp_path / name), None) == expected
 
 
-def _called(words, monkeypatch, capsys) -> tuple[int, str, str]:
+def _called(overrides, monkeypatch, capsys) -> tuple[int, str, str]:
     """The script's exit status and streams without the seconds of a new process."""
-    monkeypatch.setattr(sys, "argv", ["generate.py", *map(str, words)])
+    monkeypatch.setattr(sys, "argv", ["generate.py", *map(str, overrides)])
     with pytest.raises(SystemExit) as ended:
         generate.run_main(generate.main)
     return ended.value.code, *capsys.readouterr()
 
 
-def _inside(words, monkeypatch, capsys) -> tuple[int, str]:
-    code, _, err = _called(words, monkeypatch, capsys)
+def _inside(overrides, monkeypatch, capsys) -> tuple[int, str]:
+    code, _, err = _called(overrides, monkeypatch, capsys)
     return code, err

@@ -176,7 +176,7 @@ def test_learned_table_is_used_to_its_end():
 
 
 @pytest.mark.parametrize(
-    ("prompts", "tokens", "words"),
+    ("prompts", "tokens", "overrides"),
     [
         ([], 3, "no prompt"),
         ([[1], []], 3, "prompt 2 "),
@@ -185,8 +185,8 @@ def test_learned_table_is_used_to_its_end():
         ([[1]], 0, "at least 1 new token"),
     ],
 )
-def test_invalid_requests_are_rejected(prompts, tokens, words):
-    with pytest.raises(ModelError, match=words):
+def test_invalid_requests_are_rejected(prompts, tokens, overrides):
+    with pytest.raises(ModelError, match=overrides):
         Generation(tiny({"name": "none"}), prompts, tokens)
 
 

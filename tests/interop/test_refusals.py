@@ -19,7 +19,7 @@ def rope(**keys) -> dict:
 
 
 @pytest.mark.parametrize(
-    ("keys", "words"),
+    ("keys", "overrides"),
     [
         ({"attention_bias": True}, "attention_bias = true"),
         ({"mlp_bias": True}, "mlp_bias = true"),
@@ -52,9 +52,9 @@ def rope(**keys) -> dict:
         ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "one set of parameters"),
     ],
 )
-def test_unsupported_configs(folder, keys, words):
+def test_unsupported_configs(folder, keys, overrides):
     change(folder, **keys)
-    with pytest.raises(InteropError, match=f"config.json.*{words}"):
+    with pytest.raises(InteropError, match=f"config.json.*{overrides}"):
         read_folder(folder)
 
 
@@ -72,7 +72,7 @@ Q = "model.layers.1.self_attn.q_proj.weight"
 
 
 @pytest.mark.parametrize(
-    ("tensors", "words"),
+    ("tensors", "overrides"),
     [
         ({Q: None}, f"lacks {Q}"),
         ({"lm_head.weight": None}, "lacks lm_head.weight.*tie_word_embeddings = true"),
@@ -83,9 +83,9 @@ Q = "model.layers.1.self_attn.q_proj.weight"
         ({Q: torch.zeros(60, 24, dtype=torch.float64)}, f"{Q} is stored as F64"),
     ],
 )
-def test_invalid_tensors(folder, tensors, words):
+def test_invalid_tensors(folder, tensors, overrides):
     spoil(folder, **tensors)
-    with pytest.raises(InteropError, match=words):
+    with pytest.raises(InteropError, match=overrides):
         read_folder(folder)
 
 
@@ -134,12 +134,12 @@ def test_invalid_shard_indexes(folder):
     whole = dict.fromkeys(names, "model-1-of-1.safetensors")
     write(whole)
     assert read_folder(folder).model.vocab_size == 53
-    for places, words in (
+    for places, overrides in (
         (whole | {Q: "../model-1-of-1.safetensors"}, "not in a shard of this folder"),
         (whole | {Q: "model-2-of-2.safetensors"}, "model-2-of-2.safetensors is missing"),
         (whole | {"model.extra": "model-1-of-1.safetensors"}, "disagree about model.extra"),
         ({}, "has no weight_map"),
     ):
         write(places)
-        with pytest.raises(InteropError, match=words):
+        with pytest.raises(InteropError, match=overrides):
             read_folder(folder)

@@ -52,12 +52,12 @@ def logits(model: Transformer, ids: list[int]) -> torch.Tensor:
 
 
 def test_reference_config_and_prompt(reference, imported):
-    ours, said = imported.settings, reference["config"]
+    ours, message = imported.settings, reference["config"]
     found = (ours.dim, ours.ffn_dim, ours.layers, ours.heads, ours.kv_heads, imported.vocab_size)
     keys = ("dim", "hidden_dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size")
-    assert found == tuple(said[key] for key in keys)
-    assert (imported.train_length, ours.position.theta) == (said["max_seq_len"], said["rope_theta"])
-    assert (ours.norm_eps, ours.tie_embeddings) == (said["norm_eps"], said["tied"])
+    assert found == tuple(message[key] for key in keys)
+    assert (imported.train_length, ours.position.theta) == (message["max_seq_len"], message["rope_theta"])
+    assert (ours.norm_eps, ours.tie_embeddings) == (message["norm_eps"], message["tied"])
     tokenizer = load_sentencepiece(STORIES / "tok512.model")
     assert [tokenizer.bos_id, *tokenizer.encode("Once upon a time")] == reference["prompt_ids"]
 
@@ -194,8 +194,8 @@ def test_both_checkpoint_layouts_agree(reference, imported):
 def test_import_run_and_generate(reference, imported, tmp_path, monkeypatch, capsys):
     """The two commands a user types."""
     run = tmp_path / "stories"
-    words = [str(STORIES / "hf"), "--out", str(run), "--tokenizer", str(STORIES / "tok512.model")]
-    monkeypatch.setattr(sys, "argv", ["import_hf.py", *words])
+    overrides = [str(STORIES / "hf"), "--out", str(run), "--tokenizer", str(STORIES / "tok512.model")]
+    monkeypatch.setattr(sys, "argv", ["import_hf.py", *overrides])
     import_hf.main()
     loaded = load(run)
     ids = reference["prompt_ids"]
@@ -203,8 +203,8 @@ def test_import_run_and_generate(reference, imported, tmp_path, monkeypatch, cap
     with pytest.raises(InteropError, match="is already a run"):
         import_folder(STORIES / "hf", STORIES / "tok512.model", run)
     capsys.readouterr()
-    words = ["--prompt", "Once upon a time", "--greedy", "--tokens", "196"]
-    monkeypatch.setattr(sys, "argv", ["generate.py", str(run), *words])
+    overrides = ["--prompt", "Once upon a time", "--greedy", "--tokens", "196"]
+    monkeypatch.setattr(sys, "argv", ["generate.py", str(run), *overrides])
     generate.main()
     assert capsys.readouterr() == (reference["greedy_text"] + "\n", "")
 

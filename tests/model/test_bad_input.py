@@ -192,10 +192,10 @@ def test_valid_overrides(trained, asked):
     check_override(settings_of(asked), settings_of(asked))
 
 
-@pytest.mark.parametrize(("trained", "asked", "key", "told"), ILLEGAL)
-def test_invalid_overrides_list_valid_ones(trained, asked, key, told):
+@pytest.mark.parametrize(("trained", "asked", "key", "message"), ILLEGAL)
+def test_invalid_overrides_list_valid_ones(trained, asked, key, message):
     text = message_of(ModelError, lambda: check_override(settings_of(trained), settings_of(asked)))
-    assert key in text and all(word in text for word in told.split(", "))
+    assert key in text and all(word in text for word in message.split(", "))
 
 
 def test_shapes_cannot_be_overridden():

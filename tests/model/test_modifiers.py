@@ -230,9 +230,9 @@ ILLEGAL = [
 ]
 
 
-@pytest.mark.parametrize(("trained", "asked", "told"), ILLEGAL)
-def test_learned_modifiers_cannot_be_overridden(trained, asked, told):
-    with pytest.raises(ModelError, match=told):
+@pytest.mark.parametrize(("trained", "asked", "message"), ILLEGAL)
+def test_learned_modifiers_cannot_be_overridden(trained, asked, message):
+    with pytest.raises(ModelError, match=message):
         check_override(settings_of({"name": "none", **trained}), settings_of({"name": "none", **asked}))
 
 

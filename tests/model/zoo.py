@@ -211,9 +211,9 @@ def ids(rows: int, tokens: int, seed: int = 0) -> torch.Tensor:
     return torch.randint(V, (rows, tokens), generator=torch.Generator().manual_seed(100 + seed))
 
 
-def reach_of(model: Transformer, wanted: int = T) -> int:
+def reach_of(model: Transformer, expected: int = T) -> int:
     """A length the model can place: the wanted one, or the end of its table."""
-    return wanted if model.limit is None else min(wanted, model.limit)
+    return expected if model.limit is None else min(expected, model.limit)
 
 
 def schemes_of(model: Transformer) -> list[PositionalScheme]:

@@ -28,8 +28,8 @@ def test_power_law_slope():
     assert ActivationRow("", "", {width: 3 * width**0.7 for width in WIDTHS}).slope == pytest.approx(0.7)
 
 
-def run(monkeypatch, *words):
-    monkeypatch.setattr(sys, "argv", ["scripts/checks/coordinate_check.py", *words])
+def run(monkeypatch, *overrides):
+    monkeypatch.setattr(sys, "argv", ["scripts/checks/coordinate_check.py", *overrides])
     return main()
 
 

@@ -104,13 +104,13 @@ def test_node_starts_its_processes(standins, option, config):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--node", "0"], "--host"),
         (["--nod", "0"], "--nod;"),
         (["x.yaml"], "x.yaml"),
     ],
 )
-def test_missing_requirements_are_named(words, said):
+def test_missing_requirements_are_named(words, message):
     done = run("node.sh", *words)
-    assert done.returncode == 2 and done.stderr.startswith("error: ") and said in done.stderr
+    assert done.returncode == 2 and done.stderr.startswith("error: ") and message in done.stderr

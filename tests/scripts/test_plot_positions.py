@@ -12,15 +12,15 @@ from model import ModelSettings, Transformer
 from scripts.plots import plot_positions
 
 
-def run(monkeypatch, *words: str) -> None:
-    monkeypatch.setattr(sys, "argv", ["plot_positions.py", *words])
+def run(monkeypatch, *overrides: str) -> None:
+    monkeypatch.setattr(sys, "argv", ["plot_positions.py", *overrides])
     plot_positions.main()
 
 
 def test_script_writes_figures_reproducibly(tmp_path, monkeypatch, capsys):
-    words = ["--dim", "8", "--train-length", "64", "--distance", "8", "--dpi", "50"]
+    overrides = ["--dim", "8", "--train-length", "64", "--distance", "8", "--dpi", "50"]
     for folder in ("a", "b"):
-        run(monkeypatch, "decay", *words, "--out", str(tmp_path / folder))
+        run(monkeypatch, "decay", *overrides, "--out", str(tmp_path / folder))
     files = sorted((tmp_path / "a").iterdir())
     assert [path.name for path in files] == [f"decay.{kind}" for kind in ("csv", "png", "svg")]
     for path in files:
@@ -31,7 +31,7 @@ def test_script_writes_figures_reproducibly(tmp_path, monkeypatch, capsys):
     assert zero == pytest.approx([2.5] * len(zero))  # (1 + 2 + 3 + 4) / 4 pairs at every frequency
     saved = []
     monkeypatch.setattr(plot_positions, "save", lambda figure, out, name, dpi: saved.append(name))
-    run(monkeypatch, *words, "--out", str(tmp_path / "all"))
+    run(monkeypatch, *overrides, "--out", str(tmp_path / "all"))
     assert saved == list(FIGURES)
     assert {path.name for path in (tmp_path / "all").iterdir()} == {f"{name}.csv" for name in FIGURES}
 
@@ -39,7 +39,7 @@ def test_script_writes_figures_reproducibly(tmp_path, monkeypatch, capsys):
 def test_custom_schemes_and_trained_runs_are_plotted(tmp_path, monkeypatch):
     model = Transformer(ModelSettings(dim=16, layers=1, heads=4, position={"name": "alibi"}), 20, 32)
     monkeypatch.setattr(plot_positions, "load", lambda folder: type("Loaded", (), {"model": model}))
-    words = [
+    overrides = [
         "biases",
         "--run",
         "runs/mine",
@@ -52,7 +52,7 @@ def test_custom_schemes_and_trained_runs_are_plotted(tmp_path, monkeypatch):
         "--dpi",
         "50",
     ]
-    run(monkeypatch, *words, "--out", str(tmp_path))
+    run(monkeypatch, *overrides, "--out", str(tmp_path))
     with open(tmp_path / "biases.csv", newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["scheme"].startswith("mine")]
     assert [float(row["bias_nats"]) for row in rows] == pytest.approx(
@@ -79,7 +79,7 @@ def test_custom_schemes_and_trained_runs_are_plotted(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("overrides", "message"),
     [
         (["decay", "--scheme", "alibi"], "'alibi' has no fixed frequencies; choose one of rope"),
         (["biases", "--scheme", "rope"], "rope adds no positional bias"),
@@ -87,13 +87,13 @@ def test_custom_schemes_and_trained_runs_are_plotted(tmp_path, monkeypatch):
         (["decay", "--scheme", "{name: rope, theta: -1}"], "scheme 'rope': theta: "),
     ],
 )
-def test_unsupported_figures_are_rejected(words, message, tmp_path, monkeypatch):
+def test_unsupported_figures_are_rejected(overrides, message, tmp_path, monkeypatch):
     with pytest.raises(EvaluationError, match=message):
-        run(monkeypatch, *words, "--out", str(tmp_path))
+        run(monkeypatch, *overrides, "--out", str(tmp_path))
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("overrides", "message"),
     [
         (["waves"], "'waves'; known: encodings"),
         (["--dim", "two"], "'two' is not a whole number of at least 4"),
@@ -103,7 +103,7 @@ def test_unsupported_figures_are_rejected(words, message, tmp_path, monkeypatch)
         (["--head", "8"], "--head must be less than --heads 8"),
     ],
 )
-def test_invalid_overrides_are_rejected(words, message, monkeypatch):
+def test_invalid_overrides_are_rejected(overrides, message, monkeypatch):
     with pytest.raises(TrainingError) as caught:
-        run(monkeypatch, *words)
+        run(monkeypatch, *overrides)
     assert message in str(caught.value)

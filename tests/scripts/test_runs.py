@@ -16,8 +16,11 @@ from training.run.directory import create_run
 @pytest.fixture
 def folder(tmp_path):
     """Runs of 4 steps (of 8 × 32 tokens), one for each status."""
-    words = {"train_length": 32, "training": {"tokens": 1024, "batch_size": 8, "validation": {"targets": 8}}}
-    settings = RunSettings.model_validate(words)
+    overrides = {
+        "train_length": 32,
+        "training": {"tokens": 1024, "batch_size": 8, "validation": {"targets": 8}},
+    }
+    settings = RunSettings.model_validate(overrides)
     for name, steps in (("a", 4), ("b", 2), ("c", 2), ("d", 0), ("e", 0)):
         create_run(
             tmp_path / name, settings, ByteTokenizer(), ["test"], {"data": "x" if name != "d" else None}

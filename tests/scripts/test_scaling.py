@@ -10,8 +10,8 @@ from training.config.load import load_settings
 from training.config.settings import RunSettings
 
 
-def shape_of(*words: str) -> ModelShape:
-    return ModelShape("x", load_settings(RunSettings, ["data.tokenizer.name=bytes", *words]))
+def shape_of(*overrides: str) -> ModelShape:
+    return ModelShape("x", load_settings(RunSettings, ["data.tokenizer.name=bytes", *overrides]))
 
 
 def kept_bytes(shape: ModelShape, sequences: int) -> int:
@@ -34,16 +34,16 @@ def kept_bytes(shape: ModelShape, sequences: int) -> int:
 
 
 @pytest.mark.parametrize(
-    "words",
+    "overrides",
     [
         ["model.dim=96", "model.heads=6", "model.kv_heads=2", "train_length=40"],
         ["model.dim=64", "model.heads=4", "model.kv_heads=4", "model.head_dim=24", "train_length=72"],
     ],
 )
-def test_activation_memory_matches_formula(words):
+def test_activation_memory_matches_formula(overrides):
     """In float32, to the byte: two layers more keep twice the formula's activations more."""
-    words = [*words, "training.validation.targets=8"]
-    few, many = (shape_of(*words, f"model.layers={layers}") for layers in (1, 3))
+    overrides = [*overrides, "training.validation.targets=8"]
+    few, many = (shape_of(*overrides, f"model.layers={layers}") for layers in (1, 3))
     more = many.activations(half=False, checkpointing=False) - few.activations(
         half=False, checkpointing=False
     )
@@ -116,8 +116,8 @@ def test_documented_limits_match_estimate():
     sizes, file = {}, str(scaling.ROOT / "configs" / "1b.yaml")
     for dim, layers, hidden in ((2816, 30, 7552), (3072, 28, 8192), (3072, 32, 8192)):
         heads = ["model.kv_heads=4", f"model.heads={dim // 64}", f"model.ffn_dim={hidden}"]
-        words = [file, f"model.dim={dim}", f"model.layers={layers}", *heads]
-        one = ModelShape("x", load_settings(RunSettings, words))
+        overrides = [file, f"model.dim={dim}", f"model.layers={layers}", *heads]
+        one = ModelShape("x", load_settings(RunSettings, overrides))
         sizes[f"{one.parameters / 1e9:.1f}B"] = [most(one, 8, False, again) > 0 for again in (False, True)]
     assert sizes == {"2.6B": [True, True], "2.9B": [False, True], "3.3B": [False, False]}
 

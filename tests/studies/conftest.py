@@ -81,18 +81,24 @@ def write_study(corpus, prepared_root, tmp_path_factory):
     return write
 
 
-def command(*words: object) -> list[str]:
-    return [sys.executable, str(ROOT / "study.py"), *map(str, words)]
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, str(ROOT / "study.py"), *map(str, arguments)]
 
 
 def environment() -> dict[str, str]:
     return os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 
 
-def run(*words: object, cwd: Path) -> subprocess.CompletedProcess:
+def run(*arguments: object, cwd: Path) -> subprocess.CompletedProcess:
     """study.py in a process of its own."""
     return subprocess.run(
-        command(*words), cwd=cwd, env=environment(), capture_output=True, text=True, timeout=600, check=False
+        command(*arguments),
+        cwd=cwd,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
     )
 
 

@@ -19,18 +19,18 @@ from studies.running.processes import CommandRunner
 HEAVY = (evaluate, train)  # imported here, so that no fork has to
 
 
-def run(self: CommandRunner, words, log: Path, environment: dict[str, str]) -> int | None:
+def run(self: CommandRunner, overrides, log: Path, environment: dict[str, str]) -> int | None:
     """`CommandRunner.run` without a new interpreter."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with self._lock:
         if self.stopping.is_set():
             return None
-        child = forked(list(words), log, environment)
+        child = forked(list(overrides), log, environment)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def forked(
-    words: list[str], log: Path, environment: dict[str, str] | None = None, group: bool = False
+    overrides: list[str], log: Path, environment: dict[str, str] | None = None, group: bool = False
 ) -> int:
     """Run a script in a fork, its output in `log`; the fork's number. `group`: in a group of its own."""
     child = os.fork()
@@ -49,8 +49,8 @@ def forked(
         sys.stdout = os.fdopen(1, "w", buffering=1, encoding="utf-8")
         sys.stderr = os.fdopen(2, "w", buffering=1, encoding="utf-8")
         os.environ.update(environment or {})
-        sys.argv = words
-        runpy.run_path(words[0], run_name="__main__")
+        sys.argv = overrides
+        runpy.run_path(overrides[0], run_name="__main__")
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else 0
     except BaseException:
@@ -65,11 +65,11 @@ def noted(results: dict, folder: Path) -> list[Path]:
     return [folder / "report.html"]
 
 
-def call(monkeypatch, *words: object, report=noted) -> int:
+def call(monkeypatch, *overrides: object, report=noted) -> int:
     """study.py in this process, its commands in forks."""
     monkeypatch.setattr(CommandRunner, "run", run)
     monkeypatch.setattr(study, "write_report", report)
-    monkeypatch.setattr(sys, "argv", ["study.py", *map(str, words)])
+    monkeypatch.setattr(sys, "argv", ["study.py", *map(str, overrides)])
     return study.main()
 
 

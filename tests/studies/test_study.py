@@ -159,8 +159,8 @@ def test_all_invalid_cells_are_reported_before_training(write_study, monkeypatch
     file, folder = write_study(text), tmp_path / "other"
     with pytest.raises(StudyError) as caught:
         call(monkeypatch, file, "--run-dir", folder)
-    said = str(caught.value)
-    for words in (
+    message = str(caught.value)
+    for phrase in (
         "10 of 10 cells cannot run",
         "scheme=wide,seed=0; scheme=wide,seed=1: model: dim 24",
         "rpe.yaml: no such file",
@@ -171,7 +171,7 @@ def test_all_invalid_cells_are_reported_before_training(write_study, monkeypatch
         "targets=64 exceeds train_length=24",
         "method 'other'",
     ):
-        assert words in said, words
+        assert phrase in message, phrase
     assert not folder.exists()
     file = write_study(STUDY.replace("primary: held-out", "primary: held-out, lengths: [48, 96]"))
     with pytest.raises(StudyError, match=r"report\.lengths: 96 not among .*held-out: 24, 48"):
@@ -200,20 +200,20 @@ def test_a_run_with_other_settings_is_not_touched(clean, write_study, monkeypatc
 def test_dry_run_starts_nothing(clean, monkeypatch, capsys, tmp_path):
     file, folder = clean
     assert call(monkeypatch, file, "--run-dir", folder, "--dry-run") == 0
-    said = capsys.readouterr().out
-    assert said.count(" done") >= 4 and "everything is done" in said
+    output = capsys.readouterr().out
+    assert output.count(" done") >= 4 and "everything is done" in output
     assert call(monkeypatch, file, "--run-dir", tmp_path / "new", "--dry-run") == 0
-    said = capsys.readouterr().out
-    assert "4 of 4 cells left" in said and "left: training, held-out" in said and "1,152" in said
+    output = capsys.readouterr().out
+    assert "4 of 4 cells left" in output and "left: training, held-out" in output and "1,152" in output
     assert not (tmp_path / "new").exists()
 
 
 def test_help_documents_the_file_format(monkeypatch, capsys):
     with pytest.raises(SystemExit) as end:
         call(monkeypatch, "--help")
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     assert end.value.code == 0
-    for words in (
+    for phrase in (
         "grid:",
         "variants:",
         "skip:",
@@ -222,7 +222,7 @@ def test_help_documents_the_file_format(monkeypatch, capsys):
         "--slurm",
         "--jobs",
     ):
-        assert words in said, words
+        assert phrase in output, phrase
     with pytest.raises(StudyError, match="no study file"):
         call(monkeypatch)
     assert (ROOT / "configs" / "studies" / "quick.yaml").is_file()

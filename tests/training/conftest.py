@@ -19,9 +19,9 @@ def corpus(tmp_path_factory) -> Path:
     """60 documents of a few hundred bytes of made-up words: enough to train a few steps on."""
     folder = tmp_path_factory.mktemp("corpus")
     rng = random.Random(7)
-    words = ["".join(rng.choices("abcdefgh", k=rng.randint(2, 6))) for _ in range(40)]
+    overrides = ["".join(rng.choices("abcdefgh", k=rng.randint(2, 6))) for _ in range(40)]
     for i in range(60):
-        text = " ".join(rng.choices(words, k=rng.randint(40, 160)))
+        text = " ".join(rng.choices(overrides, k=rng.randint(40, 160)))
         (folder / f"{i:02}.txt").write_text(text, encoding="utf-8")
     return folder
 
@@ -32,7 +32,7 @@ def prepared_root(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def words(corpus, prepared_root) -> list[str]:
+def overrides(corpus, prepared_root) -> list[str]:
     """Settings of a run of 12 steps that takes a second."""
     return [
         "train_length=24",
@@ -56,17 +56,19 @@ def words(corpus, prepared_root) -> list[str]:
     ]
 
 
-def command(*words: str) -> list[str]:
-    return [sys.executable, str(ROOT / "train.py"), *words]
+def command(*overrides: str) -> list[str]:
+    return [sys.executable, str(ROOT / "train.py"), *overrides]
 
 
 def environment(**more: str) -> dict[str, str]:
     return os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"} | more
 
 
-def run(*words: str, cwd: Path, prefix: list[str] | None = None, **more: str) -> subprocess.CompletedProcess:
+def run(
+    *overrides: str, cwd: Path, prefix: list[str] | None = None, **more: str
+) -> subprocess.CompletedProcess:
     """A run of train.py in a process of its own; `prefix` replaces the interpreter (a launcher)."""
-    line = [*prefix, str(ROOT / "train.py"), *words] if prefix else command(*words)
+    line = [*prefix, str(ROOT / "train.py"), *overrides] if prefix else command(*overrides)
     return subprocess.run(
         line, cwd=cwd, env=environment(**more), capture_output=True, text=True, timeout=300, check=False
     )

@@ -36,12 +36,12 @@ def forget(folder: Path, step: int) -> None:
             shutil.rmtree(checkpoint)
 
 
-def test_resume_is_bit_exact_across_stage_boundaries(words, tmp_path, monkeypatch, capsys):
-    words, whole = [*words, *STAGES], tmp_path / "whole"
-    assert here(monkeypatch, *words, "--run-dir", str(whole)) == 0
-    said = capsys.readouterr().err
-    assert "training 20 steps of 8 × 12, then 6 × 24, then 12 × 8 tokens: 0.00M tokens" in said
-    assert said.count("after step 8 windows of 24 tokens, 6 a step; positions change: ") == 2
+def test_resume_is_bit_exact_across_stage_boundaries(overrides, tmp_path, monkeypatch, capsys):
+    overrides, whole = [*overrides, *STAGES], tmp_path / "whole"
+    assert here(monkeypatch, *overrides, "--run-dir", str(whole)) == 0
+    output = capsys.readouterr().err
+    assert "training 20 steps of 8 × 12, then 6 × 24, then 12 × 8 tokens: 0.00M tokens" in output
+    assert output.count("after step 8 windows of 24 tokens, 6 a step; positions change: ") == 2
     told = lines(whole)
     steps = [line for line in told if line["kind"] == "train"]
     assert [line["targets"] for line in steps] == [96] * 8 + [144] * 6 + [96] * 6
@@ -63,7 +63,7 @@ def test_resume_is_bit_exact_across_stage_boundaries(words, tmp_path, monkeypatc
         shutil.copytree(whole, folder)
         for again in (step, 13) if step == 11 else (step,):
             forget(folder, again)
-            assert here(monkeypatch, *words, "--run-dir", str(folder)) == 0
+            assert here(monkeypatch, *overrides, "--run-dir", str(folder)) == 0
             assert lines(folder) == told
             ours, theirs = weights(folder), weights(whole)
             assert all(ours[name].equal(theirs[name]) for name in theirs)
@@ -72,9 +72,9 @@ def test_resume_is_bit_exact_across_stage_boundaries(words, tmp_path, monkeypatc
     assert open_prepared(manifest["data"]).train.hash == manifest["data_hash"]
 
 
-def test_stages_longer_than_every_document_are_rejected(words, tmp_path, monkeypatch):
+def test_stages_longer_than_every_document_are_rejected(overrides, tmp_path, monkeypatch):
     folder = tmp_path / "never"
-    long = [*words, "train_length=2000", "training.tokens=64000", "training.batch_size=2"]
+    long = [*overrides, "train_length=2000", "training.tokens=64000", "training.batch_size=2"]
     stages = "training.stages=[{length: 20, duration: 0.5}, {length: 2000}]"
     with pytest.raises(
         TrainingError, match=r"training.stages go up to 2000 tokens, and the longest document"
@@ -83,16 +83,22 @@ def test_stages_longer_than_every_document_are_rejected(words, tmp_path, monkeyp
     assert not folder.exists()
 
 
-def test_mixture_with_stages_resumes_across_epochs(words, tmp_path, monkeypatch, capsys):
+def test_mixture_with_stages_resumes_across_epochs(overrides, tmp_path, monkeypatch, capsys):
     more = tmp_path / "more"
     more.mkdir()
     for i in range(4):
         (more / f"{i}.txt").write_text(f"{i} " * 60, encoding="utf-8")
     text = f"{{share: 0.25, source: {{name: files, path: {more}}}}}"
-    words = [*words, *STAGES, f"data.mixture=[{text}]", "data.max_bytes=1200", f"data.root={tmp_path}"]
+    overrides = [
+        *overrides,
+        *STAGES,
+        f"data.mixture=[{text}]",
+        "data.max_bytes=1200",
+        f"data.root={tmp_path}",
+    ]
     whole, folder = tmp_path / "whole", tmp_path / "cut"
-    assert here(monkeypatch, *words, "--run-dir", str(whole)) == 0
-    said = capsys.readouterr().err
+    assert here(monkeypatch, *overrides, "--run-dir", str(whole)) == 0
+    output = capsys.readouterr().err
     told = lines(whole)
     steps = [line for line in told if line["kind"] == "train"]
     last = steps[-1]["passes"]
@@ -101,14 +107,14 @@ def test_mixture_with_stages_resumes_across_epochs(words, tmp_path, monkeypatch,
     ] == (pytest.approx([step["tokens"] for step in steps], abs=0.01))
     (own, other) = last
     assert all(n > 1 for n in last.values()) and own != other
-    assert f"epochs: {own} {last[own]:.2f}, {other} {last[other]:.2f}" in said
+    assert f"epochs: {own} {last[own]:.2f}, {other} {last[other]:.2f}" in output
     edges = {k: next(s["step"] for s in steps if s["passes"][k] >= 1) for k in last}  # epochs end here
     first, second = sorted(edges.values())
     assert first < second < 20
     shutil.copytree(whole, folder)
     for step in (second, first - 1):
         forget(folder, step)
-        assert here(monkeypatch, *words, "--run-dir", str(folder)) == 0
+        assert here(monkeypatch, *overrides, "--run-dir", str(folder)) == 0
         assert lines(folder) == told
     ours, theirs = weights(folder), weights(whole)
     assert all(ours[name].equal(theirs[name]) for name in theirs)
@@ -126,18 +132,18 @@ def sizes(run: Path) -> list[int]:
     return [open_prepared(path).train.n_tokens - 1 for path in (manifest["data"], *manifest["mixture"])]
 
 
-def test_streaming_starts_on_first_group_and_resumes_across_groups(words, tmp_path, monkeypatch):
-    words = [*words, "training.tokens=15360", "data.group_bytes=4000", "training.batch_size=32"]
-    words += ["training.checkpoint.interval=1", "training.checkpoint.keep=40", "data.max_bytes=10000"]
-    words += ["training.validation.interval=null"]
+def test_streaming_starts_on_first_group_and_resumes_across_groups(overrides, tmp_path, monkeypatch):
+    overrides = [*overrides, "training.tokens=15360", "data.group_bytes=4000", "training.batch_size=32"]
+    overrides += ["training.checkpoint.interval=1", "training.checkpoint.keep=40", "data.max_bytes=10000"]
+    overrides += ["training.validation.interval=null"]
     whole, folder = tmp_path / "whole", tmp_path / "cut"
-    assert here(monkeypatch, *words, f"data.root={tmp_path / 'a'}", "--run-dir", str(whole)) == 0
+    assert here(monkeypatch, *overrides, f"data.root={tmp_path / 'a'}", "--run-dir", str(whole)) == 0
     told = lines(whole)
     assert {line["epoch"] for line in told if line["kind"] == "train"} >= {0, 1, 2, 3}
     shutil.copytree(whole, folder)
     for step in (12, 5):
         forget(folder, step)
-        assert here(monkeypatch, *words, f"data.root={tmp_path / 'a'}", "--run-dir", str(folder)) == 0
+        assert here(monkeypatch, *overrides, f"data.root={tmp_path / 'a'}", "--run-dir", str(folder)) == 0
         assert lines(folder) == told
     states = [
         json.loads(p.read_text())["state"] for p in sorted((folder / "checkpoints").glob("*/state.json"))
@@ -152,17 +158,22 @@ def test_streaming_starts_on_first_group_and_resumes_across_groups(words, tmp_pa
     forget(folder, 12)
     monkeypatch.setattr("data.preparation.groups.TextGroups.used", lambda self, lines: ["another"] * lines)
     with pytest.raises(DataError, match=r"group 0 of .* has changed since this run was trained"):
-        here(monkeypatch, *words, f"data.root={tmp_path / 'a'}", "--run-dir", str(folder))
+        here(monkeypatch, *overrides, f"data.root={tmp_path / 'a'}", "--run-dir", str(folder))
     assert not state.exists()
 
 
-def test_fork_of_streamed_run_with_other_data(words, tmp_path, monkeypatch):
+def test_fork_of_streamed_run_with_other_data(overrides, tmp_path, monkeypatch):
     """The groups behind it are its parent's: what its own steps use is what is checked when it resumes."""
-    words = [*words, "data.group_bytes=4000", "data.max_bytes=10000", "training.validation.interval=null"]
-    words += [f"data.root={tmp_path / 'a'}", "training.checkpoint.keep=40"]
+    overrides = [
+        *overrides,
+        "data.group_bytes=4000",
+        "data.max_bytes=10000",
+        "training.validation.interval=null",
+    ]
+    overrides += [f"data.root={tmp_path / 'a'}", "training.checkpoint.keep=40"]
     model = "data.tokenizer={name: sentencepiece, vocab_size: 280}"
     stem, same, fork = (tmp_path / name for name in ("stem", "same", "fork"))
-    assert here(monkeypatch, *words, model, "--run-dir", str(stem)) == 0
+    assert here(monkeypatch, *overrides, model, "--run-dir", str(stem)) == 0
     more = ["--fork", str(stem), "training.tokens=4608"]
     other = [*more, "data.group_bytes=5000"]
     assert here(monkeypatch, *other, "--run-dir", str(fork)) == 0
@@ -178,13 +189,19 @@ def test_fork_of_streamed_run_with_other_data(words, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_streaming_with_stages_resumes_across_boundaries(words, tmp_path, monkeypatch):
+def test_streaming_with_stages_resumes_across_boundaries(overrides, tmp_path, monkeypatch):
     stages = "training.stages=[{length: 12, duration: 0.5, batch_size: 32}, {length: 24, batch_size: 16}]"
-    words = [*words, stages, "training.tokens=15360", "training.batch_size=16", "data.group_bytes=4000"]
-    words += ["training.checkpoint.interval=1", "training.checkpoint.keep=40", "data.max_bytes=10000"]
-    words += ["training.validation.interval=null", f"data.root={tmp_path / 'a'}"]
+    overrides = [
+        *overrides,
+        stages,
+        "training.tokens=15360",
+        "training.batch_size=16",
+        "data.group_bytes=4000",
+    ]
+    overrides += ["training.checkpoint.interval=1", "training.checkpoint.keep=40", "data.max_bytes=10000"]
+    overrides += ["training.validation.interval=null", f"data.root={tmp_path / 'a'}"]
     whole, folder = tmp_path / "whole", tmp_path / "cut"
-    assert here(monkeypatch, *words, "--run-dir", str(whole)) == 0
+    assert here(monkeypatch, *overrides, "--run-dir", str(whole)) == 0
     told = lines(whole)
     steps = [line for line in told if line["kind"] == "train"]
     edge = next(line["step"] for line in told if line["kind"] == "change")
@@ -193,5 +210,5 @@ def test_streaming_with_stages_resumes_across_boundaries(words, tmp_path, monkey
     shutil.copytree(whole, folder)
     for step in (edge + 1, min(turns)):
         forget(folder, step)
-        assert here(monkeypatch, *words, "--run-dir", str(folder)) == 0
+        assert here(monkeypatch, *overrides, "--run-dir", str(folder)) == 0
         assert lines(folder) == told

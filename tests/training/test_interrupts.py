@@ -40,8 +40,8 @@ def test_sigterm_before_first_step_exits_immediately(number, capsys):
             send(number, signal.SIGTERM)  # the launcher's, too: they do not cut short what tidies up
             tidied.append(True)
     assert caught.value.code == REQUEUE and tidied
-    said = f"stopped by {number.name} before the first step: nothing to save."
-    assert capsys.readouterr().err == f"{said} Run the same command again to resume\n"
+    message = f"stopped by {number.name} before the first step: nothing to save."
+    assert capsys.readouterr().err == f"{message} Run the same command again to resume\n"
 
 
 def test_sigint_before_first_step_raises_keyboard_interrupt():

@@ -68,22 +68,24 @@ ROWS: dict[str, tuple[list[list[str]], list[str]]] = {
 }
 
 
-def trained(*words: str) -> RunSettings:
-    return apply_overrides(RunSettings(), [*SHAPE, *words])
+def trained(*overrides: str) -> RunSettings:
+    return apply_overrides(RunSettings(), [*SHAPE, *overrides])
 
 
-def of(scheme: str, words: list[str]) -> list[str]:
-    return [f"model.position.{word}" for word in words]
+def of(scheme: str, overrides: list[str]) -> list[str]:
+    return [f"model.position.{word}" for word in overrides]
 
 
-LEGAL = [(scheme, words) for scheme, (own, _) in ROWS.items() for words in [*ALL, *own]]
-ILLEGAL = [(scheme, word) for scheme, (_, words) in ROWS.items() for word in [*words, "sink_logit=zero"]]
+LEGAL = [(scheme, overrides) for scheme, (own, _) in ROWS.items() for overrides in [*ALL, *own]]
+ILLEGAL = [
+    (scheme, word) for scheme, (_, overrides) in ROWS.items() for word in [*overrides, "sink_logit=zero"]
+]
 
 
-@pytest.mark.parametrize(("scheme", "words"), LEGAL)
-def test_valid_overrides_keep_all_weights(scheme, words):
+@pytest.mark.parametrize(("scheme", "overrides"), LEGAL)
+def test_valid_overrides_keep_all_weights(scheme, overrides):
     root = trained(f"model.position.name={scheme}")
-    asked = override(root, of(scheme, words))
+    asked = override(root, of(scheme, overrides))
     assert asked != root and asked.model.position.name == scheme
     with torch.device("meta"):
         shapes = [
@@ -101,7 +103,7 @@ def test_invalid_overrides_name_valid_settings(scheme, word):
     message, key = str(refused.value), word.split("=")[0]
     head, legal = message.split(f"legal for a checkpoint trained with '{scheme}': ")
     assert f"model.position.{key}" in head and "first" not in head
-    expected = {w.split("=")[0] for words in [*ALL, *ROWS[scheme][0]] for w in words}
+    expected = {w.split("=")[0] for overrides in [*ALL, *ROWS[scheme][0]] for w in overrides}
     assert set(legal.split(", ")) == expected
     assert "legal for" not in why(refused.value) and key in why(refused.value)
 
@@ -127,7 +129,7 @@ def test_learned_temperature_cannot_be_overridden(word):
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("overrides", "message"),
     [
         (["scaling={name: longrope, long_factor: [1, 2, 3]}"], "6 numbers.*got 3"),
         (["remap={name: self_extend, neighbors: 12, group: 8}"], "12 must be a multiple of remap.group 8"),
@@ -137,9 +139,9 @@ def test_learned_temperature_cannot_be_overridden(word):
         (["window=0"], "at least 1"),
     ],
 )
-def test_invalid_sizes_are_rejected_before_loading_weights(words, message):
+def test_invalid_sizes_are_rejected_before_loading_weights(overrides, message):
     with pytest.raises((ModelError, ConfigError), match=message):
-        override(trained(), of("rope", words))
+        override(trained(), of("rope", overrides))
 
 
 def test_only_positions_may_change():
@@ -195,7 +197,7 @@ def test_pattern_keeps_narrower_windows_by_default():
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("overrides", "message"),
     [
         (["model.position.kinds.far.scaling.name=yarn"], "model.position.kinds.far.scaling"),
         (["model.position.kinds.near.layout=interleaved"], "model.position.kinds.near.layout cannot be"),
@@ -206,9 +208,9 @@ def test_pattern_keeps_narrower_windows_by_default():
         (["model.position.layout=interleaved"], r"near: .*layout cannot be changed after training\n"),
     ],
 )
-def test_pattern_errors_name_valid_overrides_per_layer_type(words, message):
+def test_pattern_errors_name_valid_overrides_per_layer_type(overrides, message):
     with pytest.raises((ModelError, ConfigError), match=message) as refused:
-        override(trained(f"model.position={PATTERN}"), words)
+        override(trained(f"model.position={PATTERN}"), overrides)
     text = str(refused.value)
     assert text.count("legal for layers of kind 'near' trained with 'rope': remap, resonance, ") == 1
     assert text.count("legal for layers of kind 'far' trained with 'none': sinks, temperature, window") == 1

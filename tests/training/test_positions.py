@@ -138,7 +138,7 @@ PATTERN = "model.position={name: pattern, layers: [a, b], kinds: {a: {name: rope
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("overrides", "message"),
     [
         (
             [LEARNED, "data.positions.name=cape"],
@@ -156,14 +156,16 @@ PATTERN = "model.position={name: pattern, layers: [a, b], kinds: {a: {name: rope
         ([LEARNED, "data.positions={name: pose, target: 301}"], "up to 300, and positions end at 299"),
     ],
 )
-def test_unsupported_positions_are_rejected(words, said):
-    settings = load_settings(RunSettings, ["train_length=64", "training.validation.multiples=[1]", *words])
-    with pytest.raises(TrainingError, match=said):
+def test_unsupported_positions_are_rejected(overrides, message):
+    settings = load_settings(
+        RunSettings, ["train_length=64", "training.validation.multiples=[1]", *overrides]
+    )
+    with pytest.raises(TrainingError, match=message):
         check_model(settings)
 
 
 @pytest.mark.parametrize(
-    "words",
+    "overrides",
     [
         ["data.positions={name: random_offset, max_offset: 236}", LEARNED],
         ["data.positions={name: random_subset, max_length: 300}", LEARNED],
@@ -171,14 +173,16 @@ def test_unsupported_positions_are_rejected(words, said):
         ["data.positions.name=cape"],
     ],
 )
-def test_supported_positions_are_accepted(words):
-    check_model(load_settings(RunSettings, ["train_length=64", "training.validation.multiples=[1]", *words]))
+def test_supported_positions_are_accepted(overrides):
+    check_model(
+        load_settings(RunSettings, ["train_length=64", "training.validation.multiples=[1]", *overrides])
+    )
 
 
 def test_range_shorter_than_window_is_rejected():
     with pytest.raises(TrainingError, match=r"max_length = 63 .* train_length = 64"):
-        words = ["data.positions={name: random_subset, max_length: 63}", "train_length=64"]
-        load_settings(RunSettings, words)
+        overrides = ["data.positions={name: random_subset, max_length: 63}", "train_length=64"]
+        load_settings(RunSettings, overrides)
 
 
 @pytest.mark.parametrize(

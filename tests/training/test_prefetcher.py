@@ -24,7 +24,7 @@ class World:
         self.interrupts = SimpleNamespace(status=0)
         self.rank, self.main, self.asked = 0, True, 0
 
-    def supply(self, used=()):
+    def prefetcher(self, used=()):
         batches = SimpleNamespace(
             is_within=lambda step, line: step // 3 <= line,
             has_stream=self.has_stream,
@@ -76,28 +76,28 @@ def _at_once(monkeypatch):
 
 def test_ranks_synchronize_once_per_group():
     world = World([])
-    supply = world.supply(["a", "b"])
+    prefetcher = world.prefetcher(["a", "b"])
     ahead = []
-    for step, batch in supply.batches(4, 11):
+    for step, batch in prefetcher.batches(4, 11):
         assert batch == f"batch {step}"
         world.looks.append(f"step {step}")
         ahead.append(step)
     first, second, third = (["read", line, "clock"] for line in (1, 2, 3))  # waits are no time of steps
     steps = [f"step {step}" for step in range(4, 11)]
     assert world.looks == [*first, *steps[:2], *second, *steps[2:5], *third, *steps[5:]]
-    assert world.fetched == ahead == list(range(4, 11)) and supply.status == 0
+    assert world.fetched == ahead == list(range(4, 11)) and prefetcher.status == 0
     assert world.checked == [["a", "b"]] and world.said == []
 
 
 def test_waiting_for_other_ranks_is_not_timed():
     world = World([NOT_YET] * 3)
-    assert [step for step, _ in world.supply().batches(3, 4)] == [3]
+    assert [step for step, _ in world.prefetcher().batches(3, 4)] == [3]
     assert world.looks == ["read", *[1] * 4, "clock"] and world.said == [
         "waiting for group 1 of the text to be prepared"
     ]
     late = World([], ready=lambda line: len(late.looks) > 30)  # nobody has it for long
     late.others = [NOT_YET] * 30
-    assert [step for step, _ in late.supply().batches(3, 4)] == [3]
+    assert [step for step, _ in late.prefetcher().batches(3, 4)] == [3]
 
 
 @pytest.mark.parametrize(
@@ -112,28 +112,28 @@ def test_waiting_for_other_ranks_is_not_timed():
 def test_signal_to_any_rank_stops_all_with_same_status(mine, other, status):
     world = World([(True, other, None)])
     world.interrupts.status = mine
-    supply = world.supply()
-    assert [step for step, _ in supply.batches(0, 9)] == [0, 1, 2]
-    assert supply.status == status and world.fetched == [0, 1, 2]
+    prefetcher = world.prefetcher()
+    assert [step for step, _ in prefetcher.batches(0, 9)] == [0, 1, 2]
+    assert prefetcher.status == status and world.fetched == [0, 1, 2]
 
 
 def test_error_on_one_rank_is_raised_on_all():
     with pytest.raises(DataError, match="process 1 failed: the disk is gone"):
-        list(World([(False, 0, "the disk is gone")]).supply().batches(3, 9))
+        list(World([(False, 0, "the disk is gone")]).prefetcher().batches(3, 9))
 
     def damaged(line):
         raise DataError("group 1 is damaged")
 
     with pytest.raises(DataError, match=r"^group 1 is damaged$"):
-        list(World([], damaged).supply().batches(3, 9))
+        list(World([], damaged).prefetcher().batches(3, 9))
 
 
 def test_pending_signal_is_handled_before_waiting():
     world = World([], ready=lambda line: False)
     world.asked = REQUEUE
-    supply = world.supply()
-    assert [step for step, _ in supply.batches(2, 9)] == [2]
-    assert supply.status == REQUEUE and world.looks == ["read"]
+    prefetcher = world.prefetcher()
+    assert [step for step, _ in prefetcher.batches(2, 9)] == [2]
+    assert prefetcher.status == REQUEUE and world.looks == ["read"]
 
 
 def test_file_checks_are_not_timed_and_handle_signals():
@@ -145,12 +145,12 @@ def test_file_checks_are_not_timed_and_handle_signals():
 
     world = World([THERE] * 40, slow)  # longer than what one sees may be unseen by others
     world.on_gather = lambda left: done.set() if left == 10 else None
-    assert [step for step, _ in world.supply().batches(3, 4)] == [3]
+    assert [step for step, _ in world.prefetcher().batches(3, 4)] == [3]
     assert begun.is_set() and world.looks.count(1) == 1 and len(world.others) <= 10
     world, done = World([THERE] * 40, slow), threading.Event()
     world.on_gather = lambda left: setattr(world.interrupts, "status", REQUEUE if left < 30 else 0)
-    supply = world.supply()
-    assert list(supply.batches(3, 9)) == [] and supply.status == REQUEUE and not done.is_set()
+    prefetcher = world.prefetcher()
+    assert list(prefetcher.batches(3, 9)) == [] and prefetcher.status == REQUEUE and not done.is_set()
     done.set()
 
 
@@ -165,11 +165,11 @@ def test_transient_disk_errors_are_retried(error):
         world = World([], ready)
         return world
 
-    assert [step for step, _ in fails(3).supply().batches(3, 4)] == [3]
+    assert [step for step, _ in fails(3).prefetcher().batches(3, 4)] == [3]
     with pytest.raises(DataError, match=r"group 1 of the text .*(handle|value)"):
-        list(fails(99).supply().batches(3, 4))
+        list(fails(99).prefetcher().batches(3, 4))
 
 
 def test_missing_data_on_one_rank_raises():
     with pytest.raises(TrainingError, match=r"group 1 .* process 1 .* data.root"):
-        list(World([NOT_YET] * 99).supply().batches(3, 9))
+        list(World([NOT_YET] * 99).prefetcher().batches(3, 9))

@@ -20,13 +20,13 @@ SMALL = ["train_length=24", "training.batch_size=2", "training.tokens=960", "tra
 DROP = "model.position.scaling={name: drop}"
 
 
-def settings(changes: list[tuple], *words: str) -> RunSettings:
+def settings(changes: list[tuple], *overrides: str) -> RunSettings:
     """`changes`: (steps of the stage before, override[, warmup])."""
     stages = [f"{{duration: {duration}}}" for duration, *_ in changes[:1]]
     for i, (_, override, *warmup) in enumerate(changes):
         end = f", duration: {changes[i + 1][0]}" if i + 1 < len(changes) else ""
         stages.append(f'{{overrides: ["{override}"], warmup: {warmup[0] if warmup else 0}{end}}}')
-    return load_settings(RunSettings, [*SMALL, f"training.stages=[{', '.join(stages)}]", *words])
+    return load_settings(RunSettings, [*SMALL, f"training.stages=[{', '.join(stages)}]", *overrides])
 
 
 def test_stages_by_fraction_and_step_inherit_previous():
@@ -47,17 +47,17 @@ def test_stages_by_fraction_and_step_inherit_previous():
         16,
         16,
     ]
-    last, said = last_trained(s, 20)
+    last, message = last_trained(s, 20)
     assert last.model == stages[2].model and last.training == s.training
-    assert said == (
+    assert message == (
         "positions as last trained, changed after step 10: model.position.theta=5; "
         "after step 16: model.position.scaling={name: drop}"
     )
     assert last_trained(s, 10) == (s, "")
 
 
-def staged(stages: str, *words: str) -> RunSettings:
-    return load_settings(RunSettings, [*SMALL, f"training.stages=[{stages}]", *words])
+def staged(stages: str, *overrides: str) -> RunSettings:
+    return load_settings(RunSettings, [*SMALL, f"training.stages=[{stages}]", *overrides])
 
 
 def test_length_curriculum():
@@ -91,7 +91,7 @@ def test_length_curriculum():
 
 
 @pytest.mark.parametrize(
-    ("stages", "said"),
+    ("stages", "message"),
     [
         ("{length: 12}", "train_length = 24 must be the longest of training.stages, 12"),
         ("{length: 48}", "train_length = 24 must be the longest of training.stages, 48"),
@@ -120,8 +120,8 @@ def test_length_curriculum():
         ),
     ],
 )
-def test_invalid_schedule_is_rejected(stages, said):
-    with pytest.raises((ConfigError, TrainingError), match=said):
+def test_invalid_schedule_is_rejected(stages, message):
+    with pytest.raises((ConfigError, TrainingError), match=message):
         stages_of(staged(stages))
 
 
@@ -165,16 +165,16 @@ ILLEGAL = {
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ([(20, DROP)], "stages.1 is shorter than one step"),
         ([(0.01, DROP)], "stages.0 is shorter than one step"),
         ([(15, DROP, 6)], "stages.1.warmup takes 6 steps, but its stage has 5"),
-        *(([(5, word)], said) for word, said in ILLEGAL.items()),
+        *(([(5, word)], message) for word, message in ILLEGAL.items()),
     ],
 )
-def test_invalid_position_changes_are_rejected(changes, said):
-    with pytest.raises((ConfigError, TrainingError, ModelError), match=said):
+def test_invalid_position_changes_are_rejected(changes, message):
+    with pytest.raises((ConfigError, TrainingError, ModelError), match=message):
         check_model(settings(changes))
 
 
@@ -245,9 +245,12 @@ def test_no_group_without_position_parameters():
 @pytest.mark.parametrize("case", ["rope", "rope-sinks", "none-ssmax", "learned"])
 def test_position_change_equals_model_built_with_it(case):
     net = build(case)
-    words = {"rope": {"scaling": {"name": "drop"}, "window": 4}, "rope-sinks": {"theta": 70.0, "window": 3}}
+    overrides = {
+        "rope": {"scaling": {"name": "drop"}, "window": 4},
+        "rope-sinks": {"theta": 70.0, "window": 3},
+    }
     position = net.settings.position.model_copy(update={"window": 6})
-    position = type(position).model_validate(position.model_dump() | words.get(case, {}))
+    position = type(position).model_validate(position.model_dump() | overrides.get(case, {}))
     asked = net.settings.model_copy(update={"position": position})
     tokens, places, weights = ids(2, 11), TokenPositions.plain(11), dict(net.named_parameters())
     before, state = net(tokens, places), torch.get_rng_state()

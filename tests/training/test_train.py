@@ -56,10 +56,10 @@ def here(monkeypatch, *argv: str) -> int:
 
 
 @pytest.fixture
-def whole(words, tmp_path, monkeypatch) -> Path:
+def whole(overrides, tmp_path, monkeypatch) -> Path:
     """An uninterrupted run."""
     folder = tmp_path / "whole"
-    assert here(monkeypatch, *words, "--run-dir", str(folder)) == 0
+    assert here(monkeypatch, *overrides, "--run-dir", str(folder)) == 0
     return folder
 
 
@@ -83,7 +83,7 @@ def test_run_logs_every_step_and_validates_beyond_trained_length(whole, corpus):
     ("number", "status"),
     [(signal.SIGINT, INTERRUPTED), (signal.SIGTERM, REQUEUE), (signal.SIGUSR1, REQUEUE)],
 )
-def test_signal_saves_checkpoint_and_exits(words, whole, tmp_path, monkeypatch, capsys, number, status):
+def test_signal_saves_checkpoint_and_exits(overrides, whole, tmp_path, monkeypatch, capsys, number, status):
     folder, real = tmp_path / "stopped", MetricsLogger.step
 
     def step(self, done, *args):
@@ -93,19 +93,19 @@ def test_signal_saves_checkpoint_and_exits(words, whole, tmp_path, monkeypatch, 
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(MetricsLogger, "step", step)
-        slow = [*words, "training.checkpoint.interval=null"]
+        slow = [*overrides, "training.checkpoint.interval=null"]
         assert here(monkeypatch, *slow, "--run-dir", str(folder)) == status
     assert f"stopped by {number.name} after step 6; saved" in capsys.readouterr().err
     assert steps_of(folder) == [6]
-    assert here(monkeypatch, *words, "--run-dir", str(folder)) == 0
+    assert here(monkeypatch, *overrides, "--run-dir", str(folder)) == 0
     losses = [line["loss"] for line in lines(folder) if line["kind"] == "train"]
     assert losses == [line["loss"] for line in lines(whole) if line["kind"] == "train"]
 
 
 @pytest.mark.slow
-def test_signal_to_process_saves_checkpoint_and_exits(words, tmp_path):
-    words, folder = [*words, "training.tokens=15360"], tmp_path / "stopped"
-    slow = [*words, "training.checkpoint.interval=null", "training.validation.interval=1"]
+def test_signal_to_process_saves_checkpoint_and_exits(overrides, tmp_path):
+    overrides, folder = [*overrides, "training.tokens=15360"], tmp_path / "stopped"
+    slow = [*overrides, "training.checkpoint.interval=null", "training.validation.interval=1"]
     with subprocess.Popen(
         command(*slow, "--run-dir", str(folder)), env=environment(), stderr=subprocess.PIPE, text=True
     ) as process:
@@ -118,27 +118,27 @@ def test_signal_to_process_saves_checkpoint_and_exits(words, tmp_path):
         _, text = process.communicate(timeout=60)
     assert process.returncode == REQUEUE, text
     assert "stopped by SIGTERM after step" in text and "to resume" in text and steps_of(folder)
-    again = run(*words, "--run-dir", str(folder), cwd=tmp_path)
+    again = run(*overrides, "--run-dir", str(folder), cwd=tmp_path)
     assert again.returncode == 0 and "resuming after step" in again.stderr
 
 
-def test_signal_during_first_data_wait_saves_nothing(words, tmp_path, monkeypatch, capsys):
+def test_signal_during_first_data_wait_saves_nothing(overrides, tmp_path, monkeypatch, capsys):
     def has_stream(self, line, verify):
         signal.raise_signal(signal.SIGTERM)
         return False
 
     monkeypatch.setattr("data.BatchSampler.is_within", lambda self, step, line: False)
     monkeypatch.setattr("data.BatchSampler.has_stream", has_stream)
-    assert here(monkeypatch, *words, "--run-dir", str(tmp_path / "run")) == REQUEUE
-    said = capsys.readouterr().err.strip().splitlines()[-1]
-    assert said == (
+    assert here(monkeypatch, *overrides, "--run-dir", str(tmp_path / "run")) == REQUEUE
+    output = capsys.readouterr().err.strip().splitlines()[-1]
+    assert output == (
         "stopped by SIGTERM before the first step: nothing to save. Run the same command again to resume."
     )
     assert not list((tmp_path / "run" / "checkpoints").glob("step-*"))
 
 
-def test_two_processes_match_single_process(words, tmp_path, monkeypatch):
-    exact = [*words, "training.precision=float64", "data.packing=intra_document"]
+def test_two_processes_match_single_process(overrides, tmp_path, monkeypatch):
+    exact = [*overrides, "training.precision=float64", "data.packing=intra_document"]
     assert here(monkeypatch, *exact, "--run-dir", str(tmp_path / "one")) == 0
     two = [*exact, "training.micro_batch_size=3", "--run-dir", str(tmp_path / "two")]
     assert shared(2, lambda: here(monkeypatch, *two)) == [0, 0]
@@ -159,8 +159,8 @@ def test_two_processes_match_single_process(words, tmp_path, monkeypatch):
             assert all(abs(a["nll"][length] - b["nll"][length]) < 1e-9 for length in a["nll"])
 
 
-def test_micro_batches_do_not_change_losses(words, tmp_path, monkeypatch):
-    exact = [*words, "training.precision=float64", "data.packing=intra_document"]
+def test_micro_batches_do_not_change_losses(overrides, tmp_path, monkeypatch):
+    exact = [*overrides, "training.precision=float64", "data.packing=intra_document"]
     for size in (8, 3, 1):
         folder = tmp_path / str(size)
         assert here(monkeypatch, *exact, f"training.micro_batch_size={size}", "--run-dir", str(folder)) == 0
@@ -173,10 +173,16 @@ def test_micro_batches_do_not_change_losses(words, tmp_path, monkeypatch):
     assert len(set(whole)) == 12
 
 
-def test_sampled_positions_are_reproduced_on_resume(words, tmp_path, monkeypatch):
-    words = [*words, "model.position.name=sinusoidal", "training.micro_batch_size=3"]
-    drawn, folder = [*words, "data.packing=intra_document", "data.positions.name=cape"], tmp_path / "drawn"
-    assert here(monkeypatch, *words, "data.packing=intra_document", "--run-dir", str(tmp_path / "plain")) == 0
+def test_sampled_positions_are_reproduced_on_resume(overrides, tmp_path, monkeypatch):
+    overrides = [*overrides, "model.position.name=sinusoidal", "training.micro_batch_size=3"]
+    drawn, folder = (
+        [*overrides, "data.packing=intra_document", "data.positions.name=cape"],
+        tmp_path / "drawn",
+    )
+    assert (
+        here(monkeypatch, *overrides, "data.packing=intra_document", "--run-dir", str(tmp_path / "plain"))
+        == 0
+    )
     assert here(monkeypatch, *drawn, "--run-dir", str(folder)) == 0
     told, ours = lines(folder), weights(folder)
     first, plain = (
@@ -190,10 +196,10 @@ def test_sampled_positions_are_reproduced_on_resume(words, tmp_path, monkeypatch
     assert all(ours[name].equal(again[name]) for name in ours)
 
 
-def test_non_finite_loss_stops_before_update(words, tmp_path, monkeypatch):
+def test_non_finite_loss_stops_before_update(overrides, tmp_path, monkeypatch):
     folder = tmp_path / "broken"
     wild = [
-        *words,
+        *overrides,
         "training.optimizer.lr=1e18",
         "training.lr_schedule.warmup=0",
         "training.checkpoint.interval=1",
@@ -209,21 +215,21 @@ def test_non_finite_loss_stops_before_update(words, tmp_path, monkeypatch):
     assert steps_of(tmp_path / "dead") == []
 
 
-def test_checkpoint_policy_and_async_save_do_not_change_run(words, tmp_path, monkeypatch, capsys):
+def test_checkpoint_policy_and_async_save_do_not_change_run(overrides, tmp_path, monkeypatch, capsys):
     """... also under a clock that jumps by hours, to and fro, and with a mirror that cannot be reached."""
-    words = [*words, "training.checkpoint.interval=4", "training.samples.prompts=[]"]
+    overrides = [*overrides, "training.checkpoint.interval=4", "training.samples.prompts=[]"]
     plain, folder = tmp_path / "plain", tmp_path / "policy"
-    assert here(monkeypatch, *words, "training.checkpoint.keep=9", "--run-dir", str(plain)) == 0
+    assert here(monkeypatch, *overrides, "training.checkpoint.keep=9", "--run-dir", str(plain)) == 0
     real, looks = time.time, iter(range(10**9))
     jumps = (0.0, 7200.0, -7200.0, 86_400.0, 3600.0)  # as many as no number of steps divides
     monkeypatch.setattr(time, "time", lambda: real() + jumps[next(looks) % len(jumps)])
     monkeypatch.setitem(sys.modules, "wandb", unreachable())
     policy = ["training.checkpoint={interval: 4, keep: 1, keep_interval: 8, best: 1, asynchronous: true}"]
     policy += ["training.wandb.mode=online", "training.rank_timeout=5"]
-    assert here(monkeypatch, *words, *policy, "--run-dir", str(folder)) == 0
-    said = capsys.readouterr().err
-    assert "wandb is disabled; training continues" in said and "no route to host" in said
-    assert "best at 1 × train_length: step 12, held-out NLL" in said
+    assert here(monkeypatch, *overrides, *policy, "--run-dir", str(folder)) == 0
+    output = capsys.readouterr().err
+    assert "wandb is disabled; training continues" in output and "no route to host" in output
+    assert "best at 1 × train_length: step 12, held-out NLL" in output
     assert steps_of(folder) == [8, 12] and lines(folder) == lines(plain)
     for step in (8, 12):
         files = [folder_of(run, step) for run in (plain, folder)]
@@ -242,37 +248,37 @@ def unreachable() -> SimpleNamespace:
     return SimpleNamespace(init=init)
 
 
-def test_unwritable_wandb_directory_does_not_stop_training(words, tmp_path, monkeypatch, capsys):
+def test_unwritable_wandb_directory_does_not_stop_training(overrides, tmp_path, monkeypatch, capsys):
     """The real library, offline, where a file stands in the way of its folder."""
     pytest.importorskip("wandb")
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "wandb").write_text("in the way")
     monkeypatch.setenv("WANDB_DIR", str(folder))
-    short = [*words, "training.tokens=576", "training.samples.prompts=[]", "training.wandb.mode=offline"]
+    short = [*overrides, "training.tokens=576", "training.samples.prompts=[]", "training.wandb.mode=offline"]
     assert here(monkeypatch, *short, "--run-dir", str(folder)) == 0
     assert [line["step"] for line in lines(folder) if line["kind"] == "train"] == [1, 2, 3]
     assert (folder / "wandb").read_text() == "in the way"
-    said = capsys.readouterr().err
-    assert "wandb is disabled; training continues" in said and "Not a directory" in said
+    output = capsys.readouterr().err
+    assert "wandb is disabled; training continues" in output and "Not a directory" in output
 
 
-def test_too_short_data_creates_no_run(words, tmp_path, monkeypatch):
+def test_too_short_data_creates_no_run(overrides, tmp_path, monkeypatch):
     folder = tmp_path / "never"
     with pytest.raises(EvaluationError, match=r"0 of \d+ .*lower targets|longest usable length"):
-        here(monkeypatch, *words, "train_length=4096", "training.tokens=40k", "--run-dir", str(folder))
+        here(monkeypatch, *overrides, "train_length=4096", "training.tokens=40k", "--run-dir", str(folder))
     assert not folder.exists()
 
 
-def test_missing_validation_data_names_setting(words, tmp_path, monkeypatch):
+def test_missing_validation_data_names_setting(overrides, tmp_path, monkeypatch):
     with pytest.raises(TrainingError, match=r"no documents .* data.valid_fraction above 0"):
-        here(monkeypatch, *words, "data.valid_fraction=0", "--run-dir", str(tmp_path / "never"))
+        here(monkeypatch, *overrides, "data.valid_fraction=0", "--run-dir", str(tmp_path / "never"))
     assert not (tmp_path / "never").exists()
 
 
-def test_modified_shard_is_detected_before_training(words, tmp_path, monkeypatch):
+def test_modified_shard_is_detected_before_training(overrides, tmp_path, monkeypatch):
     root, folder = tmp_path / "prepared", tmp_path / "never"
-    assert here(monkeypatch, *words, f"data.root={root}", "--run-dir", str(tmp_path / "first")) == 0
+    assert here(monkeypatch, *overrides, f"data.root={root}", "--run-dir", str(tmp_path / "first")) == 0
     shard = next(root.glob("*/train/*.tokens"))
     raw = bytearray(shard.read_bytes())
     raw[100] ^= 1
@@ -280,7 +286,7 @@ def test_modified_shard_is_detected_before_training(words, tmp_path, monkeypatch
     with pytest.raises(
         DataError, match=rf"{shard} does not match its recorded hash.* delete {shard.parents[1]} and prepare"
     ):
-        here(monkeypatch, *words, f"data.root={root}", "--run-dir", str(folder))
+        here(monkeypatch, *overrides, f"data.root={root}", "--run-dir", str(folder))
     assert not folder.exists()
 
 
@@ -310,7 +316,7 @@ def test_step_guard_keeps_weights_and_moments():
     assert all(a.equal(b) for a, b in zip(now, moments, strict=True))
 
 
-def test_skipped_step_changes_neither_weights_nor_ema(words, tmp_path, monkeypatch):
+def test_skipped_step_changes_neither_weights_nor_ema(overrides, tmp_path, monkeypatch):
     """The mean is updated after the weights, and only by steps that were applied."""
     real, calls = train.forward_backward, []
 
@@ -322,9 +328,14 @@ def test_skipped_step_changes_neither_weights_nor_ema(words, tmp_path, monkeypat
         return nll
 
     monkeypatch.setattr(train, "forward_backward", poisoned)
-    words = [*words, "training.tokens=768", "training.on_nonfinite.name=skip", "training.ema.decay=0.75"]
-    words += ["training.ema.start=0", "training.checkpoint={interval: 1, keep: 9}"]
-    assert here(monkeypatch, *words, "--run-dir", str(tmp_path)) == 0
+    overrides = [
+        *overrides,
+        "training.tokens=768",
+        "training.on_nonfinite.name=skip",
+        "training.ema.decay=0.75",
+    ]
+    overrides += ["training.ema.start=0", "training.checkpoint={interval: 1, keep: 9}"]
+    assert here(monkeypatch, *overrides, "--run-dir", str(tmp_path)) == 0
     found = [load_file(folder_of(tmp_path, step) / "model.safetensors") for step in (1, 2, 3, 4)]
     means = [load_file(folder_of(tmp_path, step) / f"{AVERAGE}") for step in (1, 2, 3, 4)]
     assert [line.get("skipped") for line in read_metrics(tmp_path / "metrics.jsonl", "train")] == [
@@ -338,7 +349,7 @@ def test_skipped_step_changes_neither_weights_nor_ema(words, tmp_path, monkeypat
 
 
 @pytest.mark.parametrize("bos", [True, False])
-def test_samples_start_with_bos(words, tmp_path, monkeypatch, bos):
+def test_samples_start_with_bos(overrides, tmp_path, monkeypatch, bos):
     prompts, real = [], validation.Generation
 
     def generation(model, ids, *args, **more):
@@ -346,9 +357,9 @@ def test_samples_start_with_bos(words, tmp_path, monkeypatch, bos):
         return real(model, ids, *args, **more)
 
     monkeypatch.setattr(validation, "Generation", generation)
-    words = [*words, "training.tokens=576", f"data.bos={bos}", f"data.root={tmp_path / 'prepared'}"]
-    words += ["training.samples.prompts=[abc]", "data.eos=true"]
-    assert here(monkeypatch, *words, "--run-dir", str(tmp_path / "run")) == 0
+    overrides = [*overrides, "training.tokens=576", f"data.bos={bos}", f"data.root={tmp_path / 'prepared'}"]
+    overrides += ["training.samples.prompts=[abc]", "data.eos=true"]
+    assert here(monkeypatch, *overrides, "--run-dir", str(tmp_path / "run")) == 0
     tokenizer = load(tmp_path / "run").tokenizer
     assert prompts == [[tokenizer.bos_id, *tokenizer.encode("abc")] if bos else tokenizer.encode("abc")]
 
@@ -361,19 +372,19 @@ CHANGE = [  # after 12 of 24 steps; what positions learn goes on, at its own rat
 ]
 
 
-def test_position_change_happens_at_its_step_after_resume(words, tmp_path, monkeypatch, capsys):
-    words = [*words, *CHANGE, "training.checkpoint.keep=40", "training.validation.interval=12"]
+def test_position_change_happens_at_its_step_after_resume(overrides, tmp_path, monkeypatch, capsys):
+    overrides = [*overrides, *CHANGE, "training.checkpoint.keep=40", "training.validation.interval=12"]
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    assert here(monkeypatch, *words, "--run-dir", str(whole)) == 0
-    said = capsys.readouterr().err
-    assert said.count("after step 12 positions change: model.position.scaling={name: drop}") == 2
-    assert "positions_lr 0.02: for 8 positional parameters" in said
+    assert here(monkeypatch, *overrides, "--run-dir", str(whole)) == 0
+    output = capsys.readouterr().err
+    assert output.count("after step 12 positions change: model.position.scaling={name: drop}") == 2
+    assert "positions_lr 0.02: for 8 positional parameters" in output
     told = lines(whole)
     assert [(line["step"], line["overrides"]) for line in told if line["kind"] == "change"] == [
         (12, ["model.position.scaling={name: drop}"])
     ]
     # The twin that never changes is the same run up to there: 12 losses, 12 gradients, and one validation.
-    twin = [word for word in words if "stages" not in word]
+    twin = [word for word in overrides if "stages" not in word]
     assert here(monkeypatch, *twin, "--run-dir", str(tmp_path / "twin")) == 0
     other = {(line["kind"], line["step"]): line for line in lines(tmp_path / "twin")}
     same = [line == other.get((line["kind"], line["step"])) for line in told]
@@ -394,7 +405,7 @@ def test_position_change_happens_at_its_step_after_resume(words, tmp_path, monke
         for folder in (cut / "checkpoints").glob("step-*"):
             if int(folder.name[5:]) > step:
                 shutil.rmtree(folder)
-        assert here(monkeypatch, *words, "--run-dir", str(cut)) == 0
+        assert here(monkeypatch, *overrides, "--run-dir", str(cut)) == 0
         assert lines(cut) == told
         ours, theirs = weights(cut), weights(whole)
         assert all(ours[name].equal(theirs[name]) for name in theirs) and ours.keys() == theirs.keys()
@@ -417,8 +428,9 @@ def test_position_change_happens_at_its_step_after_resume(words, tmp_path, monke
     assert manifest["evaluated_as"]["scaling"]["name"] == "drop" and last > 0
 
 
-def test_unused_position_lr_warns(words, tmp_path, monkeypatch, capsys):
+def test_unused_position_lr_warns(overrides, tmp_path, monkeypatch, capsys):
     assert (
-        here(monkeypatch, *words, "training.optimizer.positions_lr=1", "--run-dir", str(tmp_path / "a")) == 0
+        here(monkeypatch, *overrides, "training.optimizer.positions_lr=1", "--run-dir", str(tmp_path / "a"))
+        == 0
     )
     assert "positions_lr 1: unused: no positional parameters" in capsys.readouterr().err

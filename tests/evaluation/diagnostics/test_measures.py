@@ -18,7 +18,7 @@ from tests.model.zoo import CASES, T, build, ids, reach_of
 H, G, D, KEEP, L0 = 4, 2, 6, 3, 8
 
 
-def look(q, k, *, sink=None, bos=None, tokens=None, window=None, sinks=0):
+def measure_attention(q, k, *, sink=None, bos=None, tokens=None, window=None, sinks=0):
     """What a recorder says of queries q (B, H, KEEP, D) over keys k (B, G, L, D) without positions."""
     length = k.shape[2]
     tokens = torch.zeros(len(q), length, dtype=torch.int64) if tokens is None else tokens
@@ -42,7 +42,7 @@ def zeros(rows, length, heads, dtype=torch.float64):
 
 
 def test_uniform_attention_by_hand():
-    values, found = look(zeros(2, KEEP, H), zeros(2, 21, G))
+    values, found = measure_attention(zeros(2, KEEP, H), zeros(2, 21, G))
     seen = [19, 20, 21]  # keys of the last three queries
     assert values["entropy"].shape == (2, H)
 
@@ -73,7 +73,7 @@ def test_single_key():
     q[..., 0], k[:, :, 3, 0] = 1.0, 1e3
     tokens = torch.zeros(1, 20, dtype=torch.int64)
     tokens[0, 3] = 7
-    values, found = look(q, k, bos=7, tokens=tokens)
+    values, found = measure_attention(q, k, bos=7, tokens=tokens)
     for name, number in (
         ("entropy", 0),
         ("first_token", 0),
@@ -89,10 +89,10 @@ def test_single_key():
 
 
 def test_sinks_and_windows():
-    values, _ = look(zeros(1, KEEP, H), zeros(1, 21, G), sink=torch.zeros(H).double(), window=5)
+    values, _ = measure_attention(zeros(1, KEEP, H), zeros(1, 21, G), sink=torch.zeros(H).double(), window=5)
     for name, number in (("mass_lost", 1 / 6), ("entropy", math.log(5)), ("first_token", 0), ("keys", 5)):
         torch.testing.assert_close(values[name], torch.full((1, H), float(number)).double())
-    values, _ = look(zeros(1, KEEP, H), zeros(1, 21, G), window=5, sinks=2)
+    values, _ = measure_attention(zeros(1, KEEP, H), zeros(1, 21, G), window=5, sinks=2)
     reached = [19, 20, 21]  # the seven keys of a query: five near ones, and two that far away
     torch.testing.assert_close(values["first_token"], torch.full((1, H), 1 / 7).double())
     torch.testing.assert_close(values["reach_90"], torch.full((1, H), np.mean(reached)).double())
@@ -141,7 +141,7 @@ def test_measures_match_loops_without_cache(case, keep=4):
     for layer, (weights, logits) in enumerate(brute(model, tokens, keep)):
         for row in range(2):
             for head in range(weights.shape[1]):
-                wanted = {name: [] for name in found.values}
+                expected = {name: [] for name in found.values}
                 mass = np.zeros(len(bucket_edges(length, L0)) - 1)
                 for i in range(keep):
                     query = length - keep + i
@@ -151,22 +151,24 @@ def test_measures_match_loops_without_cache(case, keep=4):
                     p, distance = w / w.sum(), query - np.arange(query + 1)
                     keys = int(((weights[row, head, i] > 0) | torch.isfinite(logits[row, head, i])).sum())
                     entropy = -sum(x * math.log(x) for x in p if x > 0)
-                    wanted["entropy"].append(entropy)
-                    wanted["entropy_relative"].append(entropy / math.log(keys))
-                    wanted["first_token"].append(w[0])
-                    wanted["mass_beyond"].append(w[distance >= L0].sum())
-                    wanted["mass_lost"].append(1 - w.sum())
-                    wanted["logit_std"].append(z.std())
-                    wanted["logit_max"].append(z.max())
+                    expected["entropy"].append(entropy)
+                    expected["entropy_relative"].append(entropy / math.log(keys))
+                    expected["first_token"].append(w[0])
+                    expected["mass_beyond"].append(w[distance >= L0].sum())
+                    expected["mass_lost"].append(1 - w.sum())
+                    expected["logit_std"].append(z.std())
+                    expected["logit_max"].append(z.max())
                     near = next(r for r in range(1, query + 2) if p[distance < r].sum() >= 0.9 - 1e-9)
-                    wanted["reach_90"].append(near)
-                    wanted["distance_mean"].append((p * distance).sum())
-                    wanted["keys"].append(keys)
+                    expected["reach_90"].append(near)
+                    expected["distance_mean"].append((p * distance).sum())
+                    expected["keys"].append(keys)
                     marked = tokens[row, : query + 1].numpy() == int(tokens[0, 2])
-                    wanted["bos"].append(w[marked].sum() if (tokens[row] == tokens[0, 2]).any() else math.nan)
+                    expected["bos"].append(
+                        w[marked].sum() if (tokens[row] == tokens[0, 2]).any() else math.nan
+                    )
                     for at, d in zip(w, distance, strict=True):
                         mass[np.searchsorted(bucket_edges(length, L0), d, side="right") - 1] += at / keep
-                for name, numbers in wanted.items():
+                for name, numbers in expected.items():
                     if name != "unturned_variance":
                         value = float(found.values[name][row, layer, head])
                         assert value == pytest.approx(np.mean(numbers), abs=1e-9, nan_ok=True), name
@@ -257,13 +259,13 @@ def test_repetition_matches_loops():
     runs = repeated_runs(tokens, 7)
     for row in range(5):
         for t in range(60):
-            wanted = 0
+            expected = 0
             for back in range(1, min(7, t) + 1):
                 n = 0
                 while t - back - n >= 0 and tokens[row, t - n] == tokens[row, t - back - n]:
                     n += 1
-                wanted = max(wanted, n)
-            assert runs[row, t] == wanted
+                expected = max(expected, n)
+            assert runs[row, t] == expected
     assert repeated_runs(np.array([[5, 5, 5, 5]]), 3).tolist() == [[0, 1, 2, 3]]
 
 

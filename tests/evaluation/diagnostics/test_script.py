@@ -20,7 +20,7 @@ from evaluation.diagnostics import (
 from evaluation.diagnostics.generation import _prompts_each
 from evaluation.scoring.methods import Method
 from model import TokenPositions
-from tests.evaluation.test_evaluate_script import call, home, make_run  # noqa: F401
+from tests.evaluation.test_evaluate_script import call, make_run, root  # noqa: F401
 from training.logging.console import Console
 
 
@@ -34,16 +34,24 @@ def read(folder):
     return json.loads((folder / "results.json").read_text())
 
 
-def test_attention_diagnostics_end_to_end(home, monkeypatch, capsys):  # noqa: F811
-    words = ["protocol=attention", "lengths=[24,48,96]", "targets=8", "spans_per_document=2", "device=cpu"]
+def test_attention_diagnostics_end_to_end(root, monkeypatch, capsys):  # noqa: F811
+    overrides = [
+        "protocol=attention",
+        "lengths=[24,48,96]",
+        "targets=8",
+        "spans_per_document=2",
+        "device=cpu",
+    ]
     monkeypatch.setattr(figures, "save", touch)
     assert (
-        call(monkeypatch, home / "run", *words, "windows=9", "methods=[trained,truncate,yarn]", "folder=a")
+        call(
+            monkeypatch, root / "run", *overrides, "windows=9", "methods=[trained,truncate,yarn]", "folder=a"
+        )
         == 0
     )
     out, _ = capsys.readouterr()
     assert out.startswith("as trained, from 24 to 96 tokens: entropy") and "rotary pairs never" in out
-    folder = home / "run" / "evaluation" / "a"
+    folder = root / "run" / "evaluation" / "a"
     names = {path.stem for path in folder.glob("*.png")}
     by_method = {"attention_by_length", "mass_by_distance", "reach_of_heads"}
     assert names == by_method | {f"{n}-yarn" for n in by_method} | {"attention_by_method", "rotary_pairs"}
@@ -73,36 +81,36 @@ def test_attention_diagnostics_end_to_end(home, monkeypatch, capsys):  # noqa: F
     rows = list(csv.DictReader(io.StringIO((folder / "results.csv").read_text())))
     assert len(rows) == len(report["cells"]) and float(rows[0]["value"]) == report["cells"][0]["value"]
     monkeypatch.setattr(attention_report, "draw_attention", lambda found, folder: [])
-    call(monkeypatch, home / "run", folder / "settings.yaml")
+    call(monkeypatch, root / "run", folder / "settings.yaml")
     again = read(folder)
     assert again["cells"] == report["cells"] and again["by_distance"] == report["by_distance"]
 
 
-def test_models_without_attention_or_positions(home, monkeypatch, capsys):  # noqa: F811
+def test_models_without_attention_or_positions(root, monkeypatch, capsys):  # noqa: F811
     monkeypatch.setattr(attention_report, "draw_attention", lambda found, folder: [])  # figures take time
-    words = ["protocol=attention", "targets=8", "spans_per_document=1", "windows=2", "precision=[]"]
-    assert call(monkeypatch, home / "learned", *words, "lengths=[24,48]", "folder=a") == 0
+    overrides = ["protocol=attention", "targets=8", "spans_per_document=1", "windows=2", "precision=[]"]
+    assert call(monkeypatch, root / "learned", *overrides, "lengths=[24,48]", "folder=a") == 0
     assert "trained at 48: its positions end after 24 tokens" in capsys.readouterr().out
-    report = read(home / "learned" / "evaluation" / "a")
+    report = read(root / "learned" / "evaluation" / "a")
     assert [row["length"] for row in report["absent"]] == [48] and not report["precision"]
-    assert call(monkeypatch, home / "pattern", *words, "lengths=[24,48]", "folder=a") == 0
-    assert read(home / "pattern" / "evaluation" / "a")["layer_kinds"] == ["a", "b"]
-    make_run(home, "linear", "model.mixer.name=linear")
+    assert call(monkeypatch, root / "pattern", *overrides, "lengths=[24,48]", "folder=a") == 0
+    assert read(root / "pattern" / "evaluation" / "a")["layer_kinds"] == ["a", "b"]
+    make_run(root, "linear", "model.mixer.name=linear")
     with pytest.raises(EvaluationError, match="linear attention"):
-        call(monkeypatch, home / "linear", *words, "lengths=[24]")
+        call(monkeypatch, root / "linear", *overrides, "lengths=[24]")
     with pytest.raises(EvaluationError, match="longest usable length"):
-        call(monkeypatch, home / "run", *words, "lengths=[4096]")
+        call(monkeypatch, root / "run", *overrides, "lengths=[4096]")
     with pytest.raises(ValueError, match="shorter than a span"):
-        call(monkeypatch, home / "run", "protocol=attention", "lengths=[24]", "targets=32")
+        call(monkeypatch, root / "run", "protocol=attention", "lengths=[24]", "targets=32")
 
 
-def test_generation_diagnostics_end_to_end(home, monkeypatch, capsys):  # noqa: F811
-    words = ["protocol=generation", "prompts=8", "length=72", "device=cpu", "folder=g"]
+def test_generation_diagnostics_end_to_end(root, monkeypatch, capsys):  # noqa: F811
+    overrides = ["protocol=generation", "prompts=8", "length=72", "device=cpu", "folder=g"]
     monkeypatch.setattr(generation_report, "save", touch)
-    assert call(monkeypatch, home / "run", *words, "methods=[trained,yarn]") == 0
+    assert call(monkeypatch, root / "run", *overrides, "methods=[trained,yarn]") == 0
     out, _ = capsys.readouterr()
     assert out.startswith("as trained, greedy: 4-grams repeated")
-    folder = home / "run" / "evaluation" / "g"
+    folder = root / "run" / "evaluation" / "g"
     assert {path.stem for path in folder.glob("*.png")} == {"generation", "generation-yarn"}
     report = read(folder)
     assert report["edges"] == [12, 24, 36, 48, 60, 72] and report["prompts"] == 8
@@ -110,24 +118,26 @@ def test_generation_diagnostics_end_to_end(home, monkeypatch, capsys):  # noqa: 
     assert len(report["samples"]) == 6
     cells = [c for c in report["cells"] if c["measure"] == "nll" and c["source"] == "real text"]
     assert all(c["low"] < c["value"] < c["high"] and c["rows"] == 8 for c in cells) and len(cells) == 10
-    assert call(monkeypatch, home / "learned", *words) == 0
+    assert call(monkeypatch, root / "learned", *overrides) == 0
     assert "positions end after 24 tokens" in capsys.readouterr().out
-    report = read(home / "learned" / "evaluation" / "g")
+    report = read(root / "learned" / "evaluation" / "g")
     assert {(c["start"], c["stop"]) for c in report["cells"]} == {(12, 24)}
     with pytest.raises(EvaluationError, match="less than a bucket"):
-        call(monkeypatch, home / "run", "protocol=generation", "length=20")
+        call(monkeypatch, root / "run", "protocol=generation", "length=20")
     with pytest.raises(EvaluationError, match="no room for 12 tokens past a prompt of 30"):
-        call(monkeypatch, home / "learned", "protocol=generation", "prompt=30", "length=72")
+        call(monkeypatch, root / "learned", "protocol=generation", "prompt=30", "length=72")
 
 
-@pytest.mark.parametrize("words", [["protocol=attention", "targets=8"], ["protocol=generation", "prompts=4"]])
-def test_dry_run_measures_nothing(home, monkeypatch, capsys, words):  # noqa: F811
-    name = f"dry-{words[0].partition('=')[2]}"
-    make_run(home, name, "model.position={name: rope}", "seed=3")
-    length = "lengths=[24,48]" if "protocol=attention" in words else "length=48"
-    assert call(monkeypatch, home / name, *words, length, "device=cpu", "--dry-run") == 0
+@pytest.mark.parametrize(
+    "overrides", [["protocol=attention", "targets=8"], ["protocol=generation", "prompts=4"]]
+)
+def test_dry_run_measures_nothing(root, monkeypatch, capsys, overrides):  # noqa: F811
+    name = f"dry-{overrides[0].partition('=')[2]}"
+    make_run(root, name, "model.position={name: rope}", "seed=3")
+    length = "lengths=[24,48]" if "protocol=attention" in overrides else "length=48"
+    assert call(monkeypatch, root / name, *overrides, length, "device=cpu", "--dry-run") == 0
     out, err = capsys.readouterr()
-    assert not (home / name / "evaluation").exists() and "forecast: " in err and "GiB" in err
+    assert not (root / name / "evaluation").exists() and "forecast: " in err and "GiB" in err
     assert "trained" in out and "48" in out
 
 
@@ -137,7 +147,7 @@ ROPE = {"name": "rope", "scaling": {"name": "yarn"}}
 def measured(sharp, make_store, tokenizer, position, **keys):
     """What the model of a fixture writes, in memory."""
     model = sharp(position, train_length=16, dtype=torch.float64)
-    subject = EvaluatedModel("tiny", "hash", 0, 16, 16, lambda words: {}, lambda words, dtype: model)
+    subject = EvaluatedModel("tiny", "hash", 0, 16, 16, lambda overrides: {}, lambda overrides, dtype: model)
     settings = GenerationDiagnosticSettings(prompts=6, length=60, dtype="float64", **keys)
     tokenizer.decode = lambda row: " ".join(map(str, row))
     return model, GenerationSession(

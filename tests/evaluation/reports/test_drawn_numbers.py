@@ -54,18 +54,18 @@ def test_nll_by_length_shows_means_and_bars_of_the_paired_difference(do, tmp_pat
     assert set(by_name) == {"as trained", "yarn", "window", "context truncated to 16"}
     means = {"context truncated to 16": result.truncated.mean()}
     for method, name in (("trained", "as trained"), ("yarn", "yarn"), ("window", "window")):
-        wanted = [(n, result.nll[method, n].mean()) for n in (16, 32, 64)]
-        close(by_name[name].points, *zip(*wanted, strict=True))
+        expected = [(n, result.nll[method, n].mean()) for n in (16, 32, 64)]
+        close(by_name[name].points, *zip(*expected, strict=True))
         assert set(by_name[name].bars) == {32, 64}
-        for n, mean in wanted[1:]:
+        for n, mean in expected[1:]:
             half = half_width(by_unit(result, result.truncated - result.nll[method, n]))
             assert by_name[name].bars[n] == pytest.approx((mean - half, mean + half))
         means[name] = mean
     assert levels(axes) == [pytest.approx(result.truncated.mean())]
     digits = decimals(*axes.get_ylim())
-    told = sorted(means, key=means.__getitem__, reverse=True)
+    labels = sorted(means, key=means.__getitem__, reverse=True)
     assert [(end.name, end.value) for end in ends(axes)] == [
-        (name, f"{means[name]:.{digits}f}") for name in told
+        (name, f"{means[name]:.{digits}f}") for name in labels
     ]
     assert "95%" in note and "paired difference" in note
     assert axes.get_axisbelow() is True  # no grid over the lines
@@ -163,9 +163,12 @@ def test_task_figure_shows_accuracies_and_intervals(tmp_path, monkeypatch):
                 assert (box.x0, box.x1) == pytest.approx((x, x + 1))
                 assert sorted((box.y0, box.y1)) == pytest.approx([y, y + 1])
                 assert to_hex(patch.get_facecolor()) == to_hex(colormaps["cividis"](spot.share.share))
-                told = [text.get_text() for text in axes.texts if text.xy == (x + 0.5, y + 0.5)]
+                labels = [text.get_text() for text in axes.texts if text.xy == (x + 0.5, y + 0.5)]
                 share = spot.share
-                assert told == [f"{100 * share.share:.0f}", f"({100 * share.low:.0f}–{100 * share.high:.0f})"]
+                assert labels == [
+                    f"{100 * share.share:.0f}",
+                    f"({100 * share.low:.0f}–{100 * share.high:.0f})",
+                ]
             names = {
                 s.where: f"{s.where:.2f}" if s.until is None else f"{s.where}–{s.until - 1}" for s in spots
             }
@@ -204,9 +207,9 @@ def test_attention_shows_means_over_windows_layers_and_heads():
     figure = attention_figures.by_length(found, "trained", lengths)
     for axes, measure in zip(figure.axes, attention_figures.DRAWN, strict=True):
         values = [found.seen["trained", n].values[measure].numpy() for n in lengths]
-        wanted = {f"layer {k + 1}": [v[:, k].mean() for v in values] for k in (0, 1)}
-        wanted["mean"] = [v.mean() for v in values]
-        compare(axes, wanted, lengths)
+        expected = {f"layer {k + 1}": [v[:, k].mean() for v in values] for k in (0, 1)}
+        expected["mean"] = [v.mean() for v in values]
+        compare(axes, expected, lengths)
     found.overall = MethodType(AttentionResult.overall, found)
     figure = attention_figures.by_method(found, methods)
     for axes, measure in zip(figure.axes, attention_figures.DRAWN, strict=True):
@@ -239,10 +242,10 @@ def test_attention_shows_means_over_windows_layers_and_heads():
     assert [points(line) for line in lines(axes)] == [[(0, 6.0)], [(1, 60.0)]] and levels(axes) == [8]
 
 
-def compare(axes, wanted: dict[str, list], x: list) -> None:
+def compare(axes, expected: dict[str, list], x: list) -> None:
     by_name = labelled(axes)
-    assert set(by_name) == set(wanted)
-    for name, values in wanted.items():
+    assert set(by_name) == set(expected)
+    for name, values in expected.items():
         close(by_name[name], x, values)
 
 

@@ -11,18 +11,18 @@ from evaluation.reports.loss_figures import length_figure
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12), st.floats(0.01, 0.1))
-def test_labels_do_not_overlap(wanted, gap):
-    wanted = sorted(wanted)
-    placed = spread(wanted, gap)
+def test_labels_do_not_overlap(expected, gap):
+    expected = sorted(expected)
+    placed = spread(expected, gap)
     assert all(b - a >= gap - 1e-9 for a, b in pairwise(placed))
-    assert sum(placed) == pytest.approx(sum(wanted), abs=1e-6)
-    if all(b - a >= gap for a, b in pairwise(wanted)):
-        assert placed == pytest.approx(wanted)
+    assert sum(placed) == pytest.approx(sum(expected), abs=1e-6)
+    if all(b - a >= gap for a, b in pairwise(expected)):
+        assert placed == pytest.approx(expected)
 
 
 @given(st.lists(st.floats(-1, 2), min_size=1, max_size=12), st.floats(0.01, 0.09))
-def test_labels_stay_within_axes(wanted, gap):
-    placed = within(spread(sorted(wanted), gap), gap)
+def test_labels_stay_within_axes(expected, gap):
+    placed = within(spread(sorted(expected), gap), gap)
     assert all(b - a >= gap - 1e-9 for a, b in pairwise(placed))
     assert placed[0] >= -1e-9 and placed[-1] <= 1 + 1e-9
 

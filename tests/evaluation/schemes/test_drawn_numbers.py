@@ -22,16 +22,16 @@ def test_lines_match_their_tables():
         ("methods", None, "method", "pair", "frequency_ratio"),
     ):
         drawing = FIGURES[name](ask)
-        wanted = dict.fromkeys(column(drawing, panels)) if panels else [None]
-        for axes, panel in zip(drawing.figure.axes, wanted, strict=True):
+        expected = dict.fromkeys(column(drawing, panels)) if panels else [None]
+        for axes, panel in zip(drawing.figure.axes, expected, strict=True):
             assert axes.get_axisbelow() is True  # no grid over the lines
             where = {panels: panel} if panels else {}
             labels = dict.fromkeys(column(drawing, label, **where)) if label else [None]
             found = labelled(axes) if label else {None: points(lines(axes)[0])}
-            words = {one: f"pair {one}" if label == "pair" else one for one in labels}
-            assert set(found) == set(words.values())
+            overrides = {one: f"pair {one}" if label == "pair" else one for one in labels}
+            assert set(found) == set(overrides.values())
             colors = keys(drawing.figure) | {end.name: end.color for end in ends(axes)}
-            for one, word in words.items():
+            for one, word in overrides.items():
                 own = where | ({label: one} if label else {})
                 xs, ys = (column(drawing, key, **own) for key in (x, y))
                 close(
@@ -53,15 +53,15 @@ def test_lines_match_their_tables():
     drawing = FIGURES["wavelengths"](ask)
     (axes,) = drawing.figure.axes
     groups = [points(line) for line in lines(axes)]
-    wanted = [
+    expected = [
         [(row[1], row[2]) for row in drawing.rows if (row[0], row[3]) == (base, whole)]
         for base in ("base 100", "base 10,000")
         for whole in (True, False)
     ]
-    for found, of in zip(groups, [one for one in wanted if one], strict=True):
+    for found, of in zip(groups, [one for one in expected if one], strict=True):
         close(found, *zip(*of, strict=True))
     assert [end.name for end in ends(axes)] == [
-        f"base 10,000: {len(wanted[3])} of 4",
-        f"base 100: {len(wanted[1])} of 4",
+        f"base 10,000: {len(expected[3])} of 4",
+        f"base 100: {len(expected[1])} of 4",
     ]
     assert levels(axes) == [300]

@@ -269,12 +269,14 @@ def test_text_does_not_overlap_or_leave_the_figure(name, ask):
         # Ticks beyond the limits are kept, invisible to the reader; so are empty strings.
         if text.get_text() and text.get_visible() and not _beyond(figure, text):
             texts.append((text.get_text(), Text.get_window_extent(text, renderer)))
-    for words, box in texts:
-        assert box.x0 >= -0.5 and box.x1 <= width + 0.5 and box.y0 >= -0.5 and box.y1 <= height + 0.5, words
-    for i, (words, a) in enumerate(texts):
+    for overrides, box in texts:
+        assert box.x0 >= -0.5 and box.x1 <= width + 0.5 and box.y0 >= -0.5 and box.y1 <= height + 0.5, (
+            overrides
+        )
+    for i, (overrides, a) in enumerate(texts):
         for others, b in texts[:i]:
             shared = min(a.x1, b.x1) - max(a.x0, b.x0), min(a.y1, b.y1) - max(a.y0, b.y0)
-            assert min(shared) <= 2.0, (words, others)
+            assert min(shared) <= 2.0, (overrides, others)
 
 
 def _beyond(figure, text) -> bool:

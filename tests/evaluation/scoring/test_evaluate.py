@@ -118,7 +118,9 @@ def test_sinks_are_rejected_for_models_trained_with_bos(do, subject, monkeypatch
     known = subject.resolve
     sinks = {"name": "rope", "window": 12, "sinks": 4}
     monkeypatch.setitem(builtin_methods, "streaming", ["sinks"])
-    object.__setattr__(subject, "resolve", lambda words: sinks if words == ("sinks",) else known(words))
+    object.__setattr__(
+        subject, "resolve", lambda overrides: sinks if overrides == ("sinks",) else known(overrides)
+    )
     object.__setattr__(subject, "bos_first", "It was trained so")
     with pytest.raises(EvaluationError, match=r"streaming: the first tokens.*trained so.*bos=every-window"):
         do(methods=("trained", "streaming", "window"))
@@ -260,8 +262,8 @@ def test_bits_per_byte_use_bytes_of_counted_targets(do, make_store, monkeypatch,
 def test_untested_lengths_have_no_verdict(do, make_store):
     tested, untested = do(), do(store=make_store([90, 120, 75], seed=1))
     assert "Of 2 methods tested" in headline(tested, analyze(tested))
-    said = headline(untested, analyze(untested))  # three documents are points only
-    assert "held" not in said and "None of the 2 methods" in said and "best there is" in said
+    message = headline(untested, analyze(untested))  # three documents are points only
+    assert "held" not in message and "None of the 2 methods" in message and "best there is" in message
 
 
 def test_clusters_are_units_if_available(do, make_store):

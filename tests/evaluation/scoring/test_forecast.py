@@ -148,9 +148,15 @@ def test_time_is_extrapolated_from_two_short_windows(monkeypatch):
     assert alone == Throughput(pytest.approx(3e-5 + 2e-8 * 512), 0.0)
 
 
-def rows_of(folder, *words):
+def rows_of(folder, *overrides):
     """What scripts/checks/long_context.py measures, each in a process of its own."""
-    script = [sys.executable, ROOT / "scripts" / "checks" / "long_context.py", *words, "--results", folder]
+    script = [
+        sys.executable,
+        ROOT / "scripts" / "checks" / "long_context.py",
+        *overrides,
+        "--results",
+        folder,
+    ]
     done = subprocess.run(script, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     text = (folder / "long_context.csv").read_text().splitlines()

@@ -76,7 +76,7 @@ def test_length_dependent_methods_reject_exceeding_declared_length(label):
 def test_applicable_methods_are_identified():
     def offered(root):
         return compatible_methods(
-            BUILTIN, L0, lambda words: override(root, words).model.position.model_dump(mode="json")
+            BUILTIN, L0, lambda overrides: override(root, overrides).model.position.model_dump(mode="json")
         )
 
     methods, left_out = offered(apply_overrides(RunSettings(), [*SHAPE, "model.position.name=learned"]))
@@ -93,7 +93,7 @@ def test_applicable_methods_are_identified():
     twice = {"trained": [], "a": ["model.position.window=8"], "b": ["model.position.window=8"]}
     root = apply_overrides(RunSettings(), SHAPE)
     methods, left_out = compatible_methods(
-        twice, L0, lambda words: override(root, words).model.position.model_dump(mode="json")
+        twice, L0, lambda overrides: override(root, overrides).model.position.model_dump(mode="json")
     )
     assert [method.label for method in methods] == ["trained", "a"] and left_out == {
         "b": "the same as a here"
@@ -101,7 +101,7 @@ def test_applicable_methods_are_identified():
 
 
 @pytest.mark.parametrize(
-    ("label", "words"),
+    ("label", "overrides"),
     [
         ("rerope", "rope, rerope"),
         ("leaky_rerope", "rope, leaky_rerope factor 16.0"),
@@ -116,8 +116,8 @@ def test_applicable_methods_are_identified():
         ("window_sinks", "rope, window 28, 4 sinks"),
     ],
 )
-def test_results_record_remap_and_window(label, words):
+def test_results_record_remap_and_window(label, overrides):
     asked = override(RunSettings(), resolve_methods([label], BUILTIN, L0)[-1].words)
     schemes = {label: asked.model.position.model_dump(mode="json")}
     lengths = SimpleNamespace(trained_length=L0, original_length=L0)
-    assert describe_scheme(SimpleNamespace(schemes=schemes, subject=lengths), label, 128) == words
+    assert describe_scheme(SimpleNamespace(schemes=schemes, subject=lengths), label, 128) == overrides

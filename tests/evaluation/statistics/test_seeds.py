@@ -91,18 +91,18 @@ def test_needed_seeds_and_units_reach_half_width(family, factor):
     a = unit + RNG.normal(0, 0.05, (4, 1)) + RNG.normal(0, 0.02, (4, 12))
     b = RNG.normal(0, 0.05, (4, 1)) + RNG.normal(0, 0.02, (4, 12))
     got = compare(a, b, family=family)
-    wanted = factor * got.half
-    seeds, units = needed(got, wanted)
+    expected = factor * got.half
+    seeds, units = needed(got, expected)
     va, vb, vd = (v * n for (v, _), n in zip(parts_of(a, b), (4, 4, 12), strict=True))
 
     def half(s, d):
         return by_hand([(va / s, s - 1), (vb / s, s - 1), (vd / d, d - 1)], 1 - 0.025 / family, family)[0]
 
-    assert half(4, units) <= wanted < half(4, units - 1)
+    assert half(4, units) <= expected < half(4, units - 1)
     if seeds is None:
-        assert half(10**4, 12) > wanted
+        assert half(10**4, 12) > expected
     else:
-        assert half(seeds, 12) <= wanted < half(seeds - 1, 12)
+        assert half(seeds, 12) <= expected < half(seeds - 1, 12)
     assert needed(got, 10.0) == (3, 6)  # never fewer than a claim needs
 
 

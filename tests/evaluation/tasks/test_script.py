@@ -27,25 +27,25 @@ SOURCES = {
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory):
+def root(tmp_path_factory):
     """A run trained on items, and one trained on text, both with random weights."""
-    home = tmp_path_factory.mktemp("home")
-    (home / "text").mkdir()
+    root = tmp_path_factory.mktemp("home")
+    (root / "text").mkdir()
     for i in range(16):
-        (home / "text" / f"{i:02}.txt").write_text(f"Chapter {i}. The road went on and on. " * 20)
-    for name, words in SOURCES.items():
-        words = [word.replace("TEXT", str(home / "text")) for word in words]
-        more = ["data.tokenizer.name=bytes", "data.valid_fraction=0.5", f"data.root={home / 'prepared'}"]
-        settings = load_settings(RunSettings, [*SHAPE, *words, *more])
+        (root / "text" / f"{i:02}.txt").write_text(f"Chapter {i}. The road went on and on. " * 20)
+    for name, overrides in SOURCES.items():
+        overrides = [word.replace("TEXT", str(root / "text")) for word in overrides]
+        more = ["data.tokenizer.name=bytes", "data.valid_fraction=0.5", f"data.root={root / 'prepared'}"]
+        settings = load_settings(RunSettings, [*SHAPE, *overrides, *more])
         prepared = prepare(settings.data, workers=1)
         model = Transformer(settings.model, prepared.tokenizer.vocab_size, 128).initialize(1)
         about = {"data": str(prepared.folder), "data_hash": prepared.train.hash}
-        save_checkpoint(create_run(home / name, settings, prepared.tokenizer, ["test"], about), 0, model)
-    return home
+        save_checkpoint(create_run(root / name, settings, prepared.tokenizer, ["test"], about), 0, model)
+    return root
 
 
-def call(monkeypatch, *words):
-    monkeypatch.setattr(sys, "argv", ["evaluate.py", *map(str, words)])
+def call(monkeypatch, *overrides):
+    monkeypatch.setattr(sys, "argv", ["evaluate.py", *map(str, overrides)])
     try:
         return script.main()
     finally:
@@ -55,12 +55,12 @@ def call(monkeypatch, *words):
 SMALL = ["protocol=tasks", "items=12", "haystacks=6", "lengths=[128,160]", "device=cpu"]
 
 
-def test_run_is_evaluated_on_new_items_of_its_tasks(home, monkeypatch, capsys):
+def test_run_is_evaluated_on_new_items_of_its_tasks(root, monkeypatch, capsys):
     methods = "methods=[trained,truncate,yarn]"
-    assert call(monkeypatch, home / "items", *SMALL, methods, "folder=first") == 0
+    assert call(monkeypatch, root / "items", *SMALL, methods, "folder=first") == 0
     out, err = capsys.readouterr()
     assert out.startswith("as trained: accuracy ") and "forecast: 5 cells" in err
-    folder = home / "items" / "evaluation" / "first"
+    folder = root / "items" / "evaluation" / "first"
     report = json.loads((folder / "results.json").read_text())
     assert report["task"] == "passkey" and report["task_settings"]["queries"] == 1
     assert report["haystack"] == "filler, documents held out from training" and report["unit_count"] == 6
@@ -73,32 +73,32 @@ def test_run_is_evaluated_on_new_items_of_its_tasks(home, monkeypatch, capsys):
     cells = {(cell["method"], cell["length"]): cell for cell in report["cells"]}
     assert cells["trained", 128]["unit_accuracy"] == cells["truncate", 128]["unit_accuracy"]
     before = (folder / "results.csv").read_bytes()
-    call(monkeypatch, home / "items", folder / "settings.yaml")
+    call(monkeypatch, root / "items", folder / "settings.yaml")
     assert "6 of 6 cells are already done" in capsys.readouterr().err
     assert (folder / "results.csv").read_bytes() == before
 
 
-def test_haystacks_use_own_validation_data(home, monkeypatch, capsys):
-    assert call(monkeypatch, home / "text", *SMALL, "task.name=needle", "folder=needle") == 0
-    report = json.loads((home / "text" / "evaluation" / "needle" / "results.json").read_text())
+def test_haystacks_use_own_validation_data(root, monkeypatch, capsys):
+    assert call(monkeypatch, root / "text", *SMALL, "task.name=needle", "folder=needle") == 0
+    report = json.loads((root / "text" / "evaluation" / "needle" / "results.json").read_text())
     assert report["haystack"].endswith("/valid") and report["units"]["names"][0].endswith(".txt")
     assert len(report["units"]["names"]) == 6
-    assert call(monkeypatch, home / "text", *SMALL, "task.name=parity", "folder=parity") == 0
-    report = json.loads((home / "text" / "evaluation" / "parity" / "results.json").read_text())
+    assert call(monkeypatch, root / "text", *SMALL, "task.name=parity", "folder=parity") == 0
+    report = json.loads((root / "text" / "evaluation" / "parity" / "results.json").read_text())
     assert report["chance"] == 0.5 and report["by_depth"] == [] and report["unit"] == "item"
     with pytest.raises(EvaluationError, match=r"task\.name"):
-        call(monkeypatch, home / "text", *SMALL)
+        call(monkeypatch, root / "text", *SMALL)
     with pytest.raises(EvaluationError, match=r"none of the 8 documents .* 5,001 tokens"):
-        call(monkeypatch, home / "text", *SMALL, "task.name=needle", "lengths=[5000]")
+        call(monkeypatch, root / "text", *SMALL, "task.name=needle", "lengths=[5000]")
     with pytest.raises(EvaluationError, match="too short for the task needle"):
-        call(monkeypatch, home / "text", *SMALL, "task.name=needle", "lengths=[50]")
-    assert not (home / "text" / "evaluation" / "none").exists()
+        call(monkeypatch, root / "text", *SMALL, "task.name=needle", "lengths=[50]")
+    assert not (root / "text" / "evaluation" / "none").exists()
 
 
-def test_dry_run_lists_cells(home, monkeypatch, capsys):
-    words = ["task.name=recall", "methods=[trained,truncate]", "seed=7", "folder=dry", "--dry-run"]
-    before = sorted((home / "items").rglob("*"))
-    assert call(monkeypatch, home / "items", *SMALL, *words) == 0
+def test_dry_run_lists_cells(root, monkeypatch, capsys):
+    overrides = ["task.name=recall", "methods=[trained,truncate]", "seed=7", "folder=dry", "--dry-run"]
+    before = sorted((root / "items").rglob("*"))
+    assert call(monkeypatch, root / "items", *SMALL, *overrides) == 0
     out, err = capsys.readouterr()
     rows = [[cell.strip() for cell in line.split("│")[1:5]] for line in out.splitlines() if "│" in line]
     assert [row[:4] for row in rows] == [
@@ -107,13 +107,13 @@ def test_dry_run_lists_cells(home, monkeypatch, capsys):
         ["truncate", "128", "12", "1,536"],
         ["truncate", "160", "12", "1,536"],
     ]
-    assert "forecast: 3 cells" in err and sorted((home / "items").rglob("*")) == before
+    assert "forecast: 3 cells" in err and sorted((root / "items").rglob("*")) == before
 
 
 @pytest.mark.parametrize("name", ["passkey", "needle", "recall", "variables"])
-def test_example_config_fits_128_tokens(home, monkeypatch, name):
+def test_example_config_fits_128_tokens(root, monkeypatch, name):
     config = Path(script.__file__).parent / "configs" / "tasks" / f"{name}.yaml"
-    words = ["items=6", "haystacks=6", "lengths=[128]", "device=cpu", f"folder={name}"]
-    assert call(monkeypatch, home / "items", config, *words) == 0
-    report = json.loads((home / "items" / "evaluation" / name / "results.json").read_text())
+    overrides = ["items=6", "haystacks=6", "lengths=[128]", "device=cpu", f"folder={name}"]
+    assert call(monkeypatch, root / "items", config, *overrides) == 0
+    report = json.loads((root / "items" / "evaluation" / name / "results.json").read_text())
     assert report["task"] == name and report["lengths"] == [128]

@@ -45,8 +45,8 @@ def subject(load=None, trained_length=100):
         1,
         trained_length,
         trained_length,
-        lambda words: {"name": "rope"},
-        load or (lambda words, dtype: small_model()),
+        lambda overrides: {"name": "rope"},
+        load or (lambda overrides, dtype: small_model()),
     )
 
 
@@ -191,7 +191,7 @@ def test_cached_prefix_matches_full_forward(model, chunk):
 def test_exact_match_equals_greedy_decoding(model):
     """Answers are replaced by what the model writes, in full or up to a wrong token."""
     _, drawn = draw(items=6)
-    items, wanted = [], []
+    items, expected = [], []
     for i, item in enumerate(drawn.items[100]):
         prompt, count = [256, *item.prompt], len(item.answer)
         written = [step[0] for step in Generation(model, [prompt], count, SamplingParams(temperature=0))]
@@ -199,9 +199,9 @@ def test_exact_match_equals_greedy_decoding(model):
         if i % 2:
             wrong[i // 2] = (wrong[i // 2] + 1) % 250
         items.append(type(item)(item.prompt, wrong, item.others))
-        wanted.append(i % 2 == 0)
+        expected.append(i % 2 == 0)
     found = read_items(TaskScorer(model), items, 100, bos=256, batch=4)
-    assert found.exact.tolist() == wanted
+    assert found.exact.tolist() == expected
 
 
 def test_non_finite_loss_fails_the_cell(tmp_path):
@@ -244,12 +244,12 @@ def test_cells_are_cached_and_results_written(tmp_path):
     assert report["cells"][1]["accuracy"] == first.answers["trained", 200].right.mean()
     ((title, columns, rows),) = written.tables()
     assert "chance 33.3%" in title and len(rows) == 4 and all(len(row) == len(columns) for row in rows)
-    words = written.summary()
-    assert words[0].startswith("as trained: accuracy 100.0%")
+    overrides = written.summary()
+    assert overrides[0].startswith("as trained: accuracy 100.0%")
     assert (
-        "no significant difference from truncating the context to 100: +31.4 points [-0.6" in words[0]
+        "no significant difference from truncating the context to 100: +31.4 points [-0.6" in overrides[0]
     )  # 7 haystacks
-    assert "30 of 30 (100.0% [64.6%, 100.0%])" in words[2]
+    assert "30 of 30 (100.0% [64.6%, 100.0%])" in overrides[2]
 
 
 def test_invalid_requests_are_rejected():

@@ -11,8 +11,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def run(*words: object, cwd: Path) -> None:
-    command = [sys.executable, str(ROOT / str(words[0])), *map(str, words[1:])]
+def run(*overrides: object, cwd: Path) -> None:
+    command = [sys.executable, str(ROOT / str(overrides[0])), *map(str, overrides[1:])]
     done = subprocess.run(command, cwd=cwd, env=os.environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 

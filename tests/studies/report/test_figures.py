@@ -143,8 +143,8 @@ def test_net_gain_begins_at_the_training_length(record, figures):
             else:
                 assert length not in found[name].bars
     assert levels(axes) == [0.0]
-    told = {end.name: end.value for end in ends(axes)}
-    assert told["alibi"] == f"{(base_gain(record, 'alibi')):+.3f}".translate(MINUS)
+    labels = {end.name: end.value for end in ends(axes)}
+    assert labels["alibi"] == f"{(base_gain(record, 'alibi')):+.3f}".translate(MINUS)
     order = sorted(set(NAMES) - {"learned"}, key=lambda name: -base_gain(record, name))
     assert [end.name for end in ends(axes) if end.name in order] == order
 
@@ -178,8 +178,8 @@ def test_differences_are_sorted_dots_with_intervals(record, figures):
             value = nll[lengths.index(length)].mean() - base
             here = [points(line) for line in lines(axes) if points(line)[0][1] == row]
             assert [pytest.approx((value, row))] in here
-            told = [text.get_text() for text in axes.texts if text.xy == (1, row)]
-            assert told == [f"{round(value, 3) + 0.0:+.3f}".translate(MINUS).replace("+0.000", "0.000")]
+            labels = [text.get_text() for text in axes.texts if text.xy == (1, row)]
+            assert labels == [f"{round(value, 3) + 0.0:+.3f}".translate(MINUS).replace("+0.000", "0.000")]
             bars = [line for line in here if len(line) == 2]
             if math.isnan(own[name].low):
                 assert bars == []
@@ -217,8 +217,8 @@ def test_intervals_wider_than_the_range_of_points_are_omitted_and_counted(monkey
     close(rope.points, LENGTHS, nll.mean((1, 2)))
     assert dict(rope.thin[1])[512] == pytest.approx(nll[1, 1].mean())
     note = figures["nll_by_length"].texts[-1].get_text()
-    for told in (note, figures.captions["nll_by_length"], figures.captions["nll_by_length_each"]):
-        assert "1 of 16 bars" in told
+    for labels in (note, figures.captions["nll_by_length"], figures.captions["nll_by_length_each"]):
+        assert "1 of 16 bars" in labels
 
 
 def test_informative_keeps_intervals_within_the_range_of_points():
@@ -235,8 +235,8 @@ def test_informative_keeps_intervals_within_the_range_of_points():
 def test_captions_and_notes_mention_only_intervals_that_are_drawn(how, monkeypatch, tmp_path):
     figures = Figures(results(**how, schemes=("rope", "alibi", "fox")), monkeypatch, tmp_path)
     for name in ("nll_by_length", "nll_by_length_each", "net_gain", "difference"):
-        told = figures.captions[name] + " ".join(text.get_text() for text in figures[name].texts)
-        assert "Bars" not in told and "interval" not in told.replace("without intervals", ""), name
+        labels = figures.captions[name] + " ".join(text.get_text() for text in figures[name].texts)
+        assert "Bars" not in labels and "interval" not in labels.replace("without intervals", ""), name
     assert not any(one.bars for one in named(figures["nll_by_length"].axes[0]).values())
 
 

@@ -150,8 +150,8 @@ def test_undertrained_schemes_are_reported():
     for cell in record["cells"]:
         found = cell.get("evaluations", {}).get("long", {})
         found["unigram_unit_nll"] = [0.5 for _ in found.get("unigram_unit_nll", [])]
-    said = findings_of(record)
-    assert "undertrained: rope" in said and "(0.500 nats)" in said
+    message = findings_of(record)
+    assert "undertrained: rope" in message and "(0.500 nats)" in message
 
 
 def test_the_absence_of_positive_gains_is_stated():

@@ -174,8 +174,8 @@ def test_context_reach_is_tested_from_the_longest_downwards():
             assert found.value(name, "context_reach") == reach, name
         steps = found.select("step_gain", name, where=None)
         assert [(row.length, *row.where) for row in steps] == list(pairwise(LENGTHS))
-        wanted = [a - b for a, b in pairwise(change)]
-        assert [round(row.value, 2) for row in steps] == pytest.approx(wanted, abs=0.011)
+        expected = [a - b for a, b in pairwise(change)]
+        assert [round(row.value, 2) for row in steps] == pytest.approx(expected, abs=0.011)
 
 
 def test_reach_stops_at_the_first_failure():
@@ -301,18 +301,18 @@ def test_a_method_that_fails_everywhere_does_not_affect_the_others(record):
     assert found.family == 9 * 4 - 4 and found.value("alibi", "held_to") == 4096
 
 
-@pytest.mark.parametrize("off, told", [(0.0019, True), (0.0021, False), (-0.0021, False)])
+@pytest.mark.parametrize("off, has_verdict", [(0.0019, True), (0.0021, False), (-0.0021, False)])
 @pytest.mark.parametrize("where", ["trained", "yarn"])
-def test_no_verdict_where_bfloat16_is_off_by_a_tenth_of_the_tolerance(record, off, told, where):
+def test_no_verdict_where_bfloat16_is_off_by_a_tenth_of_the_tolerance(record, off, has_verdict, where):
     other = copy.deepcopy(record)
     rows(other, "rope", 1, where, [512])[0]["bfloat16_minus_float32"] = off
     found = derived(other)
-    assert set(verdicts(found, "rope + yarn")) == ({"held", "broken"} if told else {"inconclusive"})
-    assert ("bfloat16" in " ".join(lead(found))) != told
+    assert set(verdicts(found, "rope + yarn")) == ({"held", "broken"} if has_verdict else {"inconclusive"})
+    assert ("bfloat16" in " ".join(lead(found))) != has_verdict
     assert found.value("alibi", "held_to") == 4096
     if where == "yarn":  # as trained it is exact
         assert set(verdicts(found, "rope")) == {"broken"}
-    elif not told:
+    elif not has_verdict:
         assert found.value("rope", "context_reach") is None
 
 

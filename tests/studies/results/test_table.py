@@ -27,25 +27,25 @@ def test_every_derived_column_of_the_rows_by_hand():
         for length in LENGTHS:
             row, nll = found[name, length], raw(record, scheme, method, length)
             pooled = np.average(nll, axis=1, weights=weights).mean()
-            wanted = {"nll_pooled": pooled, "perplexity": math.exp(pooled), "bits_per_byte": pooled / 2.3}
-            wanted |= {"nll": nll.mean(), "nll_as_trained": base.mean(), "unigram_nll": unigram}
-            ends_of(wanted, "nll", *two_way(nll))
-            wanted["delta"], wanted["gain"] = (nll - base).mean(), (base - nll).mean()
+            expected = {"nll_pooled": pooled, "perplexity": math.exp(pooled), "bits_per_byte": pooled / 2.3}
+            expected |= {"nll": nll.mean(), "nll_as_trained": base.mean(), "unigram_nll": unigram}
+            ends_of(expected, "nll", *two_way(nll))
+            expected["delta"], expected["gain"] = (nll - base).mean(), (base - nll).mean()
             if (nll != base).any():
-                ends_of(wanted, "delta", *two_way(nll - base, family))
-                ends_of(wanted, "gain", *two_way(base - nll))
-                wanted["delta_upper"] = uppers[length]
+                ends_of(expected, "delta", *two_way(nll - base, family))
+                ends_of(expected, "gain", *two_way(base - nll))
+                expected["delta_upper"] = uppers[length]
             if length > L0:
                 held = all(upper < 0.02 for n, upper in uppers.items() if n <= length)
-                word = "broken" if wanted["delta_low"] > 0.02 else "held" if held else "inconclusive"
+                word = "broken" if expected["delta_low"] > 0.02 else "held" if held else "inconclusive"
                 assert row["verdict"] == word
                 words[length] = word
             if length in (256, 4096) and name != "rope":
                 other = raw(record, "rope", "trained", length)
-                wanted["difference"] = (nll - other).mean()
+                expected["difference"] = (nll - other).mean()
                 if scheme == "rope" and (nll != other).any():
-                    ends_of(wanted, "difference", *two_way(nll - other, 16))
-            for key, value in wanted.items():
+                    ends_of(expected, "difference", *two_way(nll - other, 16))
+            for key, value in expected.items():
                 assert float(row[key]) == pytest.approx(value, rel=1e-6, abs=1e-9), (name, length, key)
         held, broken = ([n for n, word in words.items() if word == one] for one in ("held", "broken"))
         assert comparison.value(name, "held_to") == max(held, default=None)
@@ -69,8 +69,8 @@ def wide(study, comparison) -> dict[tuple[str, int], dict]:
     return found
 
 
-def ends_of(wanted: dict, name: str, mean: float, half: float) -> None:
-    wanted |= {f"{name}_low": mean - half, f"{name}_high": mean + half}
+def ends_of(expected: dict, name: str, mean: float, half: float) -> None:
+    expected |= {f"{name}_low": mean - half, f"{name}_high": mean + half}
 
 
 def upper_of(shift: np.ndarray) -> float:

@@ -86,9 +86,9 @@ def test_plot_run_writes_the_figure_and_its_numbers(tmp_path, monkeypatch, capsy
         sys, "argv", ["plot_run.py", str(one), str(other), "--out", str(tmp_path / "f" / "x.png")]
     )
     assert plot_run.main() == 0
-    said = capsys.readouterr().err
-    assert "the tokenizers differ" in said
-    assert [f"{tmp_path}/f/x.{end}" in said.splitlines() for end in ("png", "svg", "csv")] == [True] * 3
+    output = capsys.readouterr().err
+    assert "the tokenizers differ" in output
+    assert [f"{tmp_path}/f/x.{end}" in output.splitlines() for end in ("png", "svg", "csv")] == [True] * 3
     assert (tmp_path / "f" / "x.png").stat().st_size > 10_000 and (tmp_path / "f" / "x.svg").exists()
     with open(tmp_path / "f" / "x.csv", newline="") as file:
         rows = list(csv.DictReader(file))
@@ -100,11 +100,15 @@ def test_plot_run_writes_the_figure_and_its_numbers(tmp_path, monkeypatch, capsy
     assert ("change", "", "31") not in found and ("window", "32", "30") in found
 
     runs = [read_curves(folder, name) for folder, name in ((one, "one"), (other, "other"))]
-    said = texts(training_figure(runs, 0.02))
+    output = texts(training_figure(runs, 0.02))
     for part in ("one  0.200", "other  4.000", "held out, 1 × L0 = 16", "2 × L0 = 32", "tokenizers differ"):
-        assert part in said, part
-    assert "| resumed" in said and "change of positions" in said and "skipped" not in said
-    assert "dotted: change of the window length" in said and "32" in said.splitlines() and "fork" not in said
+        assert part in output, part
+    assert "| resumed" in output and "change of positions" in output and "skipped" not in output
+    assert (
+        "dotted: change of the window length" in output
+        and "32" in output.splitlines()
+        and "fork" not in output
+    )
     alone = texts(training_figure(runs[:1], 0.02))
     assert "16 (1 × L0)  2.000" in alone and "32 (2 × L0)  3.400" in alone
 

@@ -47,16 +47,16 @@ def test_a_killed_study_resumes_to_the_same_results(
     whole, forked_commands, write_study, monkeypatch, tmp_path
 ):
     file, folder = write_study(tokens=TOKENS), tmp_path / "killed"
-    words = [file, "--only", CELL]
-    wanted = 0.15 * written(whole)
+    arguments = [file, "--only", CELL]
+    expected = 0.15 * written(whole)
     (tmp_path / "log").touch()
-    argv = [str(ROOT / "study.py"), *map(str, words), "--run-dir", str(folder)]
+    argv = [str(ROOT / "study.py"), *map(str, arguments), "--run-dir", str(folder)]
     child = forked(argv, tmp_path / "log", group=True)  # its commands are forks of it, and in its group
-    wait_until(lambda: written(folder) >= wanted)
+    wait_until(lambda: written(folder) >= expected)
     os.killpg(child, signal.SIGKILL)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     assert not (folder / "results.json").exists() or results(folder)["cells"][0]["status"] != "done"
-    assert call(monkeypatch, *words, "--run-dir", folder) == 0
+    assert call(monkeypatch, *arguments, "--run-dir", folder) == 0
     assert lasting(results(folder)) == lasting(results(whole))
     attempts = [cell["timing"]["attempts"] for cell in results(folder)["cells"] if cell["status"] == "done"]
     assert len(attempts) == 1 and sum(attempts) > 1  # the training was killed
@@ -82,9 +82,11 @@ def test_a_study_killed_ten_times_resumes_to_the_same_results(write_study, tmp_p
     assert start(whole).wait() == 0
     total, rng, kills = written(whole), random.Random(11), 0
     for _ in range(10):
-        wanted = written(folder) + total * rng.uniform(0.01, 0.12)
+        expected = written(folder) + total * rng.uniform(0.01, 0.12)
         with start(folder) as process:
-            wait_until(lambda wanted=wanted, p=process: written(folder) >= wanted or p.poll() is not None)
+            wait_until(
+                lambda expected=expected, p=process: written(folder) >= expected or p.poll() is not None
+            )
             time.sleep(rng.uniform(0, 0.5))
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
@@ -160,18 +162,18 @@ def test_a_study_interrupted_by_a_signal_resumes_to_the_same_results(
     whole, forked_commands, write_study, monkeypatch, tmp_path
 ):
     file, folder = write_study(tokens=TOKENS), tmp_path / "stopped"
-    words = [file, "--only", CELL]
-    argv = [*map(str, command(*words, "--run-dir", folder)[1:])]
+    arguments = [file, "--only", CELL]
+    argv = [*map(str, command(*arguments, "--run-dir", folder)[1:])]
     child = forked(argv, tmp_path / "log", group=True)
     wait_until(lambda: written(folder) > 0)
     os.killpg(
         child, signal.SIGINT
     )  # the terminal's Ctrl-C: to the study, and to the commands which it forked
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 128 + signal.SIGINT
-    said = (tmp_path / "log").read_text()
-    assert "stopping" in said and "python study.py" in said
+    message = (tmp_path / "log").read_text()
+    assert "stopping" in message and "python study.py" in message
     assert results(folder)["cells"][0]["status"] == "pending"
-    assert call(monkeypatch, *words, "--run-dir", folder) == 0
+    assert call(monkeypatch, *arguments, "--run-dir", folder) == 0
     assert lasting(results(folder)) == lasting(results(whole))
 
 

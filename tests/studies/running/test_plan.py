@@ -20,18 +20,18 @@ grid:
 
 @pytest.fixture
 def load(tmp_path):
-    def read(text: str = TEXT, *words: str) -> StudySettings:
+    def read(text: str = TEXT, *overrides: str) -> StudySettings:
         file = tmp_path / "study.yaml"
         file.write_text(text, encoding="utf-8")
-        return load_settings(StudySettings, [str(file), *words])
+        return load_settings(StudySettings, [str(file), *overrides])
 
     return read
 
 
 def test_every_combination_is_a_cell_in_the_order_of_the_axes(load):
     cells = cells_of(load())
-    wanted = itertools.product(["rope", "none", "plain"], ["0", "7"], ["short", "long"])
-    assert [cell.id for cell in cells] == [f"scheme={a},seed={b},train_length={c}" for a, b, c in wanted]
+    expected = itertools.product(["rope", "none", "plain"], ["0", "7"], ["short", "long"])
+    assert [cell.id for cell in cells] == [f"scheme={a},seed={b},train_length={c}" for a, b, c in expected]
     assert [cell.index for cell in cells] == list(range(12))
     both = ("base.yaml", "training.tokens=1M")
     assert cells[0].arguments == (*both, "a.yaml", "model.position.theta=500", "seed=0", "train_length=64")

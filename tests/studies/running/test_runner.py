@@ -69,8 +69,8 @@ def test_different_batches_and_unequal_tokens_are_reported():
 
 def test_the_slurm_array_has_a_task_per_cell(tmp_path):
     cells = [GridCell(i, {"seed": str(i)}, ()) for i in (0, 1, 2, 5, 7, 8)]
-    words = ["study.py", "a file.yaml", "report.tolerance=0.1", "--run-dir", str(tmp_path)]
-    script = write_array(tmp_path, "tiny", cells, words, ["--partition=gpu", "--time=2:00:00"])
+    arguments = ["study.py", "a file.yaml", "report.tolerance=0.1", "--run-dir", str(tmp_path)]
+    script = write_array(tmp_path, "tiny", cells, arguments, ["--partition=gpu", "--time=2:00:00"])
     text = script.read_text(encoding="utf-8")
     for line in ("--array=0-2,5,7-8", "--partition=gpu", "--time=2:00:00", "--job-name=tiny"):
         assert f"#SBATCH {line}\n" in text
@@ -79,10 +79,12 @@ def test_the_slurm_array_has_a_task_per_cell(tmp_path):
     assert subprocess.run(["bash", "-n", str(script)], check=False).returncode == 0
     # What a task runs is the study itself, with its own number.
     echo = text.replace("exec ", "exec echo ")
-    said = subprocess.run(
+    message = subprocess.run(
         ["bash", "-c", echo], env={"SLURM_ARRAY_TASK_ID": "5"}, capture_output=True, text=True, check=True
     ).stdout
-    assert said.strip().endswith(f"study.py a file.yaml report.tolerance=0.1 --run-dir {tmp_path} --cell 5")
+    assert message.strip().endswith(
+        f"study.py a file.yaml report.tolerance=0.1 --run-dir {tmp_path} --cell 5"
+    )
 
 
 def test_array_indices_are_ranges():

@@ -32,7 +32,7 @@ from training.config.trainer_settings import CheckpointSettings
 from training.optim.optimizer import make_optimizer, set_learning_rates
 
 
-class Said:
+class RecordingConsole:
     """A console that remembers its warnings."""
 
     def __init__(self):
@@ -132,9 +132,9 @@ def killed_at_any_time(folder):
         os.kill(child, signal.SIGKILL)
         assert status_of(child) == -signal.SIGKILL
         torn += any(name.startswith(".") for name in names(folder))
-        said = Said()
-        found = find_checkpoint(folder, said)
-        assert said.lines == [] and found.step >= step
+        console = RecordingConsole()
+        found = find_checkpoint(folder, console)
+        assert console.lines == [] and found.step >= step
         if found.step > 0:
             weights = load_file(found.folder / "model.safetensors")
             assert found.state == {"step": found.step}
@@ -176,9 +176,9 @@ def killed_at_every_write(folder):
 
     when, struck = 1, 0
     while (status := status_of(forked(lambda when=when: work(when, when % 2 == 0)))) == -signal.SIGKILL:
-        said = Said()
-        found = find_checkpoint(folder, said)
-        assert said.lines == [] and found.step in (3, 5)
+        console = RecordingConsole()
+        found = find_checkpoint(folder, console)
+        assert console.lines == [] and found.step in (3, 5)
         assert found.step == 5 or (found.hash == good.hash and steps_of(folder) == [3])
         struck += found.step == 3
         for step in steps_of(folder)[1:]:

@@ -127,8 +127,8 @@ def full(*_: object) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-@pytest.mark.parametrize("told_by", ["status", "wait", "save", "leaving"])
-def test_async_save_errors_are_raised(tmp_path, monkeypatch, told_by):
+@pytest.mark.parametrize("raised_by", ["status", "wait", "save", "leaving"])
+def test_async_save_errors_are_raised(tmp_path, monkeypatch, raised_by):
     pair = trained(1)
     save_checkpoint(tmp_path, 1, *pair)
     good = content(tmp_path, 1)
@@ -136,13 +136,13 @@ def test_async_save_errors_are_raised(tmp_path, monkeypatch, told_by):
     saver = CheckpointWriter(tmp_path, CheckpointSettings(asynchronous=True), 24)
     with pytest.raises(TrainingError, match=r"disk full .* while saving step 2; step 1 is intact"), saver:
         saver.write(2, *pair, {})
-        if told_by == "status":
+        if raised_by == "status":
             while saver.status == 0:
                 time.sleep(0.001)
             assert saver.status == INTERRUPTED
-        if told_by in ("status", "wait"):
+        if raised_by in ("status", "wait"):
             saver.wait()
-        if told_by == "save":
+        if raised_by == "save":
             saver.write(3, *pair, {})
     assert steps_of(tmp_path) == [1] and content(tmp_path, 1) == good
 
@@ -152,8 +152,8 @@ class Other:
 
     rank, world = 0, 2
 
-    def __init__(self, words: str):
-        self._words = words
+    def __init__(self, overrides: str):
+        self._words = overrides
 
     def gather(self, value):
         return [value, self._words]

@@ -16,7 +16,7 @@ from torch import nn
 
 from data.files import sha256_of
 from errors import TrainingError
-from tests.training.checkpoint.deaths import Said, trained, update
+from tests.training.checkpoint.deaths import RecordingConsole, trained, update
 from tests.training.config.toy import Net
 from training.checkpoint import storage as module
 from training.checkpoint.restore import load_weights, restore
@@ -159,13 +159,13 @@ def test_corruption_is_detected_and_previous_checkpoint_used(tmp_path, name, har
         os.truncate(file, 0)
     else:
         file.unlink()
-    said = Said()
-    found = find_checkpoint(tmp_path, said)
+    console = RecordingConsole()
+    found = find_checkpoint(tmp_path, console)
     assert found.step == 3 and found.state == {"n": 3}
-    assert len(said.lines) == 1 and "step-00000005" in said.lines[0] and name in said.lines[0]
-    assert said.lines[0].endswith("going back to step 3")
+    assert len(console.lines) == 1 and "step-00000005" in console.lines[0] and name in console.lines[0]
+    assert console.lines[0].endswith("going back to step 3")
     with pytest.raises(TrainingError, match=name):
-        find_checkpoint(tmp_path, said, step=5)
+        find_checkpoint(tmp_path, console, step=5)
 
 
 def test_manifest_corruption_is_detected_at_every_byte(tmp_path):
@@ -196,7 +196,7 @@ def test_no_valid_checkpoint_and_no_checkpoint(tmp_path):
     saved = save_checkpoint(tmp_path, 3, *trained(1))
     (saved.folder / "model.safetensors").unlink()
     with pytest.raises(TrainingError, match=r"no good checkpoint is left.*model.safetensors is missing"):
-        find_checkpoint(tmp_path, Said())
+        find_checkpoint(tmp_path, RecordingConsole())
     with pytest.raises(TrainingError, match="no checkpoint of step 4; it has 3"):
         find_checkpoint(tmp_path, step=4)
 
@@ -275,9 +275,9 @@ def test_non_finite_weights_are_rejected(tmp_path, monkeypatch, value):
     assert steps_of(tmp_path) == [3]
     monkeypatch.setattr(module, "flaw", lambda tensor, kind: None)  # saved by an earlier version
     save_checkpoint(tmp_path, 5, *pair)
-    said = Said()
-    assert find_checkpoint(tmp_path, said).hash == good.hash
-    assert "step-00000005: model.safetensors: mix.bias" in said.lines[0]
+    console = RecordingConsole()
+    assert find_checkpoint(tmp_path, console).hash == good.hash
+    assert "step-00000005: model.safetensors: mix.bias" in console.lines[0]
     with pytest.raises(TrainingError, match=r"mix\.bias"):
         find_checkpoint(tmp_path, step=5, only=("model.safetensors",))
 
@@ -364,9 +364,9 @@ def test_concurrent_replacement_is_retried(tmp_path, monkeypatch):
         return real(file)
 
     monkeypatch.setattr(module, "sha256_of", replacing)
-    said = Said()
-    assert find_checkpoint(tmp_path, said).step == 6
-    assert said.lines == []
+    console = RecordingConsole()
+    assert find_checkpoint(tmp_path, console).step == 6
+    assert console.lines == []
 
 
 def test_reader_is_not_advised_to_restart(tmp_path):

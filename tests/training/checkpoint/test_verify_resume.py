@@ -30,15 +30,15 @@ def called(monkeypatch, script, *argv: object) -> int:
 
 
 @pytest.mark.slow
-def test_killed_runs_equal_uninterrupted_run(words, tmp_path, monkeypatch, capsys):
+def test_killed_runs_equal_uninterrupted_run(overrides, tmp_path, monkeypatch, capsys):
     """Spikes are skipped on the way: their statistics are resumed too."""
     policy = ["training.on_spike={sigmas: 0.5, window: 3, limit: 1000}", "data.max_bytes=9000"]
     options = ["--steps", "60", "--kills", "2", "--out", tmp_path / "out"]
-    status = called(monkeypatch, verify_resume, *words, *policy, *options)
-    said = capsys.readouterr()
-    assert status == 0, said
-    assert "EQUAL: all 60 steps, weights and optimizer, to the bit, after 2 kills" in said.out
-    assert "SIGKILL" in said.out and "attempt 3: from step" in said.err
+    status = called(monkeypatch, verify_resume, *overrides, *policy, *options)
+    output = capsys.readouterr()
+    assert status == 0, output
+    assert "EQUAL: all 60 steps, weights and optimizer, to the bit, after 2 kills" in output.out
+    assert "SIGKILL" in output.out and "attempt 3: from step" in output.err
     whole, killed = tmp_path / "out" / "reference", tmp_path / "out" / "killed"
     lines = read_metrics(killed / "metrics.jsonl", "train")
     assert len(edges_of(lines)) >= 1 and sum("skipped" in line for line in lines) >= 2
@@ -51,24 +51,26 @@ def test_killed_runs_equal_uninterrupted_run(words, tmp_path, monkeypatch, capsy
 
 
 @pytest.mark.slow
-def test_data_and_losses_are_independent_of_world_size(words, tmp_path, monkeypatch, capsys):
-    words = [*words, "data.packing=intra_document"]
-    assert called(monkeypatch, verify_resume, *words, "--steps", "24", "--kills", "2", "--ranks", 1, 2) == 0
+def test_data_and_losses_are_independent_of_world_size(overrides, tmp_path, monkeypatch, capsys):
+    overrides = [*overrides, "data.packing=intra_document"]
+    assert (
+        called(monkeypatch, verify_resume, *overrides, "--steps", "24", "--kills", "2", "--ranks", 1, 2) == 0
+    )
     assert "EQUAL: all 24 steps, to 1e-10 (data to the bit), after 2 kills" in capsys.readouterr().out
 
 
-def test_difference_is_reported_with_its_step(words, tmp_path, monkeypatch):
+def test_difference_is_reported_with_its_step(overrides, tmp_path, monkeypatch):
     """A moment of the checkpoint of step 6 is moved: the update after it differs, and the loss of step 8."""
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    words = [*words, "training.checkpoint.keep=9", "training.validation.interval=null"]
-    assert called(monkeypatch, train, *words, "--run-dir", whole) == 0
+    overrides = [*overrides, "training.checkpoint.keep=9", "training.validation.interval=null"]
+    assert called(monkeypatch, train, *overrides, "--run-dir", whole) == 0
     shutil.copytree(whole, cut)
     for step in (9, 12):
         shutil.rmtree(folder_of(cut, step))
     assert differences(whole, whole, 0.0) == []
     plant(find_checkpoint(cut).folder)
     assert find_checkpoint(cut).step == 6  # nothing tells that it was altered but its consequences
-    assert called(monkeypatch, train, *words, "--run-dir", cut) == 0
+    assert called(monkeypatch, train, *overrides, "--run-dir", cut) == 0
     step, tensor = differences(whole, cut, 0.0)
     assert step.startswith("step 8, train: grad_norm is ") and "attempt 2 of the killed run" in step
     assert tensor.startswith("at the end, embed.weight of model.safetensors differs by up to ")
@@ -93,14 +95,14 @@ def line(step: int, **values: object) -> dict:
 def test_first_difference_of_metrics():
     one = [line(1), line(2), line(2, kind="validation", nll={"24": 1.0})]
     assert first_difference(one, [*one[:2], one[2] | {"attempt": 4, "mfu": 0.7}], 0.0) is None
-    for other, said in (
+    for other, message in (
         ([line(1), line(2, data="cd", loss=9.0), one[2]], "step 2, train: the data is ab in .* cd in att"),
         ([line(1, loss=2.5 + 1e-12), *one[1:]], "step 1, train: loss is 2.5 in the reference"),
         ([*one[:2], one[2] | {"nll": {"24": 1.1}}], "step 2, validation: nll"),
         (one[:2], "step 2: only the reference run tells of a validation"),
         ([one[0], line(2, skipped="spike"), one[2]], "step 2, train: skipped is None in .* spike in"),
     ):  # fmt: skip
-        with pytest.raises(AssertionError, match=said):
+        with pytest.raises(AssertionError, match=message):
             raise AssertionError(first_difference(one, other, 0.0))
     close = [line(1, loss=2.5 + 1e-12), *one[1:]]
     assert first_difference(one, close, 1e-10) is None
@@ -147,12 +149,12 @@ def test_kill_includes_processes_in_other_sessions(tmp_path):
 def test_kill_requires_later_steps(attempts, kills, capsys):
     found = [Attempt(1, *one) for one in attempts]
     assert report(found, [3], 12, [], (1, 1), Console()) == (0 if kills == 2 else 1)
-    said = capsys.readouterr().out
-    assert (f"after {kills} kills" if kills == 2 else f"only {kills} kills were followed") in said
+    output = capsys.readouterr().out
+    assert (f"after {kills} kills" if kills == 2 else f"only {kills} kills were followed") in output
 
 
-def test_inconclusive_settings_are_rejected(words, tmp_path, monkeypatch):
-    for options, said in (
+def test_inconclusive_settings_are_rejected(overrides, tmp_path, monkeypatch):
+    for options, message in (
         (["--kills", "1"], "must be at least 2"),
         (["--steps", "4"], "4 steps are too few for 3 kills, which take 3 each; set --steps 9$"),
         (["--steps", "7"], "7 steps are too few .* set --steps 9, or --kills 2$"),
@@ -160,6 +162,6 @@ def test_inconclusive_settings_are_rejected(words, tmp_path, monkeypatch):
         (["--ranks", "0", "1"], "--ranks must be at least 1, not 0"),
         (["runs/none"], "runs/none: no such run directory; .*pass a run, YAML files or overrides"),
     ):
-        with pytest.raises(TrainingError, match=said):
-            called(monkeypatch, verify_resume, *words, *options, "--out", tmp_path / "out")
+        with pytest.raises(TrainingError, match=message):
+            called(monkeypatch, verify_resume, *overrides, *options, "--out", tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -81,8 +81,8 @@ def test_types_limits_and_defaults_are_shown():
 
 
 def test_names_of_settings_among_other_arguments():
-    words = ["configs/tiny.yaml", "training.checkpoint", "seed=3", "runs/x", "model.position.name=rope"]
-    assert named_settings(RUN, words) == ["training.checkpoint", "model.position.name=rope"]
+    overrides = ["configs/tiny.yaml", "training.checkpoint", "seed=3", "runs/x", "model.position.name=rope"]
+    assert named_settings(RUN, overrides) == ["training.checkpoint", "model.position.name=rope"]
     assert named_settings(RUN, ["training", "tests"]) == ["training"]  # both are directories too
     for word, near in (
         ("training.chekpoint", "training.checkpoint"),
@@ -137,7 +137,7 @@ def quick(*arguments: str) -> subprocess.CompletedProcess:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "status", "wanted"),
+    ("arguments", "status", "expected"),
     [
         ("train.py --help", 0, "training.batch_size"),
         ("train.py --help rope", 0, "model.position.theta"),
@@ -154,11 +154,11 @@ def quick(*arguments: str) -> subprocess.CompletedProcess:
         ("generate.py RUN model.position.window=5", 0, "continues"),
     ],
 )  # fmt: skip
-def test_help_and_typos_import_no_torch(arguments, status, wanted):
+def test_help_and_typos_import_no_torch(arguments, status, expected):
     found = quick(*arguments.split())
     assert found.returncode == status, found.stderr
-    assert ("continues" in found.stdout) == (wanted == "continues")
-    assert wanted in found.stdout + found.stderr
+    assert ("continues" in found.stdout) == (expected == "continues")
+    assert expected in found.stdout + found.stderr
 
 
 def test_all_typos_are_reported_together():

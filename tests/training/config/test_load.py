@@ -1,4 +1,4 @@
-"""Layers, words, complaints, dump and identity."""
+"""Layers, overrides, errors, dump and identity."""
 
 from copy import deepcopy
 
@@ -24,9 +24,9 @@ from training.config.settings import RunSettings
 from training.config.validate import ALIASES, RENAMED
 
 
-def complaint(*words, cls=Root):
+def complaint(*overrides, cls=Root):
     with pytest.raises(ConfigError) as error:
-        load_settings(cls, [str(word) for word in words])
+        load_settings(cls, [str(word) for word in overrides])
     return str(error.value)
 
 
@@ -53,8 +53,8 @@ def test_name_override_resets_choice(tmp_path):
     assert load_settings(Root, [str(a), "model.position.theta=6"]).model.position == Rope(theta=6, window=7)
     assert load_settings(Root, [str(a), "model.position.name=alibi"]).model.position == Alibi()
     assert load_settings(Root, [str(a), "model.position.name=rope"]).model.position == Rope()
-    words = ["model.position.scaling.name=yarn", "model.position.scaling.factor=4"]
-    position = load_settings(Root, [str(a), *words]).model.position
+    overrides = ["model.position.scaling.name=yarn", "model.position.scaling.factor=4"]
+    position = load_settings(Root, [str(a), *overrides]).model.position
     assert position == Rope(theta=5, window=7, scaling=Yarn(factor=4))
     assert load_settings(Root, ["model.position={name: alibi, window: 3}"]).model.position == Alibi(window=3)
 
@@ -105,7 +105,7 @@ def test_missing_file_suggests_nearest(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("word", "wanted"),
+    ("word", "expected"),
     [
         ("model.dmi=3", "model.dmi is not a setting; did you mean model.dim?"),
         ("lr=3", "lr is not a setting; did you mean training.optimizer.lr?"),
@@ -151,8 +151,8 @@ def test_missing_file_suggests_nearest(tmp_path):
         ("a b=3", "neither a YAML file nor a setting"),
     ],
 )
-def test_errors_suggest_a_fix(word, wanted):
-    assert wanted in complaint(word)
+def test_errors_suggest_a_fix(word, expected):
+    assert expected in complaint(word)
 
 
 def test_errors_are_reported_together_with_lines(tmp_path):
@@ -232,7 +232,7 @@ def leaf_paths(tree, path=()):
 
 
 def oracle(layers):
-    """The rule in other words: a store of leaves; writing erases what it contradicts."""
+    """The reference: a store of leaves, where writing removes conflicting entries."""
     store = {}
     for tree in layers:
         for path, item in leaf_paths(tree) if tree else []:
@@ -272,11 +272,11 @@ def test_merge_equals_reference(layers):
 
 def test_dump_reloads_equal_and_identity_is_stable(tmp_path):
     kinds = "{a: {name: rope}, b: {name: alibi, window: 3}}"
-    words = [
+    overrides = [
         f"model.position={{name: pattern, layers: [a, b], kinds: {kinds}}}",
         "training.project=on", "training.prompts=['1e-3', 'no', '']", "training.optimizer.lr=1e-7",
     ]  # fmt: skip
-    s = load_settings(Root, words)
+    s = load_settings(Root, overrides)
     file = tmp_path / "settings.yaml"
     file.write_text(dump(s))
     again = load_settings(Root, [str(file)])
@@ -318,8 +318,8 @@ def test_apply_overrides_keeps_other_settings_and_rejects_files():
 
 
 def test_split_overrides():
-    words = ["configs/a.yaml", "a.b=x=y", "runs/lr=3/settings.yaml", "c={d: 1}"]
-    assert split_arguments(words) == ([words[0], words[2]], [words[1], words[3]])
+    overrides = ["configs/a.yaml", "a.b=x=y", "runs/lr=3/settings.yaml", "c={d: 1}"]
+    assert split_arguments(overrides) == ([overrides[0], overrides[2]], [overrides[1], overrides[3]])
 
 
 def test_every_alias_maps_to_a_setting_or_choice():

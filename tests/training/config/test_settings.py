@@ -8,7 +8,7 @@ from training.config.settings import RunSettings
 
 
 @pytest.mark.parametrize(
-    ("words", "wanted"),
+    ("overrides", "expected"),
     [
         (["training.tokens=8191"], "less than one step: training.batch_size × train_length = 8192"),
         (["training.lr_schedule.warmup=1.5"], "neither a share (below 1) nor a whole number of steps"),
@@ -53,10 +53,10 @@ from training.config.settings import RunSettings
         (["model.dim=100"], "dim 100 is not divisible by heads 8"),
     ],
 )
-def test_invalid_settings(words, wanted):
+def test_invalid_settings(overrides, expected):
     with pytest.raises(ConfigError) as error:
-        load_settings(RunSettings, words)
-    assert wanted in str(error.value)
+        load_settings(RunSettings, overrides)
+    assert expected in str(error.value)
 
 
 def test_settings_dropped_by_later_choice_are_reported(tmp_path):
@@ -64,8 +64,8 @@ def test_settings_dropped_by_later_choice_are_reported(tmp_path):
     file.write_text("training:\n  optimizer:\n    lr: 0.001\n    betas: [0.9, 0.99]\n    eps: 1.0e-8\n")
     more.write_text("training: {optimizer: {name: muon, momentum: 0.9}}")
 
-    def said(*words: str) -> list[str]:
-        return discarded(load_settings(RunSettings, list(words)), list(words))
+    def message(*overrides: str) -> list[str]:
+        return discarded(load_settings(RunSettings, list(overrides)), list(overrides))
 
     lost = [
         f"{file}:3: training.optimizer.lr = 0.001 is dropped, because muon was chosen after it: "
@@ -73,16 +73,16 @@ def test_settings_dropped_by_later_choice_are_reported(tmp_path):
         f"{file}:4: training.optimizer.betas = [0.9, 0.99] is dropped, because muon was chosen after it: "
         "training.optimizer.adamw.betas is [0.9, 0.95]; set it after that choice",
     ]
-    assert said(str(file), str(more)) == said(str(file), "training.optimizer.name=muon") == lost
-    assert said(str(file), "training.optimizer.name=muon", "training.optimizer.lr=0.004") == lost[1:]
-    assert said(str(file), "training.optimizer={name: muon, lr: 4e-3, adamw: {betas: [0.8, 0.9]}}") == []
-    assert said(str(file), "training.optimizer.lr=0.004") == said(str(file)) == said() == []
-    assert said(str(file), "model.position.name=alibi") == []
+    assert message(str(file), str(more)) == message(str(file), "training.optimizer.name=muon") == lost
+    assert message(str(file), "training.optimizer.name=muon", "training.optimizer.lr=0.004") == lost[1:]
+    assert message(str(file), "training.optimizer={name: muon, lr: 4e-3, adamw: {betas: [0.8, 0.9]}}") == []
+    assert message(str(file), "training.optimizer.lr=0.004") == message(str(file)) == message() == []
+    assert message(str(file), "model.position.name=alibi") == []
 
 
 def test_steps_follow_from_token_budget():
-    words = ["train_length=30", "training.batch_size=7", "training.tokens=2099"]
-    s = load_settings(RunSettings, [*words, "training.validation.targets=8"])
+    overrides = ["train_length=30", "training.batch_size=7", "training.tokens=2099"]
+    s = load_settings(RunSettings, [*overrides, "training.validation.targets=8"])
     assert (s.tokens_after(1), s.steps, s.trained_tokens) == (210, 9, 1890)
 
 
@@ -113,8 +113,8 @@ def test_identity_depends_on_settings_that_affect_weights():
 
 def test_dump_reloads_equal(tmp_path):
     file = tmp_path / "settings.yaml"
-    words = ["training.lr_schedule.name=wsd", "model.position.scaling.name=yarn"]
-    words += ["training.samples.prompts=['on', ' a']"]
-    s = load_settings(RunSettings, words)
+    overrides = ["training.lr_schedule.name=wsd", "model.position.scaling.name=yarn"]
+    overrides += ["training.samples.prompts=['on', ' a']"]
+    s = load_settings(RunSettings, overrides)
     file.write_text(dump(s))
     assert load_settings(RunSettings, [str(file)]) == s

@@ -52,7 +52,7 @@ def test_lines_of_keys():
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "overrides"),
     [
         ("a: 1\nb: 2\na: 3\n", ["f:3", "'a' is given twice", "first on line 1"]),
         ("a:\n  x: 1\n  x: 2\n", ["f:3", "'x' is given twice"]),
@@ -75,10 +75,10 @@ def test_lines_of_keys():
         ("- " * 5000, ["f", "nested too deeply"]),
     ],
 )
-def test_errors_name_line(text, words):
+def test_errors_name_line(text, overrides):
     with pytest.raises(ConfigError) as error:
         parse_yaml(text, "f")
-    for word in words:
+    for word in overrides:
         assert word in str(error.value)
 
 

@@ -28,8 +28,8 @@ CLIP = 0.5  # below the norms of these trainings, so that every step is clipped
 class Training:
     """A run's model, optimizer and data; its learning rates stay at their peak."""
 
-    def __init__(self, words: Sequence[str], prepared: PreparedData, prepare: Callable | None = None):
-        self.settings = load_settings(RunSettings, [*words, f"training.grad_clip={CLIP}"])
+    def __init__(self, overrides: Sequence[str], prepared: PreparedData, prepare: Callable | None = None):
+        self.settings = load_settings(RunSettings, [*overrides, f"training.grad_clip={CLIP}"])
         t = self.settings.training
         self.parallel = Parallel(t)
         self._autocast = autocast = autocast_type(t.precision, self.parallel.device)

@@ -36,7 +36,7 @@ ENDLESS = [
 ]
 
 
-def start(folder: Path, words: list[str], rank: int, port: int, before=None, world: int = 2) -> int:
+def start(folder: Path, overrides: list[str], rank: int, port: int, before=None, world: int = 2) -> int:
     """One rank in a fork, its output in `<folder>.<rank>.log`; the fork's number."""
     child = os.fork()
     if child:
@@ -51,7 +51,7 @@ def start(folder: Path, words: list[str], rank: int, port: int, before=None, wor
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "ACCELERATE_USE_CPU": "true"}
         if before is not None:
             before(folder, rank)
-        sys.argv = ["train.py", *words, f"training.rank_timeout={TIMEOUT}", "--run-dir", str(folder)]
+        sys.argv = ["train.py", *overrides, f"training.rank_timeout={TIMEOUT}", "--run-dir", str(folder)]
         runpy.run_path(str(ROOT / "train.py"), run_name="__main__")
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else 0
@@ -85,9 +85,9 @@ def ended(child: int) -> int | None:
 class Pair:
     """Two ranks of one run, or as many as `world` says."""
 
-    def __init__(self, folder: Path, words: list[str], before=None, world: int = 2):
+    def __init__(self, folder: Path, overrides: list[str], before=None, world: int = 2):
         self.folder, port, self.ranks = folder, free_port(), range(world)
-        self.children = [start(folder, words, rank, port, before, world) for rank in self.ranks]
+        self.children = [start(folder, overrides, rank, port, before, world) for rank in self.ranks]
         self.statuses: list[int | None] = [None] * world
 
     def poll(self, *ranks: int) -> bool:
@@ -139,9 +139,9 @@ def poison(folder: Path, rank: int) -> None:
     Parallel.wrap, MetricsLogger.step = wrapped, step
 
 
-def lost(folder: Path, words: list[str], number: signal.Signals) -> dict:
+def lost(folder: Path, overrides: list[str], number: signal.Signals) -> dict:
     """A signal no process can catch hits rank 1; how long rank 0 takes to leave."""
-    pair = Pair(folder, [*words, *ENDLESS])
+    pair = Pair(folder, [*overrides, *ENDLESS])
     wait_for(lambda: steps_of(folder) >= 3 or pair.poll(0))
     pair.send(number, 1)
     took = wait_for(lambda: pair.poll(0))
@@ -150,9 +150,9 @@ def lost(folder: Path, words: list[str], number: signal.Signals) -> dict:
     return pair.told() | {"seconds": took}
 
 
-def signalled(folder: Path, words: list[str]) -> dict:
+def signalled(folder: Path, overrides: list[str]) -> dict:
     """SIGUSR1 and then SIGTERM, to rank 1 alone; no checkpoint but that of the signal."""
-    pair = Pair(folder, [*words, *ENDLESS, "training.checkpoint.interval=null"])
+    pair = Pair(folder, [*overrides, *ENDLESS, "training.checkpoint.interval=null"])
     wait_for(lambda: steps_of(folder) >= 3 or pair.poll(0))
     pair.send(signal.SIGUSR1, 1)
     pair.send(signal.SIGTERM, 1)
@@ -160,12 +160,12 @@ def signalled(folder: Path, words: list[str]) -> dict:
     return pair.told()
 
 
-def failing(folder: Path, words: list[str]) -> dict:
+def failing(folder: Path, overrides: list[str]) -> dict:
     """A run that was signalled goes on, and its metrics cannot be read, which the main rank alone does."""
     shutil.copytree(folder.with_name("signalled"), folder)
     file = folder / "metrics.jsonl"
     file.write_bytes(file.read_bytes() + b"torn\n")
-    pair = Pair(folder, [*words, *ENDLESS, "training.checkpoint.interval=null"])
+    pair = Pair(folder, [*overrides, *ENDLESS, "training.checkpoint.interval=null"])
     wait_for(pair.poll)
     return pair.told()
 
@@ -200,9 +200,9 @@ def slow_then_lost(number: signal.Signals):
     return before
 
 
-def lost_early(folder: Path, words: list[str], number: signal.Signals) -> dict:
+def lost_early(folder: Path, overrides: list[str], number: signal.Signals) -> dict:
     """Rank 1 is lost before the first step; how long rank 0 takes to leave."""
-    pair = Pair(folder, words, slow_then_lost(number))
+    pair = Pair(folder, overrides, slow_then_lost(number))
     wait_for(lambda: pair.poll(0))
     took = time.time() - float(Path(f"{folder}.hit").read_text(encoding="ascii"))
     pair.send(signal.SIGKILL, 1)
@@ -221,9 +221,9 @@ def hold_up(folder: Path, rank: int) -> None:
         training.run.setup.prepare = slow
 
 
-def signalled_early(folder: Path, words: list[str], number: signal.Signals) -> dict:
+def signalled_early(folder: Path, overrides: list[str], number: signal.Signals) -> dict:
     """A signal to both ranks, of which one prepares and the other waits for it in a library."""
-    pair = Pair(folder, words, hold_up)
+    pair = Pair(folder, overrides, hold_up)
     wait_for(Path(f"{folder}.preparing").exists)
     time.sleep(0.3)  # the other has come to its wait
     pair.send(number, 1)
@@ -243,14 +243,14 @@ def fail_last(folder: Path, rank: int) -> None:
         MetricsLogger.end = end
 
 
-def failing_last(folder: Path, words: list[str]) -> dict:
-    pair = Pair(folder, words, fail_last)
+def failing_last(folder: Path, overrides: list[str]) -> dict:
+    pair = Pair(folder, overrides, fail_last)
     wait_for(pair.poll)
     return pair.told()
 
 
-def poisoned(folder: Path, words: list[str]) -> dict:
-    pair = Pair(folder, [*words, "training.on_nonfinite={name: skip, limit: 2}"], poison)
+def poisoned(folder: Path, overrides: list[str]) -> dict:
+    pair = Pair(folder, [*overrides, "training.on_nonfinite={name: skip, limit: 2}"], poison)
     wait_for(pair.poll)
     weights = [Path(f"{folder}.{rank}.weights").read_text(encoding="ascii").split() for rank in (0, 1)]
     return pair.told() | {"weights": weights}
@@ -277,9 +277,9 @@ def main() -> None:
     """The scenarios `quick` or `slow`, in FOLDER/results.json."""
     assert torch.get_num_threads() and train.main  # imported here, so that no fork has to
     peak_flops(torch.device("cpu"))  # measured once, for all forks
-    which, folder, words = sys.argv[1], Path(sys.argv[2]), sys.argv[3:]
+    which, folder, overrides = sys.argv[1], Path(sys.argv[2]), sys.argv[3:]
     scenarios = QUICK if which == "quick" else SLOW
-    results = {name: work(folder / name.replace(" ", "-"), words) for name, work in scenarios.items()}
+    results = {name: work(folder / name.replace(" ", "-"), overrides) for name, work in scenarios.items()}
     (folder / "results.json").write_text(json.dumps(results), encoding="utf-8")
 
 

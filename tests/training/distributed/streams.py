@@ -27,9 +27,9 @@ from training.run.parent import read_run_settings
 
 
 @contextmanager
-def no_further_group(words: list[str], root: Path):
+def no_further_group(overrides: list[str], root: Path):
     """The first group is prepared, and whoever prepares the next one waits until the block ends."""
-    settings = read_run_settings([*words, f"data.root={root}"])[0].data
+    settings = read_run_settings([*overrides, f"data.root={root}"])[0].data
     groups = TextGroups(settings, prepare(settings, Console(quiet=True)))
     with open(groups.list.with_suffix(".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -77,11 +77,11 @@ def tell_threads(folder: Path, rank: int) -> None:
     training.script.run_main = run_main
 
 
-def waiting(folder: Path, words: list[str], root: Path, world: int) -> dict:
+def waiting(folder: Path, overrides: list[str], root: Path, world: int) -> dict:
     """A signal to the last rank while all wait, longer than a step is waited for, for a group."""
-    words = [*words, f"data.root={root}"]
-    with no_further_group(words, root):
-        pair = Pair(folder, words, tell_threads, world)
+    overrides = [*overrides, f"data.root={root}"]
+    with no_further_group(overrides, root):
+        pair = Pair(folder, overrides, tell_threads, world)
         wait_for(lambda: "waiting for group 1" in pair.log(0) or pair.poll())
         time.sleep(1.5 * TIMEOUT if world > 1 else 0.5)
         early, children = list(pair.statuses), preparing(root)
@@ -94,11 +94,11 @@ def waiting(folder: Path, words: list[str], root: Path, world: int) -> dict:
     return pair.told() | more | {"children": len(children), "left": left}
 
 
-def dying(folder: Path, words: list[str], root: Path) -> dict:
+def dying(folder: Path, overrides: list[str], root: Path) -> dict:
     """The process that prepares is killed while two ranks wait for it."""
-    words = [*words, f"data.root={root}"]
-    with no_further_group(words, root):
-        pair = Pair(folder, words)
+    overrides = [*overrides, f"data.root={root}"]
+    with no_further_group(overrides, root):
+        pair = Pair(folder, overrides)
         wait_for(lambda: "waiting for group 1" in pair.log(0) or pair.poll())
         for child in preparing(root):
             os.kill(child, signal.SIGKILL)
@@ -106,16 +106,16 @@ def dying(folder: Path, words: list[str], root: Path) -> dict:
     return pair.told()
 
 
-def killed(folder: Path, words: list[str], root: Path) -> dict:
+def killed(folder: Path, overrides: list[str], root: Path) -> dict:
     """It goes on from where the signal stopped it, one rank sees groups late, both are killed in the third
     group, and they go on to the end."""
-    words = [*words, f"data.root={root}"]
-    pair = Pair(folder, words, one_sees_it_late)
+    overrides = [*overrides, f"data.root={root}"]
+    pair = Pair(folder, overrides, one_sees_it_late)
     wait_for(lambda: newest_epoch(folder) >= 2 or pair.poll())
     pair.send(signal.SIGKILL)
     wait_for(pair.poll)
     before = pair.told()
-    last = Pair(folder, words)
+    last = Pair(folder, overrides)
     wait_for(last.poll)
     return last.told() | {"killed": before}
 
@@ -124,8 +124,8 @@ def newest_epoch(folder: Path) -> int:
     return max((line["epoch"] for line in read_metrics(folder / "metrics.jsonl", "train")), default=0)
 
 
-def alone(folder: Path, words: list[str], root: Path) -> dict:
-    run = Pair(folder, [*words, f"data.root={root}"], world=1)
+def alone(folder: Path, overrides: list[str], root: Path) -> dict:
+    run = Pair(folder, [*overrides, f"data.root={root}"], world=1)
     wait_for(run.poll)
     return run.told()
 
@@ -133,13 +133,13 @@ def alone(folder: Path, words: list[str], root: Path) -> dict:
 def main() -> None:
     assert torch.get_num_threads() and train.main  # imported here, so that no fork has to
     peak_flops(torch.device("cpu"))  # measured once, for all forks
-    folder, words = Path(sys.argv[1]), sys.argv[2:]
+    folder, overrides = Path(sys.argv[1]), sys.argv[2:]
     results = {
-        "one": alone(folder / "one", words, folder / "text-one"),
-        "waiting alone": waiting(folder / "waiting-alone", words, folder / "text-alone", 1),
-        "waiting": waiting(folder / "two", words, folder / "text-two", 2),
-        "killed": killed(folder / "two", words, folder / "text-two"),
-        "dying": dying(folder / "dying", words, folder / "text-dying"),
+        "one": alone(folder / "one", overrides, folder / "text-one"),
+        "waiting alone": waiting(folder / "waiting-alone", overrides, folder / "text-alone", 1),
+        "waiting": waiting(folder / "two", overrides, folder / "text-two", 2),
+        "killed": killed(folder / "two", overrides, folder / "text-two"),
+        "dying": dying(folder / "dying", overrides, folder / "text-dying"),
     }
     (folder / "results.json").write_text(json.dumps(results), encoding="utf-8")
 

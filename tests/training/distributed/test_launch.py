@@ -25,7 +25,7 @@ def settings(**more) -> TrainingSettings:
 
 
 @pytest.mark.parametrize(
-    ("environment", "wanted", "world", "words"),
+    ("environment", "expected", "world", "overrides"),
     [
         ({}, 2, 1, "training.parallel.processes is 2.*--num_processes 2 train.py"),
         ({"WORLD_SIZE": "2"}, 4, 2, "training.parallel.processes is 4.* 2"),
@@ -41,13 +41,13 @@ def settings(**more) -> TrainingSettings:
         ),
     ],
 )
-def test_a_run_without_the_requested_processes_is_rejected(environment, wanted, world, words):
-    with pytest.raises(TrainingError, match=words):
-        check_world(settings(parallel={"processes": wanted}), environment, world)
+def test_a_run_without_the_requested_processes_is_rejected(environment, expected, world, overrides):
+    with pytest.raises(TrainingError, match=overrides):
+        check_world(settings(parallel={"processes": expected}), environment, world)
 
 
 @pytest.mark.parametrize(
-    ("environment", "wanted", "world"),
+    ("environment", "expected", "world"),
     [
         ({}, None, 1),
         ({}, 1, 1),
@@ -59,15 +59,15 @@ def test_a_run_without_the_requested_processes_is_rejected(environment, wanted, 
         ({"OMPI_COMM_WORLD_SIZE": "4"}, None, 4),
     ],
 )
-def test_a_run_with_the_requested_processes_starts(environment, wanted, world):
-    check_world(settings(parallel={"processes": wanted}), environment, world)
+def test_a_run_with_the_requested_processes_starts(environment, expected, world):
+    check_world(settings(parallel={"processes": expected}), environment, world)
 
 
 FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_RESHARD_AFTER_FORWARD": "true"}
 
 
 @pytest.mark.parametrize(
-    ("environment", "more", "words"),
+    ("environment", "more", "overrides"),
     [
         ({"ACCELERATE_MIXED_PRECISION": "fp16"}, {}, "mixed_precision is fp16.*training.precision is auto"),
         ({"ACCELERATE_MIXED_PRECISION": "bf16"}, {"precision": "float32"}, "bf16.*float32.*precision: no"),
@@ -84,8 +84,8 @@ FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_RESHARD_AFTER_
         (FSDP | {"FSDP_ACTIVATION_CHECKPOINTING": "true"}, {}, "training.parallel.activation_checkpointing"),
     ],
 )
-def test_an_accelerate_config_that_contradicts_the_settings_is_rejected(environment, more, words):
-    with pytest.raises(TrainingError, match=words):
+def test_an_accelerate_config_that_contradicts_the_settings_is_rejected(environment, more, overrides):
+    with pytest.raises(TrainingError, match=overrides):
         check_launch(settings(**more), environment)
 
 
@@ -109,9 +109,9 @@ def test_more_processes_than_gpus_are_rejected():
     check_devices({"LOCAL_WORLD_SIZE": "4", "ACCELERATE_USE_CPU": "true"}, 2)
 
 
-def environment_of(words: list[str]) -> tuple[dict[str, str], int]:
+def environment_of(overrides: list[str]) -> tuple[dict[str, str], int]:
     """The environment that accelerate's launcher sets for a command line, and the processes it starts."""
-    options, _, _ = _validate_launch_command(launch_command_parser().parse_args(words))
+    options, _, _ = _validate_launch_command(launch_command_parser().parse_args(overrides))
     if options.multi_gpu or options.use_fsdp:
         environment = prepare_multi_gpu_env(options)  # sets nproc_per_node
         started = int(options.nproc_per_node) * options.num_machines
@@ -137,13 +137,13 @@ def test_shipped_accelerate_configs_pass_checks(file):
     command = (
         text[2:].split("train.py")[0].replace("\\\n#", " ").replace(str(file.relative_to(ROOT)), str(file))
     )
-    words = shlex.split(command.replace(" R ", " 0 ").replace("HOST", "127.0.0.1"))
-    words = [word for word in words if word != "29500"]
-    if "--main_process_port" in words:
-        words.insert(
-            words.index("--main_process_port") + 1, "0" if "--num_machines" not in words else "29517"
+    overrides = shlex.split(command.replace(" R ", " 0 ").replace("HOST", "127.0.0.1"))
+    overrides = [word for word in overrides if word != "29500"]
+    if "--main_process_port" in overrides:
+        overrides.insert(
+            overrides.index("--main_process_port") + 1, "0" if "--num_machines" not in overrides else "29517"
         )
-    environment, started = environment_of([*words[2:], "train.py"])
+    environment, started = environment_of([*overrides[2:], "train.py"])
     config = load_config_from_file(str(file))
     assert config.mixed_precision == "no" and config.distributed_type
     used = {k: v for k, v in environment.items() if k.startswith(("ACCELERATE", "FSDP", "PARALLELISM"))}

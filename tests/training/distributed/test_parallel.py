@@ -103,8 +103,8 @@ def test_gradient_accumulation_matches_single_batch(curves, precision):
 @pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_ddp_matches_single_process(curves, prepared, world):
     def work():
-        words = [*SMALL, "training.micro_batch_size=1"]
-        each = {p: Training([*words, f"training.precision={p}"], prepared) for p in TOLERANCE}
+        overrides = [*SMALL, "training.micro_batch_size=1"]
+        each = {p: Training([*overrides, f"training.precision={p}"], prepared) for p in TOLERANCE}
         found = {p: training.steps(0, STEPS) for p, training in each.items()}
         return found | {"tiny": Training([*TINY, "training.precision=float32"], prepared).steps(0, 20)}
 
@@ -171,9 +171,9 @@ def nll(training: Training, prepared) -> list[float]:
     return found.flatten().tolist() + [row[0] for row in new]
 
 
-def course(words, prepared, folder=None, prepare=None) -> dict:
+def sampler(overrides, prepared, folder=None, prepare=None) -> dict:
     """Two updates, an evaluation, two more; saved; two more."""
-    training = Training([*SMALL, "training.precision=float64", *words], prepared, prepare)
+    training = Training([*SMALL, "training.precision=float64", *overrides], prepared, prepare)
     before = training.steps(0, 2)
     looked = nll(training, prepared)
     middle = training.steps(2, 4)
@@ -197,18 +197,18 @@ def mean_of(training: Training) -> dict[str, np.ndarray]:
     return {name: mean.numpy().copy() for name, mean in wholes.items()}
 
 
-def resumed(words, prepared, folder) -> tuple[list, dict]:
+def resumed(overrides, prepared, folder) -> tuple[list, dict]:
     """The two updates after a checkpoint, and the mean of the weights after them."""
-    training = Training([*SMALL, "training.precision=float64", *words], prepared)
+    training = Training([*SMALL, "training.precision=float64", *overrides], prepared)
     found = restore(training.model, training.optimizer, find_checkpoint(folder), training.average)
     assert found == {"step": 4}
     return training.steps(4, 6), mean_of(training)
 
 
-def saved_beside(words, prepared, folder) -> None:
+def saved_beside(overrides, prepared, folder) -> None:
     """Saved at once under the name `once`, and in a thread that is held back until the weights have moved on;
     then again and again, sums of the steps and words of the thread at the same time."""
-    training = Training([*SMALL, "training.precision=float64", *words], prepared)
+    training = Training([*SMALL, "training.precision=float64", *overrides], prepared)
     training.steps(0, 4)
     save(folder / "once", training)
     settings, held = CheckpointSettings(asynchronous=True, keep=99), training.parallel.holders
@@ -225,9 +225,9 @@ def saved_beside(words, prepared, folder) -> None:
     module.write_part = write
 
 
-def in_bfloat16(words, prepared) -> dict:
+def in_bfloat16(overrides, prepared) -> dict:
     """Losses under autocast, and what an MLP is given: dtype of its weights and of its input."""
-    training, seen = Training([*SMALL, "training.precision=bfloat16", *words], prepared), set()
+    training, seen = Training([*SMALL, "training.precision=bfloat16", *overrides], prepared), set()
 
     def look(module, given):
         seen.add((str(module.gate.weight.dtype), str(given[0].dtype)))
@@ -238,9 +238,9 @@ def in_bfloat16(words, prepared) -> dict:
     return {"curve": curve, "seen": seen, "at rest": dtypes}
 
 
-def disk_full_on_one(words, prepared, folder) -> str:
+def disk_full_on_one(overrides, prepared, folder) -> str:
     """What a process says when the disk is full for the other."""
-    training = Training([*SMALL, "training.precision=float64", *words], prepared)
+    training = Training([*SMALL, "training.precision=float64", *overrides], prepared)
     write = module.write_part
 
     def full(*args):
@@ -277,7 +277,7 @@ def whole(prepared, tmp_path_factory):
     """Every scheme trained by one process that holds it all, and where it was saved."""
     root = tmp_path_factory.mktemp("whole")
     cases = SCHEMES | {"muon": MUON}
-    return root, {name: course(words, prepared, root / name) for name, words in cases.items()}
+    return root, {name: sampler(overrides, prepared, root / name) for name, overrides in cases.items()}
 
 
 @pytest.fixture(scope="module")
@@ -287,11 +287,11 @@ def halves(prepared, tmp_path_factory, whole):
 
     def work():
         found = {
-            name: course([SHARDED, "training.micro_batch_size=2", *words], prepared, root / name)
-            for name, words in (SCHEMES | {"muon": MUON}).items()
+            name: sampler([SHARDED, "training.micro_batch_size=2", *overrides], prepared, root / name)
+            for name, overrides in (SCHEMES | {"muon": MUON}).items()
         }
-        found["recomputed"] = course([SHARDED, RECOMPUTED, *SCHEMES["rope"]], prepared)
-        found["compiled"] = course([SHARDED, RECOMPUTED, *SCHEMES["rope"]], prepared, prepare=by_block)
+        found["recomputed"] = sampler([SHARDED, RECOMPUTED, *SCHEMES["rope"]], prepared)
+        found["compiled"] = sampler([SHARDED, RECOMPUTED, *SCHEMES["rope"]], prepared, prepare=by_block)
         found["bfloat16"] = in_bfloat16([SHARDED, RECOMPUTED], prepared)
         saved_beside([SHARDED, *SCHEMES["fire"]], prepared, root / "threads")
         found["full"] = disk_full_on_one([SHARDED, *SCHEMES["fox"]], prepared, root / "fox")
@@ -345,8 +345,8 @@ def test_sharded_checkpoint_resumes_at_other_world_sizes(whole, halves, prepared
     as_in_one_go(resumed(SCHEMES["fire"], prepared, root / "fire"))
     for again in shared(4, lambda: resumed([SHARDED, *SCHEMES["fire"]], prepared, root / "fire")):
         as_in_one_go(again)
-    for name, words in SCHEMES.items():
-        settings = load_settings(RunSettings, [*SMALL, *words])
+    for name, overrides in SCHEMES.items():
+        settings = load_settings(RunSettings, [*SMALL, *overrides])
         model = make_model(settings, prepared.tokenizer.vocab_size).double()
         load_weights(model, find_checkpoint(root / name))
         read = weights_of(model)
@@ -376,9 +376,12 @@ def test_corrupted_shard_is_detected_by_hash(halves, name):
     run = halves[0] / "kerple"
     file = run / "checkpoints" / "step-00000004" / name
     good = file.read_bytes()
-    for wrong, words in ((good[:-3], "bytes instead of"), (good[:-3] + b"abc", "does not match its hash")):
+    for wrong, overrides in (
+        (good[:-3], "bytes instead of"),
+        (good[:-3] + b"abc", "does not match its hash"),
+    ):
         file.write_bytes(wrong)
-        with pytest.raises(TrainingError, match=rf"{name}.*{words}"):
+        with pytest.raises(TrainingError, match=rf"{name}.*{overrides}"):
             find_checkpoint(run)
     file.unlink()
     with pytest.raises(TrainingError, match=rf"{name} is missing"):

@@ -21,7 +21,7 @@ WORDS = [  # small enough for any GPU, large enough that what blocks keep is mos
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and there is none")
-def test_bfloat16_compiled_sharded_training_on_one_gpu(words, tmp_path):
+def test_bfloat16_compiled_sharded_training_on_one_gpu(overrides, tmp_path):
     cases = {
         "whole": ["training.parallel.sharding=none"],
         "sharded": ["training.parallel.sharding=full"],
@@ -31,7 +31,7 @@ def test_bfloat16_compiled_sharded_training_on_one_gpu(words, tmp_path):
     for name, more in cases.items():
         folder = tmp_path / name
         done = run(
-            *(*words, *WORDS, *more, "training.compile=true", "--run-dir", str(folder)),
+            *(*overrides, *WORDS, *more, "training.compile=true", "--run-dir", str(folder)),
             cwd=tmp_path,
             prefix=[sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "1"],
             MASTER_PORT=str(free_port()),

@@ -43,8 +43,8 @@ def differ(one, other, kinds=("train",)) -> float:
 
 
 @pytest.fixture
-def exact(words):
-    return [*words, "training.precision=float64", "data.packing=intra_document"]
+def exact(overrides):
+    return [*overrides, "training.precision=float64", "data.packing=intra_document"]
 
 
 @pytest.mark.slow
@@ -65,8 +65,8 @@ def test_two_nodes_match_single_process(exact, tmp_path, monkeypatch):
         )
         for node in (0, 1)
     ]
-    said = [node.communicate(timeout=300)[1] for node in nodes]
-    assert [node.returncode for node in nodes] == [0, 0], "\n".join(said)
+    message = [node.communicate(timeout=300)[1] for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0], "\n".join(message)
     assert differ(lines(tmp_path / "one"), lines(folder)) < 1e-9
 
 
@@ -78,8 +78,11 @@ def test_sharded_run_end_to_end(exact, tmp_path, monkeypatch, capsys):
     assert here(monkeypatch, *exact, "--run-dir", str(whole)) == 0
 
     def by_two(*more):
-        words = [*exact, "training.parallel={sharding: full, processes: 2, activation_checkpointing: true}"]
-        return shared(2, lambda: here(monkeypatch, *words, *more, "--run-dir", str(folder)))
+        overrides = [
+            *exact,
+            "training.parallel={sharding: full, processes: 2, activation_checkpointing: true}",
+        ]
+        return shared(2, lambda: here(monkeypatch, *overrides, *more, "--run-dir", str(folder)))
 
     def cut(step: int):
         for checkpoint in (folder / "checkpoints").glob("step-*"):
@@ -116,13 +119,13 @@ def test_sharded_run_end_to_end(exact, tmp_path, monkeypatch, capsys):
     assert ended.value.code == 2 and "already exists" in capsys.readouterr().err
 
 
-def test_single_process_sharding_with_bfloat16_gathers(words, tmp_path, monkeypatch):
+def test_single_process_sharding_with_bfloat16_gathers(overrides, tmp_path, monkeypatch):
     """As on a single GPU: looks, text and checkpoints of blocks that are gathered in bfloat16."""
     whole, folder = tmp_path / "whole", tmp_path / "sharded"
-    words = [*words, "training.precision=bfloat16"]
-    assert here(monkeypatch, *words, "--run-dir", str(whole)) == 0
-    words += ["training.parallel={sharding: full, processes: 1}", "--run-dir", str(folder)]
-    assert shared(1, lambda: here(monkeypatch, *words)) == [0]
+    overrides = [*overrides, "training.precision=bfloat16"]
+    assert here(monkeypatch, *overrides, "--run-dir", str(whole)) == 0
+    overrides += ["training.parallel={sharding: full, processes: 1}", "--run-dir", str(folder)]
+    assert shared(1, lambda: here(monkeypatch, *overrides)) == [0]
     assert differ(lines(whole), lines(folder), kinds=("train", "validation")) < 0.02
     assert [line["samples"] for line in lines(folder) if line["kind"] == "samples"]
     want, found = weights_of(load(whole).model), weights_of(load(folder).model)
@@ -139,12 +142,12 @@ def same_weights(run, other, which) -> dict[str, torch.Tensor]:
     return found
 
 
-def refused(monkeypatch, *words) -> list[str]:
-    """What each of two processes says that may not train under these words."""
+def refused(monkeypatch, *overrides) -> list[str]:
+    """The error of each of two processes that may not train with these overrides."""
 
     def tell() -> str:
         with pytest.raises(TrainingError) as caught:
-            here(monkeypatch, *words)
+            here(monkeypatch, *overrides)
         return str(caught.value)
 
     return shared(2, tell)
@@ -159,12 +162,12 @@ def test_main_process_error_is_reported_on_all_ranks(exact, tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize(("sharding", "culprit"), [("full", 1), ("none", 0)])
-def test_async_save_failure_stops_all_ranks(words, tmp_path, monkeypatch, sharding, culprit):
+def test_async_save_failure_stops_all_ranks(overrides, tmp_path, monkeypatch, sharding, culprit):
     """At the first steps after it, not at the next save. Text is written by those who hold weights alone."""
     folder = tmp_path / "run"
-    words += ["training.tokens=15360", "training.checkpoint={interval: 40, asynchronous: true}"]
-    words += ["training.samples={interval: 20, tokens: 8}", "training.validation.interval=null"]
-    words, written = [*words, f"training.parallel.sharding={sharding}"], []
+    overrides += ["training.tokens=15360", "training.checkpoint={interval: 40, asynchronous: true}"]
+    overrides += ["training.samples={interval: 20, tokens: 8}", "training.validation.interval=null"]
+    overrides, written = [*overrides, f"training.parallel.sharding={sharding}"], []
 
     def tell() -> tuple[str, int]:
         write, generation = saved._write, monitor.Generation
@@ -177,7 +180,7 @@ def test_async_save_failure_stops_all_ranks(words, tmp_path, monkeypatch, shardi
         monkeypatch.setattr(saved, "_write", full)
         monkeypatch.setattr(monitor, "Generation", lambda *a, **m: written.append(1) or generation(*a, **m))
         with pytest.raises(TrainingError) as caught:
-            here(monkeypatch, *words, "--run-dir", str(folder))
+            here(monkeypatch, *overrides, "--run-dir", str(folder))
         return re.sub(r"\d+ MB free", "no room", str(caught.value)), len(written)
 
     (main, texts), (other, of_other) = shared(2, tell)
@@ -187,9 +190,9 @@ def test_async_save_failure_stops_all_ranks(words, tmp_path, monkeypatch, shardi
     assert texts == 2 and of_other == (2 if sharding == "full" else 0)  # at steps 20 and 40
 
 
-def test_sharded_save_failure_is_reported_on_all_ranks(words, tmp_path, monkeypatch):
+def test_sharded_save_failure_is_reported_on_all_ranks(overrides, tmp_path, monkeypatch):
     """Three runs one after the other in the same two processes; nobody waits for one that has failed."""
-    words = [*words, "training.parallel.sharding=full", "training.validation.interval=null"]
+    overrides = [*overrides, "training.parallel.sharding=full", "training.validation.interval=null"]
     ports = {"metrics": free_port(), "copy": free_port(), "removal": free_port()}
 
     def metrics(rank, patch):
@@ -224,19 +227,19 @@ def test_sharded_save_failure_is_reported_on_all_ranks(words, tmp_path, monkeypa
             patch.setattr(saving, "capture", leave_behind)
 
     def tell() -> dict[str, str]:
-        rank, said = int(os.environ["RANK"]), {}
+        rank, message = int(os.environ["RANK"]), {}
 
         def run(name: str) -> str:
             with pytest.raises((TrainingError, OSError, RuntimeError)) as caught:
-                here(monkeypatch, *words, "--run-dir", str(tmp_path / name))
+                here(monkeypatch, *overrides, "--run-dir", str(tmp_path / name))
             return f"{type(caught.value).__name__}: {caught.value}"
 
         for name, breaks in {"metrics": metrics, "copy": copy, "removal": removal}.items():
             os.environ["MASTER_PORT"] = str(ports[name])
             with pytest.MonkeyPatch.context() as patch:
                 breaks(rank, patch)
-                said[name] = afresh(lambda name=name: run(name))
-        return said
+                message[name] = afresh(lambda name=name: run(name))
+        return message
 
     zero, one = shared(2, tell, seconds=90)
     assert zero["metrics"] == "OSError: [Errno 28] No space left on device"
@@ -250,14 +253,14 @@ def test_sharded_save_failure_is_reported_on_all_ranks(words, tmp_path, monkeypa
     assert not list(tmp_path.glob("[mc]*/checkpoints/*"))
 
 
-def test_sharding_rejects_schedule_changes_of_learned_positions(words, tmp_path, monkeypatch):
+def test_sharding_rejects_schedule_changes_of_learned_positions(overrides, tmp_path, monkeypatch):
     more = [
         "model.position={name: rope, temperature: {name: ssmax}}",
         'training.stages=[{duration: 6}, {overrides: ["model.position.scaling={name: drop}"]}]',
         "training.parallel.sharding=full",
     ]
     with pytest.raises(TrainingError, match=r"training.parallel.sharding.*none"):
-        shared(2, lambda: here(monkeypatch, *words, *more, "--run-dir", str(tmp_path / "never")))
+        shared(2, lambda: here(monkeypatch, *overrides, *more, "--run-dir", str(tmp_path / "never")))
     assert not (tmp_path / "never" / "checkpoints").exists()
 
 
@@ -267,13 +270,13 @@ def test_sharding_rejects_schedule_changes_of_learned_positions(words, tmp_path,
     [["--cpu", "--num_processes", "2", "--num_machines", "1"], ["--config_file", "silent.yaml"]],
     ids=["cpu", "yaml"],
 )
-def test_launcher_starting_one_process_is_rejected(words, tmp_path, line):
+def test_launcher_starting_one_process_is_rejected(overrides, tmp_path, line):
     silent = "distributed_type: MULTI_CPU\nuse_cpu: true\nnum_processes: 2\nmixed_precision: 'no'\n"
     (tmp_path / "silent.yaml").write_text(silent)
     launch = [sys.executable, "-m", "accelerate.commands.launch", *line, "--dynamo_backend", "no"]
     kept = {name: value for name, value in os.environ.items() if name not in ("WORLD_SIZE", "MASTER_PORT")}
     done = subprocess.run(
-        [*launch, str(ROOT / "train.py"), *words, "--run-dir", str(tmp_path / "never")],
+        [*launch, str(ROOT / "train.py"), *overrides, "--run-dir", str(tmp_path / "never")],
         cwd=tmp_path,
         env=kept,
         capture_output=True,

@@ -29,13 +29,13 @@ WORDS = [
 @pytest.fixture(scope="module")
 def scenarios(corpus, prepared_root, tmp_path_factory):
     """Run the scenarios `quick` or `slow` once; returns their folder and results."""
-    words = [*WORDS, f"data.source.path={corpus}", f"data.root={prepared_root}"]
-    prepare(read_run_settings(words)[0].data, Console(quiet=True))
+    overrides = [*WORDS, f"data.source.path={corpus}", f"data.root={prepared_root}"]
+    prepare(read_run_settings(overrides)[0].data, Console(quiet=True))
 
     @cache
     def results(which: str) -> tuple[Path, dict]:
         folder = tmp_path_factory.mktemp(which)
-        line = [sys.executable, "-m", "tests.training.distributed.ranks", which, str(folder), *words]
+        line = [sys.executable, "-m", "tests.training.distributed.ranks", which, str(folder), *overrides]
         done = subprocess.run(line, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=400)
         assert done.returncode == 0, done.stderr
         return folder, json.loads((folder / "results.json").read_text())
@@ -124,13 +124,13 @@ def test_lost_rank_before_first_step_is_detected(told, name, number):
 
 
 @pytest.mark.parametrize(
-    ("name", "status", "said"),
+    ("name", "status", "message"),
     [pytest.param("told to end", REQUEUE, "stopped by SIGTERM before the first step: nothing to save",
                   marks=pytest.mark.slow),
      ("interrupted", INTERRUPTED, "interrupted")],
 )  # fmt: skip
-def test_signal_before_first_step_exits_immediately(told, name, status, said):
+def test_signal_before_first_step_exits_immediately(told, name, status, message):
     found = told[1][f"{name} early"]
     assert found["statuses"] == [status, status], found["logs"]
     assert found["seconds"] < BUSY and not found["left"]
-    assert all(said in log and "Traceback" not in log for log in found["logs"])
+    assert all(message in log and "Traceback" not in log for log in found["logs"])

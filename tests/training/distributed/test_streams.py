@@ -19,9 +19,9 @@ STEPS = 75  # past the last group, so that all come again
 @pytest.fixture(scope="module")
 def told(corpus, tmp_path_factory) -> tuple[Path, dict]:
     folder = tmp_path_factory.mktemp("streams")
-    words = [*WORDS, f"data.source.path={corpus}", "data.group_bytes=4000", "data.max_bytes=12000"]
-    words += [f"training.tokens={STEPS * 8 * 24}", "training.checkpoint.interval=5"]
-    line = [sys.executable, "-m", "tests.training.distributed.streams", str(folder), *words]
+    overrides = [*WORDS, f"data.source.path={corpus}", "data.group_bytes=4000", "data.max_bytes=12000"]
+    overrides += [f"training.tokens={STEPS * 8 * 24}", "training.checkpoint.interval=5"]
+    line = [sys.executable, "-m", "tests.training.distributed.streams", str(folder), *overrides]
     done = subprocess.run(line, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr
     return folder, json.loads((folder / "results.json").read_text())

@@ -92,9 +92,9 @@ def test_error_on_one_rank_is_raised_on_others(run, capsys):
     )
     assert fail(run, 2, ValueError("x.txt: no room\nhere")) is None
     assert fail(run, 0, LINK) == FAILED == fail(run, 1, SystemExit(REQUEUE))
-    said = "process 2 failed: x.txt: no room"
-    assert capsys.readouterr().err == f"error: (process 0) {said}\nerror: (process 1) {said}\n"
-    assert (heartbeats_of(run) / "0").read_text() == f"a {said}"  # for those who listen to it alone
+    message = "process 2 failed: x.txt: no room"
+    assert capsys.readouterr().err == f"error: (process 0) {message}\nerror: (process 1) {message}\n"
+    assert (heartbeats_of(run) / "0").read_text() == f"a {message}"  # for those who listen to it alone
 
 
 def test_error_on_other_rank_stops_this_rank(run, monkeypatch, capsys):

@@ -108,7 +108,7 @@ def test_progress_bar_does_not_block_log_lines(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "words"),
+    ("seconds", "overrides"),
     [
         (0.04, "0.0 s"),
         (9.94, "9.9 s"),
@@ -124,8 +124,8 @@ def test_progress_bar_does_not_block_log_lines(monkeypatch):
         (1.3e11, "4,119 years"),
     ],
 )
-def test_duration(seconds, words):
-    assert duration(seconds) == words
+def test_duration(seconds, overrides):
+    assert duration(seconds) == overrides
 
 
 def end_of(error, capsys):

@@ -14,11 +14,11 @@ from tests.training.conftest import command, environment
 from tests.training.test_train import here, lines, weights
 
 
-def test_profiling_does_not_change_losses(words, tmp_path, monkeypatch):
+def test_profiling_does_not_change_losses(overrides, tmp_path, monkeypatch):
     whole, folder = tmp_path / "whole", tmp_path / "traced"
-    assert here(monkeypatch, *words, "--run-dir", str(whole)) == 0
+    assert here(monkeypatch, *overrides, "--run-dir", str(whole)) == 0
     traced = ["training.profile.start=2", "training.profile.steps=3"]
-    assert here(monkeypatch, *words, *traced, "--run-dir", str(folder)) == 0
+    assert here(monkeypatch, *overrides, *traced, "--run-dir", str(folder)) == 0
     assert lines(folder) == lines(whole) and weights(folder).keys() == weights(whole).keys()
     assert all(value.equal(weights(whole)[name]) for name, value in weights(folder).items())
     assert [file.name for file in (folder / "profile").iterdir()] == ["steps-3-5-rank0.json"]
@@ -26,10 +26,10 @@ def test_profiling_does_not_change_losses(words, tmp_path, monkeypatch):
     assert sum("Optimizer.step" in event.get("name", "") for event in events) == 3
 
 
-def test_terminal_is_restored_after_run(words, tmp_path):
+def test_terminal_is_restored_after_run(overrides, tmp_path):
     ours, theirs = os.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 80, 0, 0))
-    long = [*words, "training.tokens=1M", "--run-dir", str(tmp_path / "run")]
+    long = [*overrides, "training.tokens=1M", "--run-dir", str(tmp_path / "run")]
     with subprocess.Popen(
         command(*long), env=environment(TERM="xterm"), stdin=theirs, stdout=theirs, stderr=theirs
     ) as process:

@@ -20,7 +20,7 @@ LINES = (
 )
 
 
-class Said:
+class RecordingConsole:
     def __init__(self):
         self.lines = []
 
@@ -28,24 +28,24 @@ class Said:
         self.lines.append(text)
 
 
-def mirrors(folder, said, *words, step=0):
+def mirrors(folder, console, *overrides, step=0):
     return make_trackers(
-        load_settings(RunSettings, [f"training.{word}" for word in words]), folder, step, said
+        load_settings(RunSettings, [f"training.{word}" for word in overrides]), folder, step, console
     )
 
 
 def test_trackers_are_imported_on_request_only(tmp_path, monkeypatch):
     for name in ("wandb", "torch.utils.tensorboard"):
         monkeypatch.setitem(sys.modules, name, None)  # importing it would now raise
-    said = Said()
-    assert mirrors(tmp_path, said) == [] and said.lines == []
-    found = mirrors(tmp_path, said, "wandb.mode=offline", "tensorboard=true")
-    assert [line.split()[0] for line in said.lines] == ["wandb", "tensorboard"]
-    assert all("training continues" in line for line in said.lines)
+    console = RecordingConsole()
+    assert mirrors(tmp_path, console) == [] and console.lines == []
+    found = mirrors(tmp_path, console, "wandb.mode=offline", "tensorboard=true")
+    assert [line.split()[0] for line in console.lines] == ["wandb", "tensorboard"]
+    assert all("training continues" in line for line in console.lines)
     for mirror in found:  # they are told nothing any more
         mirror.write(LINES[1])
         mirror.close()
-    assert len(said.lines) == 2
+    assert len(console.lines) == 2
 
 
 def test_wandb_logs_steps_and_is_disabled_after_error(tmp_path, monkeypatch):
@@ -58,8 +58,8 @@ def test_wandb_logs_steps_and_is_disabled_after_error(tmp_path, monkeypatch):
 
     run = SimpleNamespace(log=log, define_metric=lambda *a, **k: metrics.append((a, k)), finish=lambda: None)
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda **k: calls.update(k) or run))
-    said = Said()
-    (mirror,) = mirrors(tmp_path / "run-1", said, "wandb.mode=offline", "wandb.project=p")
+    console = RecordingConsole()
+    (mirror,) = mirrors(tmp_path / "run-1", console, "wandb.mode=offline", "wandb.project=p")
     for line in LINES:
         mirror.write(line)
     mirror.close()
@@ -71,7 +71,7 @@ def test_wandb_logs_steps_and_is_disabled_after_error(tmp_path, monkeypatch):
     assert (calls["project"], calls["mode"], calls["name"]) == ("p", "offline", "run-1")
     assert 0 < calls["settings"]["finish_timeout"] < 30  # schedulers kill what has not ended by then
     assert calls["settings"]["finish_timeout_raises"] is True
-    assert said.lines == ["wandb is disabled; training continues and metrics.jsonl is complete: no route"]
+    assert console.lines == ["wandb is disabled; training continues and metrics.jsonl is complete: no route"]
 
 
 def test_tensorboard_purges_steps_repeated_on_resume(tmp_path, monkeypatch):
@@ -82,7 +82,7 @@ def test_tensorboard_purges_steps_repeated_on_resume(tmp_path, monkeypatch):
         return SimpleNamespace(add_scalar=lambda *a: sent.append(a), close=lambda: sent.append("closed"))
 
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=writer))
-    (mirror,) = mirrors(tmp_path, Said(), "tensorboard=true", step=7)
+    (mirror,) = mirrors(tmp_path, RecordingConsole(), "tensorboard=true", step=7)
     for line in LINES[:3]:
         mirror.write(line)
     mirror.close()
@@ -100,7 +100,7 @@ def test_missing_tracker_package_is_rejected(monkeypatch):
 def test_tensorboard_reads_logged_events(tmp_path):
     pytest.importorskip("tensorboard", reason="the package tensorboard is not installed")
     reader = importlib.import_module("tensorboard.backend.event_processing.event_accumulator")
-    (mirror,) = mirrors(tmp_path, Said(), "tensorboard=true")
+    (mirror,) = mirrors(tmp_path, RecordingConsole(), "tensorboard=true")
     for line in LINES:
         mirror.write(line)
     mirror.close()

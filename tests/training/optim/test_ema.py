@@ -41,9 +41,9 @@ def test_ema_equals_closed_form_with_skipped_steps():
     plan = [FREE, HELD, FREE, FREE, HELD, HELD, FREE]
     net, _, average, seen = trained(plan, lambda net: EMA(net, EmaSettings(decay=0.7), 7))
     shares = torch.tensor([0.7**4, *(0.3 * 0.7 ** (4 - i) for i in range(1, 5))], dtype=torch.float64)
-    wanted = (shares[:, None, None] * seen).sum(0)
+    expected = (shares[:, None, None] * seen).sum(0)
     found = average.tensors()
-    torch.testing.assert_close(found["mix.weight"], wanted, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(found["mix.weight"], expected, rtol=1e-12, atol=1e-14)
     assert list(found) == ["embed.weight", "position.weight", "mix.weight", "mix.bias", "norm.weight"]
     before = {name: weight.detach().clone() for name, weight in net.named_parameters()}
     with average.applied():

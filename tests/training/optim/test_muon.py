@@ -73,8 +73,8 @@ def test_parameter_groups_and_learning_rates():
     ]
     assert settings.rates == {"lr": 0.5, "adamw_lr": 0.25, "positions_lr": 0.125}
     assert [group.get("fused") for group in optimizer.param_groups] == [None, *[True] * 4]
-    said = {rate: who_learns_at(rate, Net(tie_embeddings=False), settings) for rate in settings.rates}
-    assert said == {
+    message = {rate: who_learns_at(rate, Net(tie_embeddings=False), settings) for rate in settings.rates}
+    assert message == {
         "lr": "for 36 parameters: matrices",
         "adamw_lr": "for 144 parameters: head, embeddings, vectors",
         "positions_lr": "for 54 positional parameters",

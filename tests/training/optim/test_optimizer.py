@@ -88,7 +88,7 @@ def test_lr_and_weight_decay_per_role():
     for weight in net.parameters():
         weight.grad = torch.full_like(weight, 3.0)
     optimizer.step()
-    wanted = {  # rate, decay
+    expected = {  # rate, decay
         "embed.weight": (0.2, 0),
         "position.weight": (0.3, 0),
         "mix.weight": (0.1, 0.5),
@@ -97,17 +97,17 @@ def test_lr_and_weight_decay_per_role():
         "head.weight": (0.05, 0.5),
     }
     for name, weight in net.named_parameters():
-        rate, decay = wanted[name]
+        rate, decay = expected[name]
         torch.testing.assert_close(weight.detach(), before[name] * (1 - rate * decay) - rate)
 
 
 def test_invalid_group_settings():
-    for asked, said in (
+    for asked, message in (
         ({"positions_lr": 1, "groups": {"positions": {"lr": 1}}}, "positions_lr and groups.positions.lr"),
         ({"groups": {"norms": {"lr": 1}}}, "Extra inputs"),
         ({"groups": {"head": {"lr": 0}}}, "greater than 0"),
     ):
-        with pytest.raises(ValidationError, match=said):
+        with pytest.raises(ValidationError, match=message):
             AdamWSettings(**asked)
     assert AdamWSettings(groups={"positions": {"lr": 0.3}}).rates == AdamWSettings(positions_lr=0.3).rates
 

@@ -25,11 +25,11 @@ def last(folder, name):
     return load_file(max((folder / "checkpoints").glob("step-*")) / name)
 
 
-def test_muon_with_z_loss_and_ema(words, tmp_path, monkeypatch, capsys):
-    words, whole, cut = [*words, *SETTINGS], tmp_path / "whole", tmp_path / "cut"
-    assert here(monkeypatch, *words, "--run-dir", str(whole)) == 0
-    said = capsys.readouterr().err
-    assert "adamw_lr 0.001: for 8,4" in said and "parameters: head, vectors" in said
+def test_muon_with_z_loss_and_ema(overrides, tmp_path, monkeypatch, capsys):
+    overrides, whole, cut = [*overrides, *SETTINGS], tmp_path / "whole", tmp_path / "cut"
+    assert here(monkeypatch, *overrides, "--run-dir", str(whole)) == 0
+    output = capsys.readouterr().err
+    assert "adamw_lr 0.001: for 8,4" in output and "parameters: head, vectors" in output
     told = lines(whole)
     rates = [line for line in told if line["kind"] == "train"]
     assert all(line["lr"] == pytest.approx(2 * line["adamw_lr"]) for line in rates)
@@ -39,7 +39,7 @@ def test_muon_with_z_loss_and_ema(words, tmp_path, monkeypatch, capsys):
     for folder in (cut / "checkpoints").glob("step-*"):
         if int(folder.name[5:]) > 6:
             shutil.rmtree(folder)
-    assert here(monkeypatch, *words, "--run-dir", str(cut)) == 0
+    assert here(monkeypatch, *overrides, "--run-dir", str(cut)) == 0
     assert lines(cut) == told
     for name in ("model.safetensors", "average.safetensors", "optimizer.safetensors"):
         ours, theirs = last(cut, name), last(whole, name)
@@ -47,7 +47,9 @@ def test_muon_with_z_loss_and_ema(words, tmp_path, monkeypatch, capsys):
 
     # The loss is told without the penalty: at the first step that is the whole difference.
     plain = tmp_path / "plain"
-    assert here(monkeypatch, *[word for word in words if "z_loss" not in word], "--run-dir", str(plain)) == 0
+    assert (
+        here(monkeypatch, *[word for word in overrides if "z_loss" not in word], "--run-dir", str(plain)) == 0
+    )
     first = read_metrics(plain / "metrics.jsonl", "train")
     # With a coefficient of 1e-3, losses differ by less than float32 can tell on every machine.
     assert first[0]["loss"] == pytest.approx(rates[0]["loss"], abs=1e-5)
@@ -81,8 +83,8 @@ def test_muon_with_z_loss_and_ema(words, tmp_path, monkeypatch, capsys):
     assert texts[0] == texts[2] and '"weights": "last"' in texts[1] and '"weights": "ema"' in texts[0]
 
 
-def test_loading_missing_ema_raises(words, tmp_path, monkeypatch):
-    assert here(monkeypatch, *words, "training.tokens=192", "--run-dir", str(tmp_path / "a")) == 0
+def test_loading_missing_ema_raises(overrides, tmp_path, monkeypatch):
+    assert here(monkeypatch, *overrides, "training.tokens=192", "--run-dir", str(tmp_path / "a")) == 0
     with pytest.raises(TrainingError, match=r"contains no EMA weights; .* without training.ema"):
         load(tmp_path / "a", weights="ema")
     assert load(tmp_path / "a").weights == "last"

@@ -17,31 +17,31 @@ from training.optim.step_guard import NOT_FINITE, SPIKE, StepGuard, raise_stoppe
 NAN = math.nan
 
 
-def judged(gate, losses, norms=None):
+def judged(guard, losses, norms=None):
     """(reason, count, stopped) of each step."""
     found = []
     for loss, norm in zip(losses, norms or [1.0] * len(losses), strict=True):
-        verdict = gate(torch.tensor(loss, dtype=torch.float64), torch.tensor(norm))
+        verdict = guard(torch.tensor(loss, dtype=torch.float64), torch.tensor(norm))
         found.append((int(verdict.reason), int(verdict.count), bool(verdict.stopped)))
     return found
 
 
 @pytest.mark.parametrize("broken", [NAN, math.inf, -math.inf])
 def test_stop_skips_all_updates_after_first_non_finite_step(broken):
-    gate = StepGuard(StopOnNonFinite(), None, "cpu")
-    assert judged(gate, [2.0, broken, 2.0]) == [(0, 0, False), (NOT_FINITE, 1, True), (0, 0, True)]
-    gate = StepGuard(StopOnNonFinite(), None, "cpu")
-    assert judged(gate, [2.0, 2.0], [1.0, broken])[1] == (NOT_FINITE, 1, True)
+    guard = StepGuard(StopOnNonFinite(), None, "cpu")
+    assert judged(guard, [2.0, broken, 2.0]) == [(0, 0, False), (NOT_FINITE, 1, True), (0, 0, True)]
+    guard = StepGuard(StopOnNonFinite(), None, "cpu")
+    assert judged(guard, [2.0, 2.0], [1.0, broken])[1] == (NOT_FINITE, 1, True)
 
 
 def test_skip_limit_counts_across_resume():
-    gate = StepGuard(SkipNonFinite(limit=2), None, "cpu")
-    assert judged(gate, [NAN, 2.0, NAN, 2.0]) == [
+    guard = StepGuard(SkipNonFinite(limit=2), None, "cpu")
+    assert judged(guard, [NAN, 2.0, NAN, 2.0]) == [
         (NOT_FINITE, 1, False), (0, 0, False), (NOT_FINITE, 2, False), (0, 0, False),
     ]  # fmt: skip
     resumed = StepGuard(SkipNonFinite(limit=2), None, "cpu")
-    resumed.load(json.loads(json.dumps(gate.state())))
-    for one in (gate, resumed):
+    resumed.load(json.loads(json.dumps(guard.state())))
+    for one in (guard, resumed):
         assert judged(one, [2.0, NAN, 1.0]) == [(0, 0, False), (NOT_FINITE, 3, True), (0, 0, True)]
     raised = StepGuard(SkipNonFinite(limit=3), None, "cpu")
     raised.load({"skipped": {"not finite": 2, "spike": 0}})
@@ -52,28 +52,28 @@ def test_spike_threshold_matches_manual_computation():
     """Of 1, 3, 1, 3 the mean is 2 and the deviation 1: with 2 sigmas, 4.01 is a spike and 3.99 none."""
     settings = SpikeSettings(sigmas=2, window=4, limit=5)
     for loss, reason in ((4.01, SPIKE), (3.99, 0), (-50.0, 0)):
-        gate = StepGuard(StopOnNonFinite(), settings, "cpu")
-        assert judged(gate, [1.0, 3.0, 1.0, 3.0, loss])[-1][0] == reason
+        guard = StepGuard(StopOnNonFinite(), settings, "cpu")
+        assert judged(guard, [1.0, 3.0, 1.0, 3.0, loss])[-1][0] == reason
     # A spike is not remembered, an applied step takes the place of the oldest.
-    gate = StepGuard(StopOnNonFinite(), settings, "cpu")
-    judged(gate, [1.0, 3.0, 1.0, 3.0, 99.0])
-    assert sorted(gate.state()["losses"]) == [1.0, 1.0, 3.0, 3.0]
-    judged(gate, [2.0])
-    assert gate.state()["losses"] == [2.0, 3.0, 1.0, 3.0] and gate.state()["applied"] == 5
-    assert gate.state()["skipped"] == {"not finite": 0, "spike": 1}
+    guard = StepGuard(StopOnNonFinite(), settings, "cpu")
+    judged(guard, [1.0, 3.0, 1.0, 3.0, 99.0])
+    assert sorted(guard.state()["losses"]) == [1.0, 1.0, 3.0, 3.0]
+    judged(guard, [2.0])
+    assert guard.state()["losses"] == [2.0, 3.0, 1.0, 3.0] and guard.state()["applied"] == 5
+    assert guard.state()["skipped"] == {"not finite": 0, "spike": 1}
 
 
 def test_no_spikes_before_window_is_full_or_after_new_stage():
-    gate = StepGuard(StopOnNonFinite(), SpikeSettings(sigmas=1, window=3), "cpu")
-    assert [reason for reason, *_ in judged(gate, [1.0, 9.0, 99.0, 9.0])] == [0, 0, 0, 0]
-    assert judged(gate, [1e4])[0][0] == SPIKE
-    gate.begin_stage()
-    assert [reason for reason, *_ in judged(gate, [1e4, 1e5, 1e6])] == [0, 0, 0]
+    guard = StepGuard(StopOnNonFinite(), SpikeSettings(sigmas=1, window=3), "cpu")
+    assert [reason for reason, *_ in judged(guard, [1.0, 9.0, 99.0, 9.0])] == [0, 0, 0, 0]
+    assert judged(guard, [1e4])[0][0] == SPIKE
+    guard.begin_stage()
+    assert [reason for reason, *_ in judged(guard, [1e4, 1e5, 1e6])] == [0, 0, 0]
 
 
 def test_spike_limit_stops_the_run():
-    gate = StepGuard(SkipNonFinite(), SpikeSettings(sigmas=1, window=2, limit=1), "cpu")
-    assert judged(gate, [1.0, 2.0, 50.0, NAN, 60.0])[2:] == [
+    guard = StepGuard(SkipNonFinite(), SpikeSettings(sigmas=1, window=2, limit=1), "cpu")
+    assert judged(guard, [1.0, 2.0, 50.0, NAN, 60.0])[2:] == [
         (SPIKE, 1, False), (NOT_FINITE, 1, False), (SPIKE, 2, True),
     ]  # fmt: skip
 
@@ -85,28 +85,28 @@ def test_resume_is_bit_exact():
     whole = StepGuard(StopOnNonFinite(), settings, "cpu")
     expected = judged(whole, losses)
     assert 5 < sum(reason == SPIKE for reason, *_ in expected) < 100
-    gate, found = StepGuard(StopOnNonFinite(), settings, "cpu"), []
+    guard, found = StepGuard(StopOnNonFinite(), settings, "cpu"), []
     for start in range(0, 400, 7):
-        saved = json.dumps(gate.state())
-        gate = StepGuard(StopOnNonFinite(), settings, "cpu")
-        gate.load(json.loads(saved))
-        found += judged(gate, losses[start : start + 7])
-    assert found == expected and gate.state() == whole.state()
+        saved = json.dumps(guard.state())
+        guard = StepGuard(StopOnNonFinite(), settings, "cpu")
+        guard.load(json.loads(saved))
+        found += judged(guard, losses[start : start + 7])
+    assert found == expected and guard.state() == whole.state()
 
 
 def test_default_guard_adds_no_checkpoint_state():
-    gate = StepGuard(StopOnNonFinite(), None, "cpu")
-    judged(gate, [1.0, 2.0])
-    assert gate.state() == {}
+    guard = StepGuard(StopOnNonFinite(), None, "cpu")
+    judged(guard, [1.0, 2.0])
+    assert guard.state() == {}
 
 
 def test_error_suggests_how_to_resume():
-    for reason, count, said in (
+    for reason, count, message in (
         (NOT_FINITE, 1, r"training.on_nonfinite.name=skip"),
         (NOT_FINITE, 4, r"number 4 of the run.*raise training.on_nonfinite.limit"),
         (SPIKE, 3, r"spike number 3 of the run.*raise training.on_spike.limit"),
     ):
-        with pytest.raises(TrainingError, match=f"step 7: the loss is nan .*{said}"):
+        with pytest.raises(TrainingError, match=f"step 7: the loss is nan .*{message}"):
             raise_stopped(7, NAN, 2.0, reason, count, Path("runs/x"), 6)
 
 

@@ -22,19 +22,19 @@ LEARNED = ["model.position.name=learned", "train_length=64"]
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("overrides", "message"),
     [
         (["model.position.max_length=63"], "train_length 64 is longer than the 63 positions"),
         (["model.position.max_length=127", "training.validation.multiples=[4,2]"], "begins at 2 × 64 .* 127"),
     ],
 )
-def test_learned_table_shorter_than_lengths_is_rejected(words, said):
-    with pytest.raises(TrainingError, match=said):
-        check_model(load_settings(RunSettings, LEARNED + words))
+def test_learned_table_shorter_than_lengths_is_rejected(overrides, message):
+    with pytest.raises(TrainingError, match=message):
+        check_model(load_settings(RunSettings, LEARNED + overrides))
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("overrides", "message"),
     [
         (
             "checkpoint={interval: 100, keep_interval: 250}",
@@ -50,24 +50,24 @@ def test_learned_table_shorter_than_lengths_is_rejected(words, said):
         ("profile={start: 243, steps: 3}", None),
     ],
 )
-def test_steps_beyond_the_run_are_rejected(words, said):
-    with pytest.raises(TrainingError, match=said) if said else nullcontext():
-        check_model(load_settings(RunSettings, [f"training.{words}"]))
+def test_steps_beyond_the_run_are_rejected(overrides, message):
+    with pytest.raises(TrainingError, match=message) if message else nullcontext():
+        check_model(load_settings(RunSettings, [f"training.{overrides}"]))
 
 
 def test_fork_profiles_its_own_steps_only():
     fork = ["parent={run: runs/x, fork: true, checkpoint: 100}"]
     for start, steps, is_late in ((97, 3, False), (98, 3, True), (100, 1, True)):
-        words = [*fork, f"training.profile={{start: {start}, steps: {steps}}}"]
+        overrides = [*fork, f"training.profile={{start: {start}, steps: {steps}}}"]
         with nullcontext() if is_late else pytest.raises(TrainingError, match="set 100 to 243"):
-            check_model(load_settings(RunSettings, words))
+            check_model(load_settings(RunSettings, overrides))
 
 
 @pytest.mark.parametrize(
-    "words", [[], ["model.position.max_length=128", "training.validation.multiples=[2]"]]
+    "overrides", [[], ["model.position.max_length=128", "training.validation.multiples=[2]"]]
 )
-def test_learned_table_covering_lengths_is_accepted(words):
-    check_model(load_settings(RunSettings, LEARNED + words))
+def test_learned_table_covering_lengths_is_accepted(overrides):
+    check_model(load_settings(RunSettings, LEARNED + overrides))
 
 
 def test_free_memory_is_within_total_memory():
@@ -87,7 +87,7 @@ def test_every_suggested_scheme_fits_tiny_model(file):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("overrides", "message"),
     [
         # λ_k = 2π·10000^(k/16) of 16 pairs: 5 are at most 64, 8 at most 512.
         (["train_length=64"], ["5 of 16"]),
@@ -104,14 +104,14 @@ def test_every_suggested_scheme_fits_tiny_model(file):
         ),
     ],
 )
-def test_rotation_coverage_is_reported_before_first_step(words, said, capsys, tmp_path):
-    settings = load_settings(RunSettings, ["model.dim=64", "model.heads=2", *words])
+def test_rotation_coverage_is_reported_before_first_step(overrides, message, capsys, tmp_path):
+    settings = load_settings(RunSettings, ["model.dim=64", "model.heads=2", *overrides])
     with torch.device("meta"):
         model = make_model(settings, 10)
     batches = SimpleNamespace(passes_by_label=lambda steps: {"": 0.1}, cut_share=lambda length: 0.1)
     announce(settings, model, batches, tmp_path, 0, Console())  # type: ignore[arg-type]
     lines = [line for line in capsys.readouterr().err.splitlines() if "complete a turn" in line]
-    assert lines == [f"pairs that complete a turn within train_length: {pairs}" for pairs in said]
+    assert lines == [f"pairs that complete a turn within train_length: {pairs}" for pairs in message]
 
 
 @pytest.mark.parametrize(("epochs", "warned"), [(15.9, False), (57_320.0, True)])

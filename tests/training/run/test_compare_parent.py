@@ -21,13 +21,15 @@ def here(monkeypatch, main, *argv: object) -> int:
 
 
 @pytest.fixture
-def family(words, tmp_path, monkeypatch) -> tuple[Path, Path]:
+def family(overrides, tmp_path, monkeypatch) -> tuple[Path, Path]:
     """A parent trained at 24 tokens and an extension run at 48 under YaRN that keeps its step 0."""
-    mother, child = tmp_path / "mother", tmp_path / "child"
-    assert here(monkeypatch, train.main, *words, "training.optimizer.lr=2e-2", "--run-dir", mother) == 0
+    parent_run, child = tmp_path / "mother", tmp_path / "child"
+    assert (
+        here(monkeypatch, train.main, *overrides, "training.optimizer.lr=2e-2", "--run-dir", parent_run) == 0
+    )
     rule = ["model.position.scaling.name=yarn", "train_length=48", "training.checkpoint.keep=9"]
-    assert here(monkeypatch, train.main, f"parent.run={mother}", *rule, "--run-dir", child) == 0
-    return mother, child
+    assert here(monkeypatch, train.main, f"parent.run={parent_run}", *rule, "--run-dir", child) == 0
+    return parent_run, child
 
 
 def cells(child: Path) -> dict[tuple[str, int], dict]:
@@ -41,7 +43,7 @@ def cells(child: Path) -> dict[tuple[str, int], dict]:
 
 
 def test_parent_comparison_matches_training_logs(family, monkeypatch, capsys):
-    mother, child = family
+    parent_run, child = family
     assert here(monkeypatch, compare_parent.main, child, *LENGTHS) == 0
     out = capsys.readouterr().out
     assert "128 targets of 8 documents" in out and "simultaneous over all 6" in out and "run − this" in out
@@ -66,7 +68,7 @@ def test_parent_comparison_matches_training_logs(family, monkeypatch, capsys):
 
     # What cannot be compared is refused.
     with pytest.raises(EvaluationError, match="mother is not an extension run"):
-        here(monkeypatch, compare_parent.main, mother)
+        here(monkeypatch, compare_parent.main, parent_run)
     with pytest.raises(EvaluationError, match="by-position has no lengths"):
         here(monkeypatch, compare_parent.main, child, "protocol=by-position")
     about = json.loads((child / "manifest.json").read_text())
@@ -74,6 +76,6 @@ def test_parent_comparison_matches_training_logs(family, monkeypatch, capsys):
     (child / "manifest.json").write_text(json.dumps(about))
     with pytest.raises(EvaluationError, match=r"checkpoint 12 of .*mother is not the parent"):
         here(monkeypatch, compare_parent.main, child)
-    shutil.rmtree(mother)
+    shutil.rmtree(parent_run)
     with pytest.raises(TrainingError, match="no such run directory"):
         here(monkeypatch, compare_parent.main, child)

@@ -68,7 +68,7 @@ def logits(model):
 
 def test_run_name_has_file_overrides_and_hash(tmp_path):
     tiny, alibi = (str(ROOT / "configs" / file) for file in ("tiny.yaml", "position/alibi.yaml"))
-    for words, name in (
+    for overrides, name in (
         ([tiny], "tiny"),
         ([tiny, alibi], "tiny-alibi"),
         ([alibi, tiny], "alibi"),
@@ -77,14 +77,14 @@ def test_run_name_has_file_overrides_and_hash(tmp_path):
         ([tiny, "model.position.theta=500", "training.on_nonfinite.name=skip"], "tiny"),
         (["model.position.name=none"], "default-none"),
     ):
-        settings = load_settings(RunSettings, words)
-        folder = run_folder(settings, words, tmp_path)
+        settings = load_settings(RunSettings, overrides)
+        folder = run_folder(settings, overrides, tmp_path)
         assert folder == tmp_path / f"{name}-{identity(settings)}"
         # A run that an earlier version named otherwise is found by its hash.
         older = tmp_path / f"{name.partition('-')[0]}-{identity(settings)}"
         older.mkdir(exist_ok=True)
         (older / "manifest.json").write_text("{}")
-        assert run_folder(settings, words, tmp_path) == older
+        assert run_folder(settings, overrides, tmp_path) == older
 
 
 def test_new_run_writes_manifest(run, settings):

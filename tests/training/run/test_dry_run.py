@@ -59,7 +59,7 @@ def test_step_time_with_recomputation_and_devices(settings):
 
 
 @pytest.mark.parametrize(
-    ("words", "sharded", "said", "unsaid"),
+    ("overrides", "sharded", "message", "unsaid"),
     [
         ([], False, ["activation_checkpointing", "sharding=full"], "more devices"),
         (
@@ -76,14 +76,16 @@ def test_step_time_with_recomputation_and_devices(settings):
         ),
     ],
 )
-def test_suggestions_exclude_enabled_settings(settings, monkeypatch, capsys, words, sharded, said, unsaid):
-    settings = load_settings(RunSettings, [*WORDS, "training.batch_size=8", *words])
+def test_suggestions_exclude_enabled_settings(
+    settings, monkeypatch, capsys, overrides, sharded, message, unsaid
+):
+    settings = load_settings(RunSettings, [*WORDS, "training.batch_size=8", *overrides])
     monkeypatch.setattr(dry_run, "free_memory", lambda device: 1000)
     monkeypatch.setattr(dry_run, "peak_flops", lambda device: 1e12)
     here = SimpleNamespace(world=2, sharded=sharded, device=torch.device("cpu"), main=True)
     assert dry_run.show_forecast(settings, here, Console()) == 1  # type: ignore[arg-type]
     (warning,) = [line for line in capsys.readouterr().err.splitlines() if "will not fit" in line]
-    assert all(words in warning for words in said) and unsaid not in warning
+    assert all(overrides in warning for overrides in message) and unsaid not in warning
     here.main = False  # the others leave the telling to the main process
     assert dry_run.show_forecast(settings, here, Console()) == 0  # type: ignore[arg-type]
     assert capsys.readouterr() == ("", "")
@@ -91,9 +93,9 @@ def test_suggestions_exclude_enabled_settings(settings, monkeypatch, capsys, wor
 
 def test_vocabulary_size_of_given_tokenizer_model(settings, tmp_path, monkeypatch):
     assert expected_vocabulary(settings.data) == 258
-    words = [*WORDS[1:], "data.tokenizer.name=sentencepiece", "data.tokenizer.vocab_size=777"]
-    assert expected_vocabulary(load_settings(RunSettings, words).data) == 777
-    given = load_settings(RunSettings, [*words, f"data.tokenizer.model={tmp_path}/some.model"]).data
+    overrides = [*WORDS[1:], "data.tokenizer.name=sentencepiece", "data.tokenizer.vocab_size=777"]
+    assert expected_vocabulary(load_settings(RunSettings, overrides).data) == 777
+    given = load_settings(RunSettings, [*overrides, f"data.tokenizer.model={tmp_path}/some.model"]).data
     with pytest.raises(DataError, match=r"some\.model"):
         expected_vocabulary(given)
     monkeypatch.setattr(

@@ -38,7 +38,7 @@ def trained(monkeypatch, *argv: object) -> int:
 def parent(tmp_path_factory, corpus, prepared_root):
     """A run of 12 steps at 24 tokens."""
     folder = tmp_path_factory.mktemp("runs") / "parent"
-    words = [
+    overrides = [
         *("train_length=24", "model.dim=32", "model.layers=2", "model.heads=4", "model.kv_heads=2"),
         *("data.source.name=files", f"data.source.path={corpus}", "data.tokenizer.name=bytes"),
         *("data.valid_fraction=0.2", f"data.root={prepared_root}", "training.tokens=2304"),
@@ -46,7 +46,7 @@ def parent(tmp_path_factory, corpus, prepared_root):
         *("training.validation.targets=8", "training.samples.tokens=4"),
     ]
     with pytest.MonkeyPatch.context() as patch:
-        assert trained(patch, *words, "--run-dir", folder) == 0
+        assert trained(patch, *overrides, "--run-dir", folder) == 0
     return folder
 
 
@@ -117,8 +117,8 @@ def test_changed_parent_weights_are_detected(parent, tmp_path, monkeypatch, more
 
 
 def test_weights_are_compared_with_other_original_length(parent, tmp_path, monkeypatch):
-    words = [f"parent.run={parent}", *LONGER, "original_length=32"]
-    assert trained(monkeypatch, *words, "--run-dir", tmp_path / "x") == 0
+    overrides = [f"parent.run={parent}", *LONGER, "original_length=32"]
+    assert trained(monkeypatch, *overrides, "--run-dir", tmp_path / "x") == 0
     found = about(tmp_path / "x")["step0"]
     assert found["not_compared"] == "its original_length is 24, not 32"
     assert found["largest_difference"] > 1e-5
@@ -126,8 +126,8 @@ def test_weights_are_compared_with_other_original_length(parent, tmp_path, monke
 
 def test_lineage_of_nested_extensions(parent, branch, tmp_path, monkeypatch):
     folder = tmp_path / "second"
-    words = [f"parent.run={branch}", "parent.checkpoint=0", "train_length=96", "training.batch_size=2"]
-    assert trained(monkeypatch, *words, "--run-dir", folder) == 0
+    overrides = [f"parent.run={branch}", "parent.checkpoint=0", "train_length=96", "training.batch_size=2"]
+    assert trained(monkeypatch, *overrides, "--run-dir", folder) == 0
     near, far = about(folder)["lineage"]
     assert near["run"] == str(branch) and near["step"] == 0 and near["train_length"] == 48
     assert far["run"] == str(parent) and far["checkpoint_hash"] == find_checkpoint(parent).hash
@@ -144,17 +144,17 @@ def test_lineage_of_nested_extensions(parent, branch, tmp_path, monkeypatch):
 
 def test_extension_resumes_without_parent(parent, tmp_path, monkeypatch):
     """... once the branch has begun: it goes on, ends as if the parent were there, and is evaluated."""
-    mother, whole, cut = (tmp_path / name for name in ("mother", "whole", "cut"))
-    shutil.copytree(parent, mother)
-    words = [f"parent.run={mother}", *LONGER]
+    parent_run, whole, cut = (tmp_path / name for name in ("mother", "whole", "cut"))
+    shutil.copytree(parent, parent_run)
+    overrides = [f"parent.run={parent_run}", *LONGER]
     saving = ["training.checkpoint.interval=2", "training.checkpoint.keep=9"]
-    assert trained(monkeypatch, *words, *saving, "--run-dir", whole) == 0
+    assert trained(monkeypatch, *overrides, *saving, "--run-dir", whole) == 0
     shutil.copytree(whole, cut)
     for step in (4, 5):
         shutil.rmtree(cut / f"checkpoints/step-{step:08}")
     (cut / "exposure.npz").unlink()
-    shutil.rmtree(mother)
-    assert trained(monkeypatch, *words, *saving, "--run-dir", cut) == 0
+    shutil.rmtree(parent_run)
+    assert trained(monkeypatch, *overrides, *saving, "--run-dir", cut) == 0
     assert same(weights(cut), weights(whole)) and find_checkpoint(cut).step == 5
     assert about(cut)["lineage"] == about(whole)["lineage"]
     for found in (read_exposure(cut), exposure_of(cut), exposure_of(cut, 5)):
@@ -163,12 +163,12 @@ def test_extension_resumes_without_parent(parent, tmp_path, monkeypatch):
     assert exposure_of(cut).positions.tolist() == [12 * 8 + 5 * 4] * 24 + [5 * 4] * 24
     assert load(cut).settings.original_length == 24
     with pytest.raises(TrainingError, match=r"other settings.*\n.*model.position.scaling"):
-        trained(monkeypatch, f"parent.run={mother}", *TUNE, "train_length=48", "--run-dir", cut)
+        trained(monkeypatch, f"parent.run={parent_run}", *TUNE, "train_length=48", "--run-dir", cut)
     with pytest.raises(TrainingError, match="no such run directory"):
-        trained(monkeypatch, *words, "--run-dir", tmp_path / "new")
+        trained(monkeypatch, *overrides, "--run-dir", tmp_path / "new")
 
 
-def test_identity_depends_on_parent_weights_not_path(parent, tmp_path, words):
+def test_identity_depends_on_parent_weights_not_path(parent, tmp_path, overrides):
     other = tmp_path / "elsewhere"
     shutil.copytree(parent, other)
     first, second = (read_run_settings([f"parent.run={run}", *LONGER])[0] for run in (parent, other))
@@ -185,12 +185,12 @@ def test_identity_depends_on_parent_weights_not_path(parent, tmp_path, words):
     with pytest.raises(TrainingError, match=r"parent.hash is "):
         read_run_settings([f"parent.run={other}", f"parent.hash={first.parent.hash}", *LONGER])
     # A run from nothing is named as it was before there were branches.
-    plain, parent_of_none = read_run_settings(words)
+    plain, parent_of_none = read_run_settings(overrides)
     assert parent_of_none is None and identity(plain) == identity(
         RunSettings.model_validate(plain.model_dump())
     )
-    said = plain.model_dump(mode="json")
-    assert said.pop("parent") is None
+    message = plain.model_dump(mode="json")
+    assert message.pop("parent") is None
 
 
 def test_extension_starts_after_parent_schedule(parent, tmp_path, monkeypatch):
@@ -204,7 +204,7 @@ def test_extension_starts_after_parent_schedule(parent, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("overrides", "message"),
     [
         (["parent.run=nowhere"], "parent.run: nowhere: no such run directory"),
         (["parent={checkpoint: 3}"], r"parent\.run is missing"),
@@ -220,8 +220,8 @@ def test_extension_starts_after_parent_schedule(parent, tmp_path, monkeypatch):
         ),
     ],
 )
-def test_invalid_extensions_are_rejected_without_files(parent, tmp_path, monkeypatch, words, message):
-    words = [word.replace("{parent}", str(parent)) for word in words]
+def test_invalid_extensions_are_rejected_without_files(parent, tmp_path, monkeypatch, overrides, message):
+    overrides = [word.replace("{parent}", str(parent)) for word in overrides]
     real = setup.prepare
 
     def prepare(data, console):  # the text of another tokenizer, without the minute it takes to make
@@ -232,7 +232,7 @@ def test_invalid_extensions_are_rejected_without_files(parent, tmp_path, monkeyp
 
     monkeypatch.setattr(setup, "prepare", prepare)
     with pytest.raises(TrainingError, match=message):
-        trained(monkeypatch, *words, *TUNE, "training.tokens=20K", "--run-dir", tmp_path / "x")
+        trained(monkeypatch, *overrides, *TUNE, "training.tokens=20K", "--run-dir", tmp_path / "x")
     assert not (tmp_path / "x").exists()
 
 
@@ -252,34 +252,34 @@ def test_dry_run_reports_parent_and_changes(parent, monkeypatch, capsys, tmp_pat
 
 def test_parameter_free_scheme_change_skips_comparison(parent, tmp_path, monkeypatch):
     folder = tmp_path / "none"
-    words = ["model.position.name=none", *TUNE]
-    assert trained(monkeypatch, f"parent.run={parent}", *words, "--run-dir", folder) == 0
+    overrides = ["model.position.name=none", *TUNE]
+    assert trained(monkeypatch, f"parent.run={parent}", *overrides, "--run-dir", folder) == 0
     found = about(folder)["step0"]
     assert found["parent_under_rule"] is None and "trained with 'rope'" in found["not_compared"]
     assert "not compared with the parent" in describe_comparison(found)
     assert same(weights(folder, 0), weights(parent))
-    # NoPE is RoPE with its rotations dropped, which words at test time can say.
+    # NoPE is RoPE with its rotations dropped, which a test-time override can set.
     dropped = load(parent, ["model.position.scaling={name: drop}"]).model
     score = step0_score(monitor_targets, load_prepared(folder), read_settings(folder), torch.device("cpu"))
     assert score(dropped).mean() == pytest.approx(found["nll"], abs=1e-5)
 
 
 def test_learned_tables_require_an_extension_method(parent, tmp_path, monkeypatch):
-    mother, child = tmp_path / "learned", tmp_path / "child"
+    parent_run, child = tmp_path / "learned", tmp_path / "child"
     own = read_settings(parent)
     tree = own.model_dump(mode="json")
     tree["model"]["position"] = {"name": "learned"}
     file = tmp_path / "learned.yaml"
     file.write_text(train_yaml(tree))
-    assert trained(monkeypatch, file, "--run-dir", mother) == 0
+    assert trained(monkeypatch, file, "--run-dir", parent_run) == 0
     with pytest.raises(TrainingError, match="positions this scheme has"):
-        trained(monkeypatch, f"parent.run={mother}", "train_length=48", *TUNE, "--run-dir", child)
-    words = ["train_length=48", "model.position.extend=interpolate", *TUNE]
-    assert trained(monkeypatch, f"parent.run={mother}", *words, "--run-dir", child) == 0
+        trained(monkeypatch, f"parent.run={parent_run}", "train_length=48", *TUNE, "--run-dir", child)
+    overrides = ["train_length=48", "model.position.extend=interpolate", *TUNE]
+    assert trained(monkeypatch, f"parent.run={parent_run}", *overrides, "--run-dir", child) == 0
     found, position = about(child)["step0"], read_settings(child).model.position
     assert position.max_length == 24 and position.extend == "interpolate"
     assert found["largest_difference"] == 0 and found["parent_as_trained"] is None
-    assert same(weights(child, 0), weights(mother))
+    assert same(weights(child, 0), weights(parent_run))
     assert np.isfinite(found["nll"])
 
 

@@ -67,10 +67,10 @@ def test_decay_fork_equals_run_with_same_budget(base, stem, tmp_path, capsys):
     assert trained(*base, *STEM, *DECAY, "--run-dir", whole) == 0
     capsys.readouterr()
     assert trained(*DECAY, "parent.checkpoint=8", "--fork", stem, "--run-dir", decay) == 0
-    said = capsys.readouterr().err
-    assert f"fork of {stem}: continues after step 8" in said and "learning rates before" not in said
-    assert "changed in the fork: training.tokens: 3072 → 2304" in said
-    assert said.count("changed in the fork: ") == 1
+    output = capsys.readouterr().err
+    assert f"fork of {stem}: continues after step 8" in output and "learning rates before" not in output
+    assert "changed in the fork: training.tokens: 3072 → 2304" in output
+    assert output.count("changed in the fork: ") == 1
     assert lines(decay) == [line for line in lines(whole) if line["step"] > 8]
     for name in ("model.safetensors", "optimizer.safetensors", "state.json"):
         assert content(decay, name) == content(whole, name), name
@@ -94,8 +94,8 @@ def test_decay_fork_equals_run_with_same_budget(base, stem, tmp_path, capsys):
     shutil.rmtree(folder_of(decay, 12))
     away = stem.rename(stem.with_name("away"))
     try:
-        words = [*DECAY, "parent.checkpoint=8", "--fork", stem, "--run-dir", decay]
-        assert trained(*words) == 0
+        overrides = [*DECAY, "parent.checkpoint=8", "--fork", stem, "--run-dir", decay]
+        assert trained(*overrides) == 0
     finally:
         away.rename(stem)
     assert lines(decay) == told and all(content(decay, name) == raw for name, raw in kept.items())
@@ -110,8 +110,8 @@ def test_decay_fork_equals_run_with_same_budget(base, stem, tmp_path, capsys):
 def test_fork_settings_override_checkpoint(base, stem, tmp_path):
     """Moments go on; weight decay, betas and the rate are the fork's."""
     fork, same = tmp_path / "fork", tmp_path / "same"
-    words = ["training.optimizer.weight_decay=0.7", "training.optimizer.betas=[0.5,0.6]"]
-    assert trained(*words, "parent.checkpoint=12", "--fork", stem, "--run-dir", fork) == 0
+    overrides = ["training.optimizer.weight_decay=0.7", "training.optimizer.betas=[0.5,0.6]"]
+    assert trained(*overrides, "parent.checkpoint=12", "--fork", stem, "--run-dir", fork) == 0
     saved = json.loads(content(fork, "state.json"))["optimizer"]["groups"]
     assert saved[0]["options"]["weight_decay"] == 0.7 and saved[0]["options"]["betas"] == [0.5, 0.6]
     # A fork that changes nothing is the run itself.
@@ -121,10 +121,10 @@ def test_fork_settings_override_checkpoint(base, stem, tmp_path):
 
 
 def test_resume_with_other_settings_suggests_fork(base, stem):
-    words = ["training.optimizer.lr=1e-3", "seed=3", "training.log_interval=2"]
+    overrides = ["training.optimizer.lr=1e-3", "seed=3", "training.log_interval=2"]
     before = (stem / "manifest.json").read_bytes()
     with pytest.raises(TrainingError) as error:
-        trained(*base, *STEM, *words, "--run-dir", stem)
+        trained(*base, *STEM, *overrides, "--run-dir", stem)
     text = str(error.value)
     assert f"--fork {stem} instead of --run-dir" in text and "--restart" in text
     assert "\n       seed: 0 → 3\n       training.optimizer.lr: 0.002 → 0.001" in text
@@ -133,7 +133,7 @@ def test_resume_with_other_settings_suggests_fork(base, stem):
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("overrides", "message"),
     [
         (
             ["model.dim=64", "training.batch_size=4"],
@@ -160,17 +160,17 @@ def test_resume_with_other_settings_suggests_fork(base, stem):
         ),
     ],
 )
-def test_invalid_forks_are_rejected_without_files(stem, tmp_path, words, message):
+def test_invalid_forks_are_rejected_without_files(stem, tmp_path, overrides, message):
     with pytest.raises(TrainingError, match=f"(?s){message}"):
-        trained(*words, "--fork", stem, "--run-dir", tmp_path / "x")
+        trained(*overrides, "--fork", stem, "--run-dir", tmp_path / "x")
     assert not (tmp_path / "x").exists()
 
 
 def test_fork_rejects_changes_to_earlier_stages(stem):
     """Windows of 16 and 24 share chunks of 48, so that the first 8 steps would have been others."""
-    words = ["train_length=24", "training.batch_size=4", "training.validation.targets=8"]
+    overrides = ["train_length=24", "training.batch_size=4", "training.validation.targets=8"]
     old, same, other = (
-        load_settings(RunSettings, [*words, f"training.stages=[{stages}]"])
+        load_settings(RunSettings, [*overrides, f"training.stages=[{stages}]"])
         for stages in (
             "{length: 24, duration: 8}, {length: 12}",
             "{length: 24, duration: 8}, {length: 8, duration: 4}, {length: 12}",
@@ -184,17 +184,17 @@ def test_fork_rejects_changes_to_earlier_stages(stem):
 
 def test_dry_run_of_fork_reports_remaining_steps(stem, capsys):
     assert trained(*DECAY, "parent.checkpoint=8", "--fork", stem, "--dry-run") == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "12 of 8 × 24 tokens; 4 are left after step 8" in said and "2,304; 768 are left" in said
-    assert "for what is left (" in said and "lr │ 0.002" in said
-    assert f"fork of │ {stem}, step 8 " in said
+    output = " ".join(capsys.readouterr().out.split())
+    assert "12 of 8 × 24 tokens; 4 are left after step 8" in output and "2,304; 768 are left" in output
+    assert "for what is left (" in output and "lr │ 0.002" in output
+    assert f"fork of │ {stem}, step 8 " in output
 
 
-def rates(capsys, stem, *words: str) -> list[str]:
+def rates(capsys, stem, *overrides: str) -> list[str]:
     """What a fork's dry run says of its learning rate."""
-    assert trained(*words, "--fork", stem, "--dry-run") == 0
-    said = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    return re.findall(r"after the fork (\w+(?: \w+)? at step .*? here)", said)
+    assert trained(*overrides, "--fork", stem, "--dry-run") == 0
+    output = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    return re.findall(r"after the fork (\w+(?: \w+)? at step .*? here)", output)
 
 
 def test_fork_warns_about_lr_jump(stem, tmp_path, capsys):
@@ -202,15 +202,15 @@ def test_fork_warns_about_lr_jump(stem, tmp_path, capsys):
     at_8 = "parent.checkpoint=8"
     assert rates(capsys, stem, *DECAY, at_8) == []  # it begins to fall as the stem does later
     lower = [at_8, "training.optimizer.lr=4e-4"]
-    said = f"learning rate at step 9: 0.002 in {stem}, 0.0004 here"
-    assert rates(capsys, stem, *lower) == [said]
+    message = f"learning rate at step 9: 0.002 in {stem}, 0.0004 here"
+    assert rates(capsys, stem, *lower) == [message]
     assert rates(capsys, stem, at_8, "training.optimizer.lr=2.01e-3") == []
     longer = ["training.tokens=6144", "training.lr_schedule={name: constant, warmup: 3}"]
     assert rates(capsys, stem, *longer) == [
         f"learning rate at step 17: 0.0005 in {stem} at its end, 0.002 here"
     ]
     assert trained(*lower, "--fork", stem, "--run-dir", tmp_path / "lower") == 0
-    assert f"\n{said}\n" in capsys.readouterr().err
+    assert f"\n{message}\n" in capsys.readouterr().err
 
 
 def test_fork_requires_optimizer_state(stem, tmp_path):
@@ -232,6 +232,6 @@ def test_fork_of_missing_run_and_of_itself(stem, tmp_path):
 
 
 def test_fork_has_its_own_name():
-    words = ["parent.run=runs/stem.v2", "parent.fork=true"]
-    assert name_stem(words) == "stem.v2" and name_stem(["configs/tiny.yaml", *words]) == "tiny"
-    assert name_stem(words[:1]) == "default"
+    overrides = ["parent.run=runs/stem.v2", "parent.fork=true"]
+    assert name_stem(overrides) == "stem.v2" and name_stem(["configs/tiny.yaml", *overrides]) == "tiny"
+    assert name_stem(overrides[:1]) == "default"
