@@ -1,4 +1,4 @@
-"""Waiting for text with a process that says what it is told. Real ones: distributed/test_streams.py."""
+"""Waiting for data with a simulated second process. Real processes: distributed/test_streams.py."""
 
 import errno
 import threading
@@ -20,7 +20,7 @@ class World:
 
     def __init__(self, others, ready=lambda line: True):
         self.others, self.ready = list(others), ready
-        self.looks, self.said, self.fetched, self.checked, self.watched = [], [], [], [], 0
+        self.looks, self.messages, self.fetched, self.checked, self.watched = [], [], [], [], 0
         self.interrupts = SimpleNamespace(status=0)
         self.rank, self.main, self.asked = 0, True, 0
 
@@ -49,7 +49,7 @@ class World:
 
     def info(self, text):
         assert self.watched == 0  # nor is what comes between looks
-        self.said.append(text)
+        self.messages.append(text)
 
     def has_stream(self, line, verify):
         assert verify
@@ -86,13 +86,13 @@ def test_ranks_synchronize_once_per_group():
     steps = [f"step {step}" for step in range(4, 11)]
     assert world.looks == [*first, *steps[:2], *second, *steps[2:5], *third, *steps[5:]]
     assert world.fetched == ahead == list(range(4, 11)) and prefetcher.status == 0
-    assert world.checked == [["a", "b"]] and world.said == []
+    assert world.checked == [["a", "b"]] and world.messages == []
 
 
 def test_waiting_for_other_ranks_is_not_timed():
     world = World([NOT_YET] * 3)
     assert [step for step, _ in world.prefetcher().batches(3, 4)] == [3]
-    assert world.looks == ["read", *[1] * 4, "clock"] and world.said == [
+    assert world.looks == ["read", *[1] * 4, "clock"] and world.messages == [
         "waiting for group 1 of the text to be prepared"
     ]
     late = World([], ready=lambda line: len(late.looks) > 30)  # nobody has it for long

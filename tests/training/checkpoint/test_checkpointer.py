@@ -1,4 +1,4 @@
-"""What stays of a run's checkpoints, and saving beside the steps: the same bytes, errors told, none lost."""
+"""Which checkpoints of a run are kept, and asynchronous saves: equal bytes, errors raised, no file lost."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""What a run is said to take: by hand, and with the mends that are not in its settings yet."""
+"""Memory and time estimates of a run, and the suggestions for settings that are not enabled yet."""
 
 from dataclasses import replace
 from types import SimpleNamespace
