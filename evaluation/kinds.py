@@ -237,7 +237,7 @@ KINDS: tuple[type[Evaluation], ...] = (
 
 
 def kind_of_protocol(protocol: object) -> type[Evaluation]:
-    """The kind of evaluation of a protocol; None stands for the default protocol."""
+    """The kind of evaluation of a protocol; None selects the default protocol."""
     kinds = {name: kind for kind in KINDS for name in kind.protocols}
     try:
         return kinds[protocol or next(iter(kinds))]

@@ -83,13 +83,13 @@ def test_corruption_is_named(tmp_path, name):
     path = tmp_path / name
     good = path.read_bytes()
     path.write_bytes(good[:-1])
-    mend = f"delete {tmp_path} and prepare the data again"
-    with pytest.raises(DataError, match=rf"{name} is damaged.*{len(good)}.*{mend}"):
+    fix = f"delete {tmp_path} and prepare the data again"
+    with pytest.raises(DataError, match=rf"{name} is damaged.*{len(good)}.*{fix}"):
         TokenStore(tmp_path)
     with pytest.raises(DataError, match=name):
         store.verify()
     path.write_bytes(good[:-3] + bytes([good[-3] ^ 1]) + good[-2:])  # same size, one bit
-    with pytest.raises(DataError, match=rf"{name} does not match its recorded hash.*{mend}"):
+    with pytest.raises(DataError, match=rf"{name} does not match its recorded hash.*{fix}"):
         store.verify()
     path.unlink()
     with pytest.raises(DataError, match=f"{name} is missing"):

@@ -249,7 +249,7 @@ def unreachable() -> SimpleNamespace:
 
 
 def test_unwritable_wandb_directory_does_not_stop_training(overrides, tmp_path, monkeypatch, capsys):
-    """The real library, offline, where a file stands in the way of its folder."""
+    """The real library, offline, where a file occupies the path of its folder."""
     pytest.importorskip("wandb")
     folder = tmp_path / "run"
     folder.mkdir()

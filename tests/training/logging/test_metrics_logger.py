@@ -1,4 +1,4 @@
-"""What the recorder tells of steps whose outcomes it reads late, as on a GPU."""
+"""Metrics of steps whose results are read with a delay, as on a GPU."""
 
 from contextlib import nullcontext
 from types import SimpleNamespace
