@@ -142,13 +142,13 @@ class DataSettings(StrictSettings):
         ge=1,
         description="prepare in groups of this many bytes and start training when the first is ready; "
         "null: prepare all text before training",
-        json_schema_extra={"counts_if_given": True},
+        json_schema_extra={"counts_if_changed": True},
     )
     skip: int | None = Field(
         None,
         ge=0,
         description="number of documents to skip at the start of the source",
-        json_schema_extra={"counts_if_given": True},
+        json_schema_extra={"counts_if_changed": True},
     )
     bos: bool = Field(True, description="store a begin-of-document token before each document")
     eos: bool = Field(True, description="store an end-of-document token after each document")
@@ -159,7 +159,7 @@ class DataSettings(StrictSettings):
         [],
         description="additional training texts; data.source has the remaining share and provides tokenizer "
         "and validation text",
-        json_schema_extra={"counts_if_given": True},
+        json_schema_extra={"counts_if_changed": True},
     )
     packing: Literal["concat", "intra_document"] = Field(
         "concat",

@@ -56,7 +56,7 @@ class FilesSource(RecordSource):
         None,
         ge=1,
         description="skip documents, and lines of record files, with more bytes; null: 268,435,456",
-        json_schema_extra={"counts_if_given": True},
+        json_schema_extra={"counts_if_changed": True},
         exclude_if=lambda value: value is None,  # so that folders prepared earlier keep their names
     )
 

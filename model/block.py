@@ -1,4 +1,4 @@
-"""One decoder layer: a token mixer and a SwiGLU MLP, each with a pre-norm."""
+"""One decoder layer: a token mixer and a SwiGLU MLP, each with a norm of its input or output."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ MIXERS: dict[str, type[Attention] | type[LinearAttention]] = {
 class SwiGLU(nn.Module):
     """down(silu(gate(x)) · up(x)). Shazeer 2020 (arXiv:2002.05202)."""
 
-    def __init__(self, dim: int, hidden: int):
+    def __init__(self, dim: int, hidden: int, bias: bool = False):
         super().__init__()
-        self.gate = nn.Linear(dim, hidden, bias=False)
-        self.up = nn.Linear(dim, hidden, bias=False)
-        self.down = nn.Linear(hidden, dim, bias=False)
+        self.gate = nn.Linear(dim, hidden, bias=bias)
+        self.up = nn.Linear(dim, hidden, bias=bias)
+        self.down = nn.Linear(hidden, dim, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(F.silu(self.gate(x)) * self.up(x))
@@ -44,7 +44,8 @@ class RMSNorm(nn.RMSNorm):
 
 
 class Block(nn.Module):
-    """Pre-norm residual block.
+    """Residual block: x + r·mixer(norm(x)), or x + r·norm(mixer(x)) with norms of the output; the same for
+    the MLP. r is `residual_multiplier`.
 
     Attributes:
         recompute: activation checkpointing: keep only the block's input and recompute the rest in backward.
@@ -55,7 +56,8 @@ class Block(nn.Module):
         self.attention_norm = RMSNorm(s.dim, eps=s.norm_eps)
         self.attention = MIXERS[s.mixer.name](s, choice)
         self.mlp_norm = RMSNorm(s.dim, eps=s.norm_eps)
-        self.mlp = SwiGLU(s.dim, s.ffn_dim)
+        self.mlp = SwiGLU(s.dim, s.ffn_dim, s.mlp_bias)
+        self.norm_placement, self.residual_multiplier = s.norm_placement, s.residual_multiplier
         self.recompute = False
         self._compiled: Callable[..., Tensor] | None = None
 
@@ -98,8 +100,14 @@ class Block(nn.Module):
         layer_cache: LayerCache | LinearLayerCache | None,
         hook: AttentionHook | None,
     ) -> Tensor:
-        mixed = self.attention(self.attention_norm(x), context, plan, factors, layer_cache, hook)
-        x = context.of_queries(x) + mixed
+        before = self.norm_placement == "input"
+        mixed = self.attention(
+            self.attention_norm(x) if before else x, context, plan, factors, layer_cache, hook
+        )
+        x = self._add(context.of_queries(x), mixed if before else self.attention_norm(mixed))
         if x.shape[1] == 0:
             return x
-        return x + self.mlp(self.mlp_norm(x))
+        return self._add(x, self.mlp(self.mlp_norm(x)) if before else self.mlp_norm(self.mlp(x)))
+
+    def _add(self, x: Tensor, update: Tensor) -> Tensor:
+        return x + (update if self.residual_multiplier == 1 else update * self.residual_multiplier)

@@ -85,6 +85,7 @@ class MupSettings(StrictSettings):
     )
 
 
+_COUNTS_IF_CHANGED: dict[str, Any] = {"counts_if_changed": True}
 _DERIVED = ("kv_heads", "head_dim", "ffn_dim")
 
 
@@ -109,7 +110,54 @@ class ModelSettings(StrictSettings):
         ge=1,
         description="width of the SwiGLU layer; null: 8/3 dim, rounded up to a multiple of 32",
     )
-    qk_norm: bool = Field(False, description="RMSNorm on each head's queries and keys before positions")
+    qk_norm: bool | Literal["all_heads"] = Field(
+        False,
+        description="RMSNorm on queries and keys before positions: of each head, or of all heads together "
+        "(OLMo 2)",
+    )
+    norm_placement: Literal["input", "output"] = Field(
+        "input",
+        description="RMSNorm on the input of attention and MLP (pre-norm), or on their output before it is "
+        "added to the residual stream (OLMo 2)",
+        json_schema_extra=_COUNTS_IF_CHANGED,
+    )
+    attention_bias: Literal["none", "qkv", "all"] = Field(
+        "none",
+        description="biases of the attention projections: of queries, keys and values (Qwen2), or all four",
+        json_schema_extra=_COUNTS_IF_CHANGED,
+    )
+    mlp_bias: bool = Field(
+        False, description="biases of the MLP's projections", json_schema_extra=_COUNTS_IF_CHANGED
+    )
+    embedding_multiplier: float = Field(
+        1.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="factor on token embeddings (Granite)",
+        json_schema_extra=_COUNTS_IF_CHANGED,
+    )
+    residual_multiplier: float = Field(
+        1.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="factor on the output of attention and MLP before it is added to the residual stream "
+        "(Granite)",
+        json_schema_extra=_COUNTS_IF_CHANGED,
+    )
+    attention_multiplier: float | None = Field(
+        None,
+        gt=0,
+        allow_inf_nan=False,
+        description="factor on q·k (Granite); null: 1/√D, or the scale of mup",
+        json_schema_extra=_COUNTS_IF_CHANGED,
+    )
+    logit_divisor: float = Field(
+        1.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="the head's output is divided by this (Granite's logits_scaling)",
+        json_schema_extra=_COUNTS_IF_CHANGED,
+    )
     tie_embeddings: bool = Field(False, description="tie the output head to the token embedding")
     norm_eps: float = Field(1e-5, gt=0, description="epsilon of RMSNorm")
     logit_softcap: float | None = Field(
@@ -122,7 +170,7 @@ class ModelSettings(StrictSettings):
         None,
         description="learning rates that transfer across widths: matrices use lr · base_dim / dim, and the "
         "head's input is divided by dim / base_dim; null: standard parametrization",
-        json_schema_extra={"counts_if_given": True},
+        json_schema_extra=_COUNTS_IF_CHANGED,
     )
     position: AnyPosition = Field(RopeSettings.model_validate({}), description="positional scheme")
 
@@ -161,6 +209,16 @@ class ModelSettings(StrictSettings):
             raise ValueError(
                 "mup.base_head_dim: linear attention (mixer.name = linear) does not scale q·k; leave it out"
             )
+        if self.attention_multiplier is not None:
+            if self.mup and self.mup.base_head_dim:
+                raise ValueError(
+                    "attention_multiplier and mup.base_head_dim both set the scale of q·k: leave one out"
+                )
+            if isinstance(self.mixer, LinearMixer):
+                raise ValueError(
+                    "attention_multiplier: linear attention (mixer.name = linear) does not scale q·k; leave "
+                    "it out"
+                )
         if self.heads % self.kv_heads:
             raise ValueError(f"heads {self.heads} are not divisible by kv_heads {self.kv_heads}")
         return self
@@ -172,7 +230,9 @@ class ModelSettings(StrictSettings):
 
     @property
     def attention_scale(self) -> float:
-        """Factor on q·k: 1/√D, or √D₀/D if `mup` sets the base head dimension D₀."""
+        """Factor on q·k: 1/√D, √D₀/D if `mup` sets the base head dimension D₀, or `attention_multiplier`."""
+        if self.attention_multiplier is not None:
+            return self.attention_multiplier
         base = self.mup.base_head_dim if self.mup else None
         return self.head_dim**-0.5 if base is None else base**0.5 / self.head_dim
 

@@ -111,7 +111,7 @@ class Transformer(nn.Module):
         """Initialize all weights from `seed`, identically on every device and rank.
 
         Matrices: N(0, 1/fan_in); those that write to the residual stream are divided by √(2·layers).
-        Embeddings: N(0, 1), so that the first blocks do not dominate the token embeddings
+        Biases: 0. Embeddings: N(0, 1), so that the first blocks do not dominate the token embeddings
         (docs/experiments.md). The head is small, so that the initial loss is ln V within 1% at any width.
         Tied embeddings are small too: a token would otherwise predict itself with a logit of std·C. Their
         logits stay within 0.1, and that logit within 2. With `mup`, the head and tied embeddings are
@@ -132,7 +132,7 @@ class Transformer(nn.Module):
                 if name.startswith("attention.position."):
                     continue
                 if weight.ndim == 1:
-                    nn.init.ones_(weight)
+                    nn.init.constant_(weight, 0.0 if name.endswith(".bias") else 1.0)
                     continue
                 writes = name in ("attention.wo.weight", "mlp.down.weight")
                 draw(weight, weight.shape[1] ** -0.5 / (math.sqrt(2 * s.layers) if writes else 1))
@@ -236,6 +236,8 @@ class Transformer(nn.Module):
     ) -> Tensor:
         keys = dict.fromkeys(self.settings.kinds, positions) if cache is None else cache.advance(positions)
         x = self.embed(tokens)  # (B, T, C)
+        if self.settings.embedding_multiplier != 1:
+            x = x * self.settings.embedding_multiplier
         for name, scheme in self.schemes.items():
             x = scheme.embed(x, tables[name], positions)
         full, last = self._contexts(x, positions, keys, tables, positions), None
@@ -283,6 +285,8 @@ class Transformer(nn.Module):
         if self.settings.mup:
             x = x / self.settings.width_ratio
         out = F.linear(x, self.embed.weight if self.head is None else self.head.weight)
+        if self.settings.logit_divisor != 1:
+            out = out / self.settings.logit_divisor
         cap = self.settings.logit_softcap
         return out if cap is None else cap * torch.tanh(out / cap)
 

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # when run as a sc
 
 from data.settings import DataSettings, SentencePieceSettings
 from data.tokenizer import Tokenizer, load_sentencepiece
-from interop import ImportedModel, InteropError, read_folder
+from interop import ImportedModel, InteropError, build_model, read_folder
 from training.checkpoint.storage import save_checkpoint
 from training.config.settings import RunSettings, TrainingSettings
 from training.config.trainer_settings import ValidationSettings
@@ -40,12 +40,12 @@ def main() -> None:
 
 def import_folder(folder: Path, tokenizer_file: Path, out: Path):
     """Returns the run directory and its model. Raises InteropError, DataError, TrainingError."""
-    foreign = read_folder(folder)
+    foreign = build_model(read_folder(folder))
     tokenizer = load_sentencepiece(tokenizer_file)
     _check_tokenizer(tokenizer, tokenizer_file, foreign)
     if is_run(out):
         raise InteropError(f"{out} is already a run; choose another --out")
-    source = {"imported_from": [str(path) for path in foreign.files]}
+    source = {"imported_from": [str(path) for path in foreign.checkpoint.files]}
     create_run(out, _settings(foreign, tokenizer_file), tokenizer, sys.argv, source)
     # last, since checkpoints without a manifest are rejected
     save_checkpoint(out, 0, foreign.model, state=source)
@@ -57,7 +57,7 @@ def _check_tokenizer(tokenizer: Tokenizer, file: Path, foreign: ImportedModel) -
     for what, own, wanted in (
         ("vocabulary size", tokenizer.vocab_size, shape.vocab_size),
         ("begin-of-document id", tokenizer.bos_id, shape.bos_id),
-        ("end-of-document id", tokenizer.eos_id, shape.eos_id),
+        ("end-of-document id", tokenizer.eos_id, next(iter(shape.eos_ids), None)),
     ):
         if wanted is not None and own != wanted:
             raise InteropError(
@@ -75,7 +75,7 @@ def _settings(foreign: ImportedModel, tokenizer_file: Path) -> RunSettings:
         train_length=shape.train_length,
         original_length=shape.original_length,
         model=shape.model,
-        data=DataSettings(tokenizer=choice, bos=shape.bos_id is not None, eos=shape.eos_id is not None),
+        data=DataSettings(tokenizer=choice, bos=shape.bos_id is not None, eos=bool(shape.eos_ids)),
         training=TrainingSettings(
             tokens=max(plain.tokens, steps), validation=ValidationSettings(targets=targets)
         ),

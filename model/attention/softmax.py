@@ -16,7 +16,7 @@ from model.settings import ModelSettings
 
 
 class HeadNorm(nn.RMSNorm):
-    """RMSNorm over head_dim in the dtype of the weight, which the fused kernel requires under autocast."""
+    """RMSNorm of queries or keys in the dtype of its weight: the fused kernel requires it under autocast."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.to(self.weight.dtype)).to(x.dtype)
@@ -65,21 +65,24 @@ class Projection(nn.Module):
         super().__init__()
         self.heads, self.kv_heads, self.head_dim = s.heads, s.kv_heads, s.head_dim
         self.scale = s.attention_scale
-        self.wq = nn.Linear(s.dim, s.heads * s.head_dim, bias=False)
-        self.wk = nn.Linear(s.dim, s.kv_heads * s.head_dim, bias=False)
-        self.wv = nn.Linear(s.dim, s.kv_heads * s.head_dim, bias=False)
-        self.wo = nn.Linear(s.heads * s.head_dim, s.dim, bias=False)
-        self.q_norm = HeadNorm(s.head_dim, eps=s.norm_eps) if s.qk_norm else nn.Identity()
-        self.k_norm = HeadNorm(s.head_dim, eps=s.norm_eps) if s.qk_norm else nn.Identity()
+        self.joint_norm = s.qk_norm == "all_heads"
+        bias = s.attention_bias != "none"
+        self.wq = nn.Linear(s.dim, s.heads * s.head_dim, bias=bias)
+        self.wk = nn.Linear(s.dim, s.kv_heads * s.head_dim, bias=bias)
+        self.wv = nn.Linear(s.dim, s.kv_heads * s.head_dim, bias=bias)
+        self.wo = nn.Linear(s.heads * s.head_dim, s.dim, bias=s.attention_bias == "all")
+        q_features, k_features = (heads if self.joint_norm else 1 for heads in (s.heads, s.kv_heads))
+        self.q_norm = HeadNorm(q_features * s.head_dim, eps=s.norm_eps) if s.qk_norm else nn.Identity()
+        self.k_norm = HeadNorm(k_features * s.head_dim, eps=s.norm_eps) if s.qk_norm else nn.Identity()
         self.position = Modifiers(choice, s.heads)
 
     def queries(self, x: Tensor) -> Tensor:
         """(B, K, C) → (B, H, K, D)."""
-        return self.q_norm(self._split(self.wq(x), self.heads))
+        return self._normalized(self.q_norm, self.wq(x), self.heads)
 
     def keys(self, x: Tensor) -> Tensor:
         """(B, T, C) → (B, G, T, D)."""
-        return self.k_norm(self._split(self.wk(x), self.kv_heads))
+        return self._normalized(self.k_norm, self.wk(x), self.kv_heads)
 
     def values(self, x: Tensor) -> Tensor:
         """(B, T, C) → (B, G, T, D)."""
@@ -88,6 +91,9 @@ class Projection(nn.Module):
     def joined(self, heads: Tensor) -> Tensor:
         """(B, H, K, D) → (B, K, C)."""
         return self.wo(heads.transpose(1, 2).flatten(2))
+
+    def _normalized(self, norm: nn.Module, x: Tensor, heads: int) -> Tensor:
+        return self._split(norm(x), heads) if self.joint_norm else norm(self._split(x, heads))
 
     def _split(self, x: Tensor, heads: int) -> Tensor:
         return x.unflatten(-1, (heads, self.head_dim)).transpose(1, 2)

@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from interop import InteropError, read_folder
-from interop.config import read_config
+from interop import InteropError, build_model, read_folder
+from interop.huggingface.config import read_config
 from model import TokenPositions
 from model.position.scaling import YaRNScaling, plain_frequencies
 from tests.interop.llamas import SMALL, llama
@@ -56,7 +56,7 @@ def test_rope_parameters(rope, tmp_path):
     theirs = llama(rope_parameters=rope | {"rope_theta": rope.get("rope_theta", 10_000.0)})
     theirs.save_pretrained(tmp_path)
     assert "rope_parameters" in json.loads((tmp_path / "config.json").read_text())
-    close(read_folder(tmp_path).model, theirs)
+    close(build_model(read_folder(tmp_path)).model, theirs)
 
 
 @given(
@@ -107,7 +107,7 @@ def test_legacy_rope_theta_and_rope_scaling(key, rope, tmp_path):
     del config["rope_parameters"]
     (tmp_path / "config.json").write_text(json.dumps(config | old))
     theirs = LlamaForCausalLM.from_pretrained(tmp_path).eval()  # their own reading of the old form
-    found = read_folder(tmp_path)
+    found = build_model(read_folder(tmp_path))
     assert found.shape.model.position.theta == 700.0
     close(found.model, theirs)
 
@@ -124,7 +124,7 @@ def test_legacy_rope_theta_and_rope_scaling(key, rope, tmp_path):
 def test_shapes(changes, tmp_path):
     theirs = llama(**changes)
     theirs.save_pretrained(tmp_path)
-    found = read_folder(tmp_path)
+    found = build_model(read_folder(tmp_path))
     assert (found.model.head is None) == changes.get("tie_word_embeddings", False)
     close(found.model, theirs)
 
@@ -132,8 +132,8 @@ def test_shapes(changes, tmp_path):
 def test_shards_and_half_precision(tmp_path):
     llama().to(torch.bfloat16).save_pretrained(tmp_path, max_shard_size="8KB")
     theirs = LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
-    found = read_folder(tmp_path)
-    assert len(found.files) > 2 and not (tmp_path / "model.safetensors").exists()
+    found = build_model(read_folder(tmp_path))
+    assert len(found.checkpoint.files) > 2 and not (tmp_path / "model.safetensors").exists()
     close(found.model, theirs)
 
 
@@ -147,7 +147,7 @@ def test_missing_keys_have_transformers_defaults(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     read = LlamaConfig.from_pretrained(tmp_path)
     assert (read.head_dim, read.rms_norm_eps) == (4, 1e-6)
-    close(read_folder(tmp_path).model, theirs)
+    close(build_model(read_folder(tmp_path)).model, theirs)
 
 
 def test_legacy_buffers_and_tied_head_are_ignored(tmp_path):
@@ -159,4 +159,4 @@ def test_legacy_buffers_and_tied_head_are_ignored(tmp_path):
         "lm_head.weight": load_file(file)["model.embed_tokens.weight"].clone(),
     }
     save_file(load_file(file) | extra, file)
-    close(read_folder(tmp_path).model, theirs)
+    close(build_model(read_folder(tmp_path)).model, theirs)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from interop import InteropError, read_folder
+from interop import InteropError, build_model, read_folder
 
 
 def change(folder, **keys) -> None:
@@ -21,22 +21,29 @@ def rope(**keys) -> dict:
 @pytest.mark.parametrize(
     ("keys", "overrides"),
     [
-        ({"attention_bias": True}, "attention_bias = true"),
-        ({"mlp_bias": True}, "mlp_bias = true"),
+        ({"attention_bias": "yes"}, "attention_bias must be true or false"),
+        ({"embedding_multiplier": 12.0}, "embedding_multiplier = 12.0 .*llama models do not have it"),
         ({"hidden_act": "gelu"}, "hidden_act = 'gelu' .*only 'silu'"),
-        ({"model_type": "mistral"}, "model_type = 'mistral'"),
+        ({"model_type": "mixtral"}, "model_type = 'mixtral' .*mixture of experts.*supported: llama"),
+        ({"model_type": "qwen2-"}, "model_type = 'qwen2-' .*did you mean qwen2"),
+        ({"model_type": "absent"}, "model_type = None"),
+        ({"model_type": "mistral"}, "architectures .*must be MistralForCausalLM"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "architectures"),
         ({"sliding_window": 128}, "sliding_window = 128"),
-        ({"auto_map": {"AutoModel": "evil.Model"}}, "auto_map .*never run"),
         ({"quantization_config": {"bits": 4}}, "quantization_config .*unquantized"),
         ({"hidden_size": "absent"}, "no 'hidden_size'"),
-        ({"num_hidden_layers": 0}, "num_hidden_layers must be a whole number above 0, it is 0"),
-        ({"vocab_size": "53"}, "vocab_size must be a whole number"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers must be an integer above 0, got 0"),
+        ({"vocab_size": "53"}, "vocab_size must be an integer"),
         ({"num_attention_heads": True}, "num_attention_heads must be"),
         ({"num_key_value_heads": 4}, "heads 6 are not divisible by kv_heads 4"),
-        (rope(rope_type="dynamic", factor=2.0), "rope_type = 'dynamic' .*cached keys go stale"),
-        (rope(rope_type="longrope"), "rope_type = 'longrope'"),
-        (rope(rope_type="spiral"), "rope_type = 'spiral' .*unknown rule"),
+        (rope(rope_type="dynamic"), "no 'factor'"),
+        (rope(rope_type="longrope"), "longrope requires short_factor"),
+        (
+            rope(rope_type="longrope", short_factor=[1.0] * 5, long_factor=[1.0] * 4),
+            "long_factor, a list of 5",
+        ),
+        (rope(rope_type="longrope", short_factor=[0.0] * 5), "short_factor, a list of 5"),
+        (rope(rope_type="spiral"), "rope_type 'spiral' .*known: default"),
         (rope(rope_type="linear"), "no 'factor'"),
         (rope(rope_type="linear", factor=0.5), "factor"),
         (rope(partial_rotary_factor=0.5), "partial_rotary_factor"),
@@ -48,14 +55,17 @@ def rope(**keys) -> dict:
             rope(rope_type="yarn", factor=4.0, rope_theta=2.0, original_max_position_embeddings=1000),
             "original_max_position_embeddings = 1000.*beta_fast = 32",
         ),
-        ({"original_max_position_embeddings": "32"} | rope(rope_type="yarn", factor=4.0), "must be a whole"),
-        ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "one set of parameters"),
+        (
+            {"original_max_position_embeddings": "32"} | rope(rope_type="yarn", factor=4.0),
+            "must be an integer",
+        ),
+        ({"rope_parameters": [1.0]}, "rope_parameters must be an object"),
     ],
 )
 def test_unsupported_configs(folder, keys, overrides):
     change(folder, **keys)
     with pytest.raises(InteropError, match=f"config.json.*{overrides}"):
-        read_folder(folder)
+        build_model(read_folder(folder))
 
 
 def spoil(folder, **tensors) -> None:
@@ -74,8 +84,8 @@ Q = "model.layers.1.self_attn.q_proj.weight"
 @pytest.mark.parametrize(
     ("tensors", "overrides"),
     [
-        ({Q: None}, f"lacks {Q}"),
-        ({"lm_head.weight": None}, "lacks lm_head.weight.*tie_word_embeddings = true"),
+        ({Q: None}, f"requires {Q}, which the weights do not have"),
+        ({"lm_head.weight": None}, "requires lm_head.weight.*tie_word_embeddings = true"),
         ({"model.layers.1.self_attn.q_proj.bias": torch.zeros(60)}, "contains .*q_proj.bias.* does not have"),
         ({"model.layers.3.input_layernorm.weight": torch.ones(24)}, "layers.3.input_layernorm.weight"),
         ({Q: torch.zeros(24, 60)}, rf"{Q} has shape \(24, 60\), .* \(60, 24\)"),
@@ -86,41 +96,41 @@ Q = "model.layers.1.self_attn.q_proj.weight"
 def test_invalid_tensors(folder, tensors, overrides):
     spoil(folder, **tensors)
     with pytest.raises(InteropError, match=overrides):
-        read_folder(folder)
+        build_model(read_folder(folder))
 
 
 def test_head_contradicting_tie_embeddings(folder):
     change(folder, tie_word_embeddings=True)
     with pytest.raises(InteropError, match=r"lm_head.weight differs from the embedding"):
-        read_folder(folder)
+        build_model(read_folder(folder))
 
 
 def test_pickles_are_never_loaded(folder):
     (folder / "model.safetensors").unlink()
     (folder / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'exit 1'\ntR.")
     with pytest.raises(InteropError, match=r"pytorch_model.bin is a pickle.*save_pretrained"):
-        read_folder(folder)
+        build_model(read_folder(folder))
     (folder / "pytorch_model.bin").unlink()
     with pytest.raises(InteropError, match=r"neither model.safetensors nor"):
-        read_folder(folder)
+        build_model(read_folder(folder))
 
 
 def test_truncated_file(folder):
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(InteropError, match=r"model.safetensors is damaged.*fetch it again"):
-        read_folder(folder)
+    with pytest.raises(InteropError, match=r"model.safetensors is damaged.*download it again"):
+        build_model(read_folder(folder))
 
 
 def test_invalid_directories(folder, tmp_path):
     with pytest.raises(InteropError, match="is not a folder"):
-        read_folder(tmp_path / "absent")
+        build_model(read_folder(tmp_path / "absent"))
     (folder / "config.json").write_text("{broken")
     with pytest.raises(InteropError, match=r"config.json is not valid JSON"):
-        read_folder(folder)
+        build_model(read_folder(folder))
     (folder / "config.json").unlink()
     with pytest.raises(InteropError, match=r"contains no config.json"):
-        read_folder(folder)
+        build_model(read_folder(folder))
 
 
 def test_invalid_shard_indexes(folder):
@@ -133,7 +143,7 @@ def test_invalid_shard_indexes(folder):
 
     whole = dict.fromkeys(names, "model-1-of-1.safetensors")
     write(whole)
-    assert read_folder(folder).model.vocab_size == 53
+    assert build_model(read_folder(folder)).model.vocab_size == 53
     for places, overrides in (
         (whole | {Q: "../model-1-of-1.safetensors"}, "not in a shard of this folder"),
         (whole | {Q: "model-2-of-2.safetensors"}, "model-2-of-2.safetensors is missing"),
@@ -142,4 +152,4 @@ def test_invalid_shard_indexes(folder):
     ):
         write(places)
         with pytest.raises(InteropError, match=overrides):
-            read_folder(folder)
+            build_model(read_folder(folder))

@@ -20,7 +20,7 @@ import generate
 from data.tokenizer import load_sentencepiece
 from errors import DataError
 from generation import TextStream
-from interop import InteropError, read_folder
+from interop import InteropError, build_model, read_folder
 from model import ModelSettings, TokenPositions, Transformer
 from model.sampling import Generation, SamplingParams
 from scripts import import_hf
@@ -38,7 +38,7 @@ def reference() -> dict:
 
 @pytest.fixture(scope="module")
 def imported() -> Transformer:
-    return read_folder(STORIES / "hf").model
+    return build_model(read_folder(STORIES / "hf")).model
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +96,7 @@ def test_logits_in_float64(reference):
     with torch.no_grad():
         exact = theirs(torch.tensor([ids])).logits[0]
     assert (exact - expected).abs().max() < 1e-4
-    ours = read_folder(STORIES / "hf").model.double()
+    ours = build_model(read_folder(STORIES / "hf")).model.double()
     torch.testing.assert_close(logits(ours, ids), exact, rtol=0, atol=1e-10)
 
 
@@ -118,7 +118,7 @@ def exact_norm(norm) -> nn.Module:
     ],
 )
 def test_greedy_generation_matches_reference(reference, cache, dtype):
-    model = read_folder(STORIES / "hf").model.to(dtype)
+    model = build_model(read_folder(STORIES / "hf")).model.to(dtype)
     tokenizer = load_sentencepiece(STORIES / "tok512.model")
     expected, stream = reference["greedy_ids_bos_plus_200"], TextStream(tokenizer, begins=True)
     ids, text = [tokenizer.bos_id], ""
@@ -185,7 +185,7 @@ def test_both_checkpoint_layouts_agree(reference, imported):
         "the rows are in another order"
     )
     ids = reference["greedy_ids_bos_plus_200"]
-    half = read_folder(STORIES / "hf").model.double()
+    half = build_model(read_folder(STORIES / "hf")).model.double()
     torch.testing.assert_close(logits(original.double(), ids), logits(half, ids), rtol=0, atol=1e-10)
     found = [new[0] for new in Generation(original.float(), [ids[:1]], 200, SamplingParams(temperature=0))]
     assert ids[:1] + found == ids

@@ -264,9 +264,13 @@ def identity(settings: BaseModel) -> str:
 
 
 def _marked(field: FieldInfo, mark: str) -> bool:
-    """Whether a field is marked `may_change`, or `counts_if_given`: null and [] are not in the identity."""
+    """Whether a field is marked `may_change`, or `counts_if_changed`: its default is not in the identity."""
     extra = field.json_schema_extra
     return isinstance(extra, dict) and bool(extra.get(mark))
+
+
+def _default(field: FieldInfo) -> Any:
+    return field.get_default(call_default_factory=True)
 
 
 def _identifying(value: Any) -> Any:
@@ -275,7 +279,7 @@ def _identifying(value: Any) -> Any:
             key: getattr(value, key)
             for key, field in type(value).model_fields.items()
             if not _marked(field, "may_change")
-            and not (_marked(field, "counts_if_given") and getattr(value, key) in (None, []))
+            and not (_marked(field, "counts_if_changed") and getattr(value, key) == _default(field))
         }
         return _identifying(kept)
     if isinstance(value, dict):

@@ -16,8 +16,8 @@ def free(default: Any, description: str, **limits: Any) -> Any:
 
 
 def optional(description: str, default: Any = None, **limits: Any) -> Any:
-    """A field that counts in the identity of a run only where it is set."""
-    return setting(default, description, json_schema_extra={"counts_if_given": True}, **limits)
+    """A field that counts in the identity of a run only where it differs from its default."""
+    return setting(default, description, json_schema_extra={"counts_if_changed": True}, **limits)
 
 
 class Settings(BaseModel):

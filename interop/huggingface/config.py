@@ -1,0 +1,251 @@
+"""A Hugging Face config.json as our settings; what our decoder would compute otherwise is refused."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from errors import InteropError
+from interop.huggingface.families import DIFFERENCES, FAMILIES, Family
+from interop.huggingface.reader import ConfigReader, as_json
+from interop.huggingface.rope import RopeSource, read_rope, rope_parameters
+from model import ModelSettings
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+@dataclass(frozen=True)
+class ImportedShape:
+    """What a config says of a model."""
+
+    family: Family
+    model: ModelSettings
+    vocab_size: int
+    train_length: int
+    original_length: int | None
+    bos_id: int | None
+    eos_ids: tuple[int, ...]
+
+
+def read_config(config: dict[str, Any], file: str) -> ImportedShape:
+    """The model that a config describes.
+
+    Args:
+        config: the parsed config.json.
+        file: its name, for messages.
+
+    Raises:
+        InteropError: names the key that is missing, invalid, or requires what our decoder does not compute.
+    """
+    family = _family(config, file)
+    reader = ConfigReader(config, file, family.defaults)
+    _refuse(reader)
+    heads = reader.number("num_attention_heads", int)
+    dim = reader.number("hidden_size", int)
+    head_dim = reader.number("head_dim", int, dim // heads)
+    position, original_length = _position(reader, family, head_dim)
+    settings = {
+        "dim": dim,
+        "layers": reader.number("num_hidden_layers", int),
+        "heads": heads,
+        "kv_heads": reader.number("num_key_value_heads", int, heads),
+        "head_dim": head_dim,
+        "ffn_dim": reader.number("intermediate_size", int),
+        "norm_eps": reader.number("rms_norm_eps", float, 1e-6),
+        "tie_embeddings": reader.flag("tie_word_embeddings"),
+        "position": position,
+        **_changes(reader),
+        **family.settings,
+    }
+    try:
+        model = ModelSettings.model_validate(settings)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise InteropError(f"{file}: {where}: {first['msg'].removeprefix('Value error, ')}") from error
+    return ImportedShape(
+        family=family,
+        model=model,
+        vocab_size=reader.number("vocab_size", int),
+        train_length=reader.number("max_position_embeddings", int),
+        original_length=original_length,
+        bos_id=_ids(reader, "bos_token_id")[0] if _ids(reader, "bos_token_id") else None,
+        eos_ids=_ids(reader, "eos_token_id"),
+    )
+
+
+def _family(config: dict[str, Any], file: str) -> Family:
+    model_type = config.get("model_type")
+    family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
+    if family is None:
+        why = DIFFERENCES.get(str(model_type))
+        near = difflib.get_close_matches(str(model_type), FAMILIES, n=1, cutoff=0.8)
+        hint = f" ({why})" if why else f" (did you mean {near[0]}?)" if near else ""
+        raise InteropError(
+            f"{file}: model_type = {as_json(model_type)} cannot be imported{hint}; supported: "
+            f"{', '.join(FAMILIES)}"
+        )
+    architectures = config.get("architectures")
+    if architectures and family.architecture not in architectures:
+        raise InteropError(
+            f"{file}: architectures = {as_json(architectures)} cannot be imported: a {model_type} model must "
+            f"be {family.architecture}"
+        )
+    return family
+
+
+# Keys that change the result in some model of transformers, and the values under which they do not.
+_NEUTRAL: dict[str, tuple] = {
+    "hidden_act": (None, "silu", "swish"),
+    "quantization_config": (None,),
+    "final_logit_softcapping": (None,),
+    "attn_logit_softcapping": (None,),
+    "clip_qkv": (None,),
+    "mlp_bias": (None, False),
+    "attention_bias": (None, False),
+    "sliding_window": (None,),
+    **dict.fromkeys(("embedding_multiplier", "residual_multiplier", "logits_scaling"), (None, 1)),
+    "attention_multiplier": (None,),
+}
+_HINTS = {"quantization_config": "save the weights unquantized", "hidden_act": "only 'silu' is supported"}
+
+
+def _refuse(reader: ConfigReader) -> None:
+    """Refuse keys that the family does not define, or whose values are not supported."""
+    for key, accepted in _NEUTRAL.items():
+        value = reader.get(key)
+        if key not in reader.defaults and value not in accepted:
+            hint = _HINTS.get(key, f"{reader.get('model_type')} models do not have it")
+            raise InteropError(f"{reader.file}: {key} = {as_json(value)} cannot be imported: {hint}")
+
+
+def _changes(reader: ConfigReader) -> dict[str, Any]:
+    """Settings that differ from a plain Llama's."""
+    found: dict[str, Any] = {}
+    if reader.flag("attention_bias"):
+        found["attention_bias"] = "all"
+    if reader.flag("mlp_bias"):
+        found["mlp_bias"] = True
+    for ours, theirs in (
+        ("embedding_multiplier", "embedding_multiplier"),
+        ("residual_multiplier", "residual_multiplier"),
+        ("attention_multiplier", "attention_multiplier"),
+        ("logit_divisor", "logits_scaling"),
+    ):
+        value = reader.number(theirs, float, None)
+        if value is not None:
+            found[ours] = float(value)
+    return found
+
+
+def _position(reader: ConfigReader, family: Family, head_dim: int) -> tuple[dict[str, Any], int | None]:
+    """Our position settings, one scheme or a pattern of layers, and L0."""
+    by_type = rope_parameters(reader)
+    types, thetas = _layer_types(reader), _layer_thetas(reader)
+    window = reader.number("sliding_window", int, None)
+    if SLIDING in types and window is None:
+        raise InteropError(f"{reader.file}: layer_types has {SLIDING}, but sliding_window is null")
+    schemes, lengths = [], set()
+    for layer_type, theta in zip(types, thetas, strict=True):
+        parameters = by_type.get(layer_type) or by_type[""]
+        if theta:
+            parameters = ConfigReader(parameters.values | {"rope_theta": theta}, parameters.file)
+        scheme: dict[str, Any] = {"name": "none"}
+        if theta != 0:
+            scheme, length = read_rope(RopeSource(parameters, reader, head_dim, family.partial))
+            lengths |= {length} - {None}
+        scheme |= _modifiers(reader, parameters)
+        schemes.append(scheme | ({"window": window} if layer_type == SLIDING else {}))
+    if len(lengths) > 1:
+        raise InteropError(
+            f"{reader.file}: layers with different original lengths ({', '.join(map(str, sorted(lengths)))}) "
+            "cannot be imported"
+        )
+    return _pattern(schemes), next(iter(lengths), None)
+
+
+def _modifiers(reader: ConfigReader, parameters: ConfigReader) -> dict[str, Any]:
+    """The temperature and sink of a layer."""
+    model_type = reader.get("model_type")
+    if model_type == "granite_swa":
+        return {"sink_logit": "learned"}
+    if model_type == "ministral3":
+        length = parameters.number("original_max_position_embeddings", int)
+        beta = parameters.number("llama_4_scaling_beta", float)
+        return {"temperature": {"name": "ministral3", "beta": beta, "length": length}}
+    return {}
+
+
+def _layer_types(reader: ConfigReader) -> list[str]:
+    """`full_attention` or `sliding_attention` of each layer."""
+    layers, model_type = reader.number("num_hidden_layers", int), reader.get("model_type")
+    given, window = reader.get("layer_types"), reader.get("sliding_window")
+    if model_type in ("mistral", "ministral3", "phi3"):
+        return [FULL if window is None else SLIDING] * layers
+    if given is not None:
+        if not isinstance(given, list) or len(given) < layers or not {*given} <= {FULL, SLIDING}:
+            raise InteropError(
+                f"{reader.file}: layer_types must be {layers} times {FULL} or {SLIDING}, got {given!r}"
+            )
+        given = given[:layers]
+        if SLIDING in given and "sliding_window" not in reader.defaults:
+            raise InteropError(f"{reader.file}: layer_types: {model_type} models have no {SLIDING}")
+        return given
+    windowed = window is not None and reader.flag("use_sliding_window")
+    if model_type in ("qwen2", "qwen3"):
+        first = reader.get("max_window_layers")
+        return [SLIDING if windowed and i >= first else FULL for i in range(layers)]
+    if model_type == "smollm3":
+        return [SLIDING if windowed and theta == 0 else FULL for theta in _layer_thetas(reader)]
+    if model_type == "granite_swa":
+        return [FULL if i % 4 == 0 else SLIDING for i in range(layers)]
+    if model_type == "olmo3":
+        return [FULL if i % 4 == 3 else SLIDING for i in range(layers)]
+    return [FULL] * layers
+
+
+def _layer_thetas(reader: ConfigReader) -> list[float | None]:
+    """The base of each layer where it has its own; 0 without positions, None for that of all layers."""
+    layers, model_type = reader.number("num_hidden_layers", int), reader.get("model_type")
+    if model_type == "granite_swa":
+        return (reader.numbers("layer_rope_theta", layers) or [None] * layers)[:layers]
+    if model_type == "smollm3":
+        rotated = reader.numbers("no_rope_layers", layers)  # 1: the layer has RoPE
+        if rotated is None:
+            interval = reader.number("no_rope_layer_interval", int)
+            rotated = [float((i + 1) % interval != 0) for i in range(layers)]
+        return [None if one else 0.0 for one in rotated[:layers]]
+    return [None] * layers
+
+
+def _pattern(schemes: list[dict[str, Any]]) -> dict[str, Any]:
+    """One scheme if all layers have it, else a pattern of the shortest period."""
+    kinds: dict[str, dict[str, Any]] = {}
+    names = []
+    for scheme in schemes:
+        name = next((name for name, known in kinds.items() if known == scheme), None)
+        if name is None:
+            stem = ("nope" if scheme["name"] == "none" else "rope") + (
+                "_window" if "window" in scheme else ""
+            )
+            same = sum(known.rstrip("0123456789") == stem for known in kinds)
+            name = f"{stem}{same + 1}" if same else stem
+            kinds[name] = scheme
+        names.append(name)
+    if len(kinds) == 1:
+        return schemes[0]
+    count = len(names)
+    period = next(p for p in range(1, count + 1) if all(names[i] == names[i % p] for i in range(count)))
+    return {"name": "pattern", "layers": names[:period], "kinds": kinds}
+
+
+def _ids(reader: ConfigReader, key: str) -> tuple[int, ...]:
+    """Token ids: null, one, or several."""
+    value = reader.get(key)
+    values = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(one, int) and not isinstance(one, bool) and one >= 0 for one in values):
+        raise InteropError(f"{reader.file}: {key} must be ids of tokens, got {value!r}")
+    return tuple(values)

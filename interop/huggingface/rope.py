@@ -1,0 +1,213 @@
+"""transformers' rotary parameters as our settings.
+
+transformers 5 keeps them in `rope_parameters`, for all layers or nested by layer type. Older versions had
+`rope_theta` beside `rope_scaling`, whose kind was first called `type`; `rope_scaling` overrides
+`rope_parameters`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from errors import InteropError
+from interop.huggingface.reader import ConfigReader
+from model.position.scaling import plain_frequencies, ramp_ends
+
+LAYOUT = "half"  # of the rotated features in transformers
+NESTED = ("full_attention", "sliding_attention")
+_CURRENT, _LEGACY = "rope_parameters", "rope_scaling"
+
+
+@dataclass(frozen=True)
+class RopeSource:
+    """The rotary parameters of one layer type.
+
+    Attributes:
+        parameters: the keys of `rope_parameters`.
+        config: the keys beside them.
+        head_dim: features of each head.
+        partial: whether the family supports `partial_rotary_factor`.
+    """
+
+    parameters: ConfigReader
+    config: ConfigReader
+    head_dim: int
+    partial: bool
+
+    @property
+    def train_length(self) -> int:
+        return self.config.number("max_position_embeddings", int)
+
+    @property
+    def original_length(self) -> int:
+        """L0: the key beside the parameters overrides the one inside them, as in transformers."""
+        key = "original_max_position_embeddings"
+        outside = self.config.number(key, int, None)
+        return outside or self.parameters.number(key, int, self.train_length)
+
+    @property
+    def fraction(self) -> float:
+        """The share of rotated features."""
+        key = "partial_rotary_factor"
+        share = self.parameters.number(key, float, None) or self.config.number(key, float, 1.0)
+        if share == 1:
+            return 1.0
+        if not self.partial or share > 1:
+            limit = "at most 1" if self.partial else "1 in this family"
+            raise InteropError(f"{self.config.file}: {key} must be {limit}, got {share}")
+        if int(self.head_dim * share) % 2 or int(self.head_dim * share) < 2:
+            raise InteropError(
+                f"{self.config.file}: {key} {share} rotates {int(self.head_dim * share)} of {self.head_dim} "
+                "features, which is not a positive even number"
+            )
+        return share
+
+    @property
+    def dims(self) -> int:
+        """The number of rotated features."""
+        return int(self.head_dim * self.fraction)
+
+    @property
+    def theta(self) -> float:
+        inside = self.parameters.number("rope_theta", float, None)
+        return inside or self.config.number("rope_theta", float, 10_000.0)
+
+    @property
+    def factor(self) -> float:
+        """The stretch factor; transformers' fallback is the ratio of the two lengths."""
+        return self.parameters.number("factor", float, self.train_length / self.original_length)
+
+
+def rope_parameters(config: ConfigReader) -> dict[str, ConfigReader]:
+    """The rotary parameters by layer type; one entry `""` if all layers share them."""
+    key = _LEGACY if config.get(_LEGACY) else _CURRENT
+    found = config.get(key) or {}
+    file = f"{config.file}: {key}"
+    if not isinstance(found, dict):
+        raise InteropError(f"{file} must be an object, got {found!r}")
+    if not any(name in found for name in NESTED):
+        return {"": ConfigReader(found, file)}
+    by_type = {}
+    for name in NESTED:
+        inside = found.get(name) or {}
+        if not isinstance(inside, dict):
+            raise InteropError(f"{file}.{name} must be an object, got {inside!r}")
+        # transformers reads `truncate` outside the nesting only.
+        inside = {k: v for k, v in inside.items() if k != "truncate"}
+        outside = {"truncate": found["truncate"]} if "truncate" in found else {}
+        by_type[name] = ConfigReader(inside | outside, f"{file}.{name}")
+    return by_type
+
+
+def read_rope(source: RopeSource) -> tuple[dict[str, Any], int | None]:
+    """Our settings of RoPE, and the length L0 that its scaling refers to, or None if it does not.
+
+    Raises:
+        InteropError: an unknown kind, or parameters that transformers treats differently.
+    """
+    parameters = source.parameters
+    kind = parameters.get("rope_type") or parameters.get("type") or "default"
+    if kind == "su":  # Phi-3's first name of it
+        kind = "longrope"
+    if kind not in _KINDS:
+        raise InteropError(
+            f"{parameters.file}: rope_type {kind!r} cannot be imported; known: {', '.join(_KINDS)}"
+        )
+    scaling, original_length = _KINDS[kind](source)
+    settings = {"name": "rope", "theta": source.theta, "layout": LAYOUT, "scaling": scaling}
+    if source.fraction != 1:
+        settings["fraction"] = source.fraction
+    return settings, original_length
+
+
+def _default(source: RopeSource) -> tuple[dict[str, Any], None]:
+    return {"name": "none"}, None
+
+
+def _linear(source: RopeSource) -> tuple[dict[str, Any], None]:
+    return {"name": "linear", "factor": source.parameters.number("factor", float)}, None
+
+
+def _dynamic(source: RopeSource) -> tuple[dict[str, Any], int]:
+    """L0 is `max_position_embeddings`. transformers recomputes the frequencies when a text grows under a
+    cache and keeps the old keys; ours are those of a full forward pass of the declared length."""
+    return {"name": "dynamic", "factor": source.parameters.number("factor", float)}, source.train_length
+
+
+def _llama3(source: RopeSource) -> tuple[dict[str, Any], int]:
+    keys = ("factor", "low_freq_factor", "high_freq_factor")
+    numbers = {key: source.parameters.number(key, float) for key in keys}
+    return {"name": "llama3", **numbers}, source.original_length
+
+
+def _yarn(source: RopeSource) -> tuple[dict[str, Any], int]:
+    number, factor = source.parameters.number, source.factor
+    amplitude = number("attention_factor", float, None)
+    # transformers reads 0 as absent.
+    mscale, mscale_all = (
+        number(key, float, None) if source.parameters.get(key) else None
+        for key in ("mscale", "mscale_all_dim")
+    )
+    if amplitude is None and mscale and mscale_all:  # DeepSeek's form
+        amplitude = (0.1 * mscale * math.log(factor) + 1) / (0.1 * mscale_all * math.log(factor) + 1)
+    fast, slow = number("beta_fast", float, 32.0), number("beta_slow", float, 1.0)
+    _check_ramp(source, fast, slow)
+    truncate = source.parameters.get("truncate")
+    return {
+        "name": "yarn",
+        "factor": factor,
+        "beta_fast": fast,
+        "beta_slow": slow,
+        "ramp": "dim",
+        "truncate": truncate is None or bool(truncate),
+        "attention_factor": amplitude,
+    }, source.original_length
+
+
+def _check_ramp(source: RopeSource, fast: float, slow: float) -> None:
+    """Refuse a yarn ramp outside the rotated pairs, which transformers reverses."""
+    if fast <= slow:
+        return  # refused by our settings
+    low, high = ramp_ends(plain_frequencies(source.theta, source.dims), source.original_length, fast, slow)
+    if high <= 0 or low > source.dims - 1:
+        raise InteropError(
+            f"{source.parameters.file}: yarn cannot be imported with original_max_position_embeddings = "
+            f"{source.original_length}: no rotary pair completes beta_slow = {slow:g} to beta_fast = "
+            f"{fast:g} rotations within it, and transformers then reverses the ramp"
+        )
+
+
+def _longrope(source: RopeSource) -> tuple[dict[str, Any], int]:
+    """The list of divisors follows the declared length; transformers switches when a text crosses L0."""
+    lists = {}
+    for key in ("short_factor", "long_factor"):
+        divisors, pairs = source.parameters.numbers(key), source.dims // 2
+        if divisors is None or len(divisors) != pairs or 0 in divisors:
+            raise InteropError(
+                f"{source.parameters.file}: longrope requires {key}, a list of {pairs} numbers above 0, one "
+                "per rotary pair"
+            )
+        lists[key] = divisors
+    amplitude = source.parameters.number("attention_factor", float, None)
+    if amplitude is None and source.factor <= 1:
+        amplitude = 1.0
+    factor = max(1.0, source.factor)
+    return {
+        "name": "longrope",
+        "factor": factor,
+        **lists,
+        "attention_factor": amplitude,
+    }, source.original_length
+
+
+_KINDS: dict[str, Callable[[RopeSource], tuple[dict[str, Any], int | None]]] = {
+    "default": _default,
+    "linear": _linear,
+    "dynamic": _dynamic,
+    "yarn": _yarn,
+    "longrope": _longrope,
+    "llama3": _llama3,
+}
