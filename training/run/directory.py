@@ -23,7 +23,7 @@ import torch
 
 from data import PreparedData, open_prepared
 from data.files import locked, read_object, with_keys, write_json, write_text
-from data.tokenizer import Tokenizer, load_tokenizer
+from data.tokenizers import Tokenizer, load_tokenizer
 from errors import ConfigError, TrainingError
 from model import ModelSettings, Transformer
 from training.checkpoint.restore import load_average, load_weights
