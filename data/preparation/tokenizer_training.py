@@ -30,8 +30,9 @@ def train_tokenizer(
     settings: SentencePieceSettings | HuggingFaceSettings, texts: Iterator[str]
 ) -> TokenizerTraining:
     """Train on the sampled `texts`. Raises DataError if they are too small for the vocabulary."""
-    train = train_sentencepiece if isinstance(settings, SentencePieceSettings) else train_byte_level_bpe
-    return train(settings, texts)
+    if isinstance(settings, SentencePieceSettings):
+        return train_sentencepiece(settings, texts)
+    return train_byte_level_bpe(settings, texts)
 
 
 def train_byte_level_bpe(settings: HuggingFaceSettings, texts: Iterator[str]) -> TokenizerTraining:

@@ -109,7 +109,7 @@ class HuggingFaceTokenizer(Tokenizer):
         self._tokenizer.add_special_tokens([token for i, token in added.items() if i in controls])
         controls |= {i for i, token in added.items() if token.special}
         controls.add(model.get("unk_id", self._tokenizer.token_to_id(model.get("unk_token") or "")))
-        self._controls = controls - {None}
+        self._controls = {i for i in controls if i is not None}
         self._added = {i: token.content.encode() for i, token in added.items() if i not in controls}
         as_bytes = _piece_bytes(spec)
         self.pieces = [b""] * self.vocab_size
