@@ -68,10 +68,6 @@ class Checkpoint:
         return found
 
     @property
-    def is_sharded(self) -> bool:
-        return any(whole_name(file.name) != file.name for file in self.folder.iterdir())
-
-    @property
     def has_optimizer(self) -> bool:
         return self._has(OPTIMIZER)
 
