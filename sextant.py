@@ -137,10 +137,9 @@ def train(*arguments: str, run_dir: str | Path | None = None) -> "LoadedRun":
         arguments: settings files and overrides, such as `configs/tiny.yaml`, `training.tokens=1M`.
         run_dir: run directory; by default the one that train.py chooses.
     """
-    words = list(arguments)
     if run_dir is None:
-        settings, _ = import_module("training.run.parent").read_run_settings(words)
-        folder = Path(import_module("training.run.directory").run_folder(settings, words))
+        settings, _ = import_module("training.run.parent").read_run_settings(arguments)
+        folder = Path(import_module("training.run.directory").run_folder(settings, arguments))
     else:
         folder = Path(run_dir)
     with _command_line("train.py", *arguments, "--run-dir", str(folder)):

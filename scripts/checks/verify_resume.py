@@ -261,7 +261,7 @@ def first_difference(reference: list[dict], other: list[dict], tolerance: float)
         step, kind = place
         a, b = (lines.get(place) for lines in told)
         if a is None or b is None:
-            return f"step {step}: only the {'killed' if a is None else 'reference'} run tells of a {kind}"
+            return f"step {step}: only the {'killed' if a is None else 'reference'} run logs a {kind}"
         for key in sorted(a.keys() | b.keys(), key=lambda key: (key != "data", key in MEASURED, key)):
             if key not in CLOCKED and not same(a.get(key), b.get(key), tolerance if key in MEASURED else 0.0):
                 what = "the data" if key == "data" else key

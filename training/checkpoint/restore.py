@@ -28,9 +28,7 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
             wrong.append(f"{name} is stored as {dtype}")
     if wrong:
         more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-        raise TrainingError(
-            f"the weights of {checkpoint.folder} do not fit the settings: {'; '.join(wrong[:3])}{more}"
-        )
+        raise TrainingError(f"{checkpoint.folder} does not fit the settings: {'; '.join(wrong[:3])}{more}")
     with torch.no_grad():
         read_into(checkpoint.folder, {name: own[name] for name in stored}, (WEIGHTS,))
 
@@ -56,12 +54,8 @@ def restore(
     Options of the parameter groups are those of the settings, which a fork may change; the learning rate is
     the saved one. Raises TrainingError where the checkpoint has no optimizer, or other groups.
     """
-    if not checkpoint.has_optimizer:
-        raise TrainingError(
-            f"{checkpoint.folder} contains only weights; it can be evaluated, but not resumed"
-        )
-    load_weights(model, checkpoint)
     saved = checkpoint.optimizer
+    load_weights(model, checkpoint)
     names = {id(weight): name for name, weight in named_weights(model)}
     weights = {name: weight.detach() for name, weight in named_weights(model)}
     places = shapes_in(checkpoint.folder, (OPTIMIZER,))
