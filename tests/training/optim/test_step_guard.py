@@ -106,7 +106,7 @@ def test_error_suggests_how_to_resume():
         (NOT_FINITE, 4, r"number 4 of the run.*raise training.on_nonfinite.limit"),
         (SPIKE, 3, r"spike number 3 of the run.*raise training.on_spike.limit"),
     ):
-        with pytest.raises(TrainingError, match=f"step 7: the loss is nan .*{message}"):
+        with pytest.raises(TrainingError, match=f"step 7: the loss is nan.*{message}"):
             raise_stopped(7, StepMetrics(NAN, 2.0, 0, reason, count, True), Path("runs/x"), 6)
 
 
