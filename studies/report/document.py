@@ -143,6 +143,12 @@ def counted(n: int, noun: str) -> str:
     return f"{n:,} {noun}" + ("" if n == 1 else "s")
 
 
+def seed_counts(table: StudyComparison, noun: str) -> str:
+    """`3 seeds`, or `1 to 3 seeds` if the variants differ."""
+    seeds = sorted({table.seed_count(name) for name in table.names})
+    return (f"{seeds[0]} to " if len(seeds) > 1 else "") + counted(seeds[-1], noun)
+
+
 def slug(title: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
 
