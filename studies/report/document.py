@@ -42,7 +42,7 @@ class ReportTable:
 
     title: str
     columns: Sequence[str]
-    rows: Sequence[Sequence[Cell]]
+    rows: list[list[Cell]]
     note: str = ""
     numbers: int = 1
     kind: ClassVar = "table"
