@@ -1,4 +1,4 @@
-"""What a figure shows, read back from its artists: lines, bars, levels, and the names of lines."""
+"""Read a figure back from its artists: lines, bars, shaded bands, and labels."""
 
 from __future__ import annotations
 

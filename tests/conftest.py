@@ -1,4 +1,4 @@
-"""Settings for the whole suite: one thread, quiet third parties, reproducible fuzzing."""
+"""Settings of the test suite: one thread, quiet third-party libraries, reproducible fuzzing."""
 
 from __future__ import annotations
 

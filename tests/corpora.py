@@ -1,4 +1,4 @@
-"""Real text and checkpoints beside the repository, or where SEXTANT_CORPORA says; never part of it."""
+"""Real text and checkpoints outside the repository, at ../shared/corpora or SEXTANT_CORPORA."""
 
 import os
 from pathlib import Path

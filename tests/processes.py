@@ -1,4 +1,4 @@
-"""Processes of a test: forks of this one, and scripts in forks of a process that has imported them."""
+"""Processes of tests: forks of this process, and scripts run in forks that have already imported them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the documents say is what the code does."""
+"""The documentation matches the code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The house rules that a syntax tree can show: who may import whom, and what may not be written at all.
+"""Code rules that a syntax tree can show: allowed imports between packages, and forbidden constructs.
 
 Import order within `model`: attention.kernels ← position.base ← schemes ← registry ← settings ← cache ←
 attention.softmax ← attention.linear ← block ← transformer ← sampling; the other packages are above it.

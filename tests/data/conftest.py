@@ -1,4 +1,4 @@
-"""A small corpus made on the spot, of words drawn from a fixed seed."""
+"""A small corpus of words drawn with a fixed seed."""
 
 import random
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Batches: a pure function of (seed, step), each window once an epoch, documents apart where they must be."""
+"""Batches: a pure function of (seed, step), each window once per epoch, documents kept apart."""
 
 import tempfile
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The exposure ledger against loops over every pair of what the loader really handed out."""
+"""Recorded exposure against loops over every pair in the batches of the loader."""
 
 import tempfile
 from collections import Counter

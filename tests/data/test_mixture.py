@@ -1,4 +1,4 @@
-"""Several texts in one run: exact shares, each text's own epochs, one tokenizer, no held-out text."""
+"""Mixtures: exact shares, epochs per source, one tokenizer, no held-out text."""
 
 from fractions import Fraction
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Samplers: what they draw, that they draw the same whoever asks, and that order is never touched."""
+"""Position samplers: their distributions, reproducibility, and unchanged order."""
 
 import hashlib
 import itertools

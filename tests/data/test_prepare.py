@@ -1,4 +1,4 @@
-"""Preparation: the same shards whether interrupted or not, with any number of workers; errors."""
+"""Preparation: equal shards with interruptions and any number of workers; errors."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Windows of several lengths on lines that may not be there yet, against a walk over their slots by hand."""
+"""Windows of several lengths from a token stream that is still growing, against a plain loop."""
 
 import numpy as np
 from hypothesis import given

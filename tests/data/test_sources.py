@@ -1,4 +1,4 @@
-"""Sources: the same documents in the same order every time, from any start; faults are named."""
+"""Sources: the same documents in the same order, from any start; errors name the file."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""Token stores: round trips, and damage that is reported by file."""
+"""Token stores: round trips, and damage reported by file."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Tasks: every item is solved by a solver that reads its text, and by nothing of the product's code."""
+"""Tasks: every item is solved by an independent solver that reads only its text."""
 
 import re
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""Tasks as a source of training text: alone, and among documents of a text."""
+"""Tasks as a source of training text, alone and mixed with documents."""
 
 from itertools import pairwise
 

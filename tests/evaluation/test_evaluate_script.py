@@ -1,4 +1,4 @@
-"""evaluate.py on a run directory: the whole line, from files on disk to files on disk."""
+"""evaluate.py on a run directory, end to end."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""Several processes share an evaluation: the numbers of one, and one that writes."""
+"""An evaluation on several processes gives the numbers of one process; rank 0 writes."""
 
 import shutil
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""evaluate.py under launchers: the files of one process, written once; and how it ends."""
+"""evaluate.py under torchrun and accelerate: equal files, written once, and exit statuses."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""One row of the fault table: what is broken, which command meets it, and what a user must see."""
+"""One row of the fault table: what is broken, the command that meets it, and the expected output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bad command lines."""
+"""Invalid command lines."""
 
 import contextlib
 import importlib

@@ -1,4 +1,4 @@
-"""Bad text and bad settings files."""
+"""Invalid text and settings files."""
 
 import os
 

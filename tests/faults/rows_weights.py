@@ -1,4 +1,4 @@
-"""Runs that do not fit, checkpoints that are of no use, files cut short."""
+"""Runs that do not fit in memory, unusable checkpoints, truncated files."""
 
 from collections.abc import Callable
 from pathlib import Path

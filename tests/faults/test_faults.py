@@ -1,4 +1,4 @@
-"""Every injected fault: the right exit status, one clear message, no traceback, nothing lost."""
+"""Every injected fault gives the documented exit status, one error message, no traceback and no lost data."""
 
 import importlib
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Tokenizers small enough to be trained on the spot, and a run directory."""
+"""Small tokenizers trained on the fly, and a run directory."""
 
 import io
 

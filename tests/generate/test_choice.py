@@ -1,4 +1,4 @@
-"""Choosing one token: each filter against a case worked by hand, and the draw against the probabilities."""
+"""Sampling one token: each filter against a hand-computed case, and draws against the probabilities."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""generate.py as a user calls it."""
+"""generate.py end to end."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""Whole generations: cache against no cache, ragged batches against single rows, ends and refusals."""
+"""Generation: with and without cache, ragged batches against single rows, end of document, errors."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Text from tokens: whole characters only, spaces as the tokenizer means them, stop strings at any border."""
+"""Streaming text from tokens: whole characters, spaces, and stop strings across token boundaries."""
 
 import pytest
 

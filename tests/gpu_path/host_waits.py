@@ -2,7 +2,7 @@
 
     python -m tests.gpu_path.host_waits CASE ...    prints {case: {activity: {module: waits}}} as JSON
 
-A process of its own: what the fake GPU patches in torch stays patched.
+Runs in a separate process, because the fake GPU's patches of torch are permanent.
 """
 
 from __future__ import annotations

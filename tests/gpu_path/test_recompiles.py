@@ -1,4 +1,4 @@
-"""How many graphs FlexAttention is compiled to, counted on a CPU with a backend that only counts.
+"""The number of graphs FlexAttention compiles to, counted on a CPU with a backend that only counts.
 
 torch.compile keeps at most `recompile_limit` graphs of a function and then runs it eagerly, where
 FlexAttention takes O(T²) memory.

@@ -1,4 +1,4 @@
-"""What would be computed otherwise, or is not what it says, is refused by name."""
+"""Checkpoints that would compute something else, or are damaged, are rejected with the reason."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""A positional scheme without a model around it: what it adds to the embedded tokens, in float64."""
+"""Evaluate a positional scheme without a model: what it adds to token embeddings, in float64."""
 
 from __future__ import annotations
 

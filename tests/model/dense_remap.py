@@ -1,7 +1,7 @@
-"""What a remap means, dense and without lanes.
+"""Dense reference of the position remaps.
 
-P[n, m], the distance shown for a pair, is made for every pair in a double loop over a formula, and each score
-by itself from the angle P·θ, in float64. Nothing here asks the product for more than its settings and places.
+The remapped distance P[n, m] of every pair comes from a double loop over the formula, and each score from the
+angle P·θ, in float64. Only settings and token positions are taken from the product.
 """
 
 from __future__ import annotations

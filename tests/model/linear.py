@@ -1,4 +1,4 @@
-"""Linear attention by its definition, over pairs and as a recurrence in plain Python; models that use it."""
+"""Reference linear attention: over pairs, and as a recurrence in plain Python; models that use it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a scheme adds to the logit of a pair, read off its own plan without a model around it, in float64."""
+"""Evaluate a positional scheme without a model: the bias it adds to each query-key pair, in float64."""
 
 from __future__ import annotations
 

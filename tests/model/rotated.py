@@ -1,6 +1,6 @@
-"""A scheme by itself, and scores spelled out in float64 head by head and pair by pair.
+"""Evaluate a scheme without a model, and reference scores in float64, head by head and pair by pair.
 
-The positions skip, are fractional, and go far; 37 tokens are two blocks of 16 and a rest.
+Positions are large, fractional and have gaps; 37 tokens are two blocks of 16 and a remainder.
 """
 
 from __future__ import annotations

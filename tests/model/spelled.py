@@ -1,7 +1,7 @@
-"""A content scheme without a model around it, and attention spelled out document by document, in float64.
+"""Evaluate a content-dependent scheme without a model, and reference attention per document, in float64.
 
-The oracles share nothing with the schemes: the convolution is PyTorch's, rotations are products of complex
-numbers.
+The references share no code with the schemes: the convolution is PyTorch's, rotations are products of
+complex numbers.
 """
 
 from __future__ import annotations

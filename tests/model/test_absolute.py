@@ -1,5 +1,5 @@
-"""Sinusoids and learned tables against formulas typed anew, Hugging Face and cases worked by hand; what every
-scheme added to the embedding does with declared lengths, real positions and bad settings."""
+"""Sinusoids and learned tables against independent formulas, transformers and hand-computed cases; additive
+schemes with declared lengths, fractional positions and invalid settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is shown of an attention is what the model did: in every scheme, with every kernel the model chose."""
+"""Attention hooks report what the model computed, for every scheme and every kernel it selects."""
 
 import functools
 

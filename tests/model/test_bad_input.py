@@ -1,4 +1,4 @@
-"""Every wrong setting or input gets one clear message that names it and the mend."""
+"""Every invalid setting or input raises one error that names it and the fix."""
 
 from __future__ import annotations
 

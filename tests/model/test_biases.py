@@ -1,5 +1,5 @@
-"""ALiBi and T5's buckets against Hugging Face; what all biases of distance do with stretches, layers,
-gradients, low precision, overrides and bad options."""
+"""ALiBi and T5's buckets against transformers; distance biases under scaling, layer patterns, gradients, low
+precision, overrides and invalid settings."""
 
 from __future__ import annotations
 

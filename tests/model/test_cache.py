@@ -1,4 +1,4 @@
-"""What a cache refuses, because the keys it holds would silently be wrong."""
+"""Calls that a cache rejects because its keys would silently be wrong."""
 
 import pytest
 import torch

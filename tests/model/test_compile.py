@@ -1,4 +1,4 @@
-"""The pass is one graph, compiled once per shape of work. The `eager` backend shows breaks and recompiles."""
+"""The forward pass is one graph per input layout; the `eager` backend reports breaks and recompiles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every scheme, window and pattern must satisfy, whatever it does. The zoo makes the cases."""
+"""Properties that every scheme, window and layer pattern must satisfy; the cases are in zoo.py."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Schemes that read the layer's input: forgetting gates against their formula spelled out pair by pair, and
-what all of them share.
-"""
+"""Content-dependent schemes: forget gates against their formula pair by pair, and common properties."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Integers, shares, bits and sines added to the embedding, against Python's own and cases worked by hand."""
+"""Integer, binary and sinusoidal additions to the embedding, against Python's own and hand-computed cases."""
 
 from __future__ import annotations
 

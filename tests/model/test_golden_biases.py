@@ -1,4 +1,4 @@
-"""KERPLE, Sandwich and FIRE against formulas typed anew in float64, and cases worked by hand."""
+"""KERPLE, Sandwich and FIRE against independent float64 formulas and hand-computed cases."""
 
 from __future__ import annotations
 

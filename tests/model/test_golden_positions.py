@@ -1,7 +1,7 @@
-"""Frequencies, rotations, slopes and sinusoids against other sources, closed forms and hand-worked cases.
+"""Frequencies, rotations, slopes and sinusoids against other implementations and closed forms.
 
-Independent: Hugging Face transformers (a test dependency only), and formulas retyped from the papers with
-`math` alone. Nothing here hands one of our tables to both sides.
+The references are transformers (a test dependency only) and formulas written from the papers with `math`
+alone. No table of ours is used on both sides of a comparison.
 """
 
 from __future__ import annotations

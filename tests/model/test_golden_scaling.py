@@ -1,4 +1,4 @@
-"""Frequency rules and spectra against Hugging Face, released code typed anew in float64, and closed forms."""
+"""Frequency scaling against transformers, float64 re-implementations of released code, and closed forms."""
 
 from __future__ import annotations
 

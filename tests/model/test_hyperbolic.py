@@ -1,4 +1,4 @@
-"""Hyperbolic rotation against its matrix of cosh and sinh, and against a decay of each feature."""
+"""Hyperbolic rotation against its matrix of cosh and sinh, and against a decay per feature."""
 
 from __future__ import annotations
 

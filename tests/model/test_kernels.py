@@ -1,4 +1,4 @@
-"""Every lowering of attention against its slow twin, and the slow twin against loops."""
+"""Every attention kernel against the dense reference, and the reference against loops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Factors that follow the declared length, positions that skip, and ALiBi worked by hand."""
+"""Automatic factors that follow the declared length, skipped positions, and ALiBi by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Linear attention is its definition, gradients included, in every precision; the rest is refused."""
+"""Linear attention against its definition, with gradients, in every precision; invalid settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Linear attention through caches, padding, packing and kept positions: always the same as one whole pass."""
+"""Linear attention with caches, padding, packing and skipped positions equals one full pass."""
 
 from __future__ import annotations
 

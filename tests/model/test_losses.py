@@ -1,4 +1,4 @@
-"""The loss, the initialization, and what the model says of its own size."""
+"""Loss, initialization, and the reported size of the model."""
 
 from __future__ import annotations
 

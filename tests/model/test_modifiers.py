@@ -1,4 +1,4 @@
-"""Temperatures, sinks and sink logits, which go with every scheme, against other sources and by hand."""
+"""Temperatures, attention sinks and sink logits, against other implementations and by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reflections and rotations that tokens say, against formulas multiplied and added up token by token."""
+"""PaTH and content-dependent rotations against products computed token by token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers at long positions and in low precision."""
+"""Accuracy at long positions and in low precision."""
 
 from __future__ import annotations
 

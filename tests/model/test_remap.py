@@ -1,6 +1,6 @@
-"""Position remaps against dense matrices of distances, typed from the specification in plain Python.
+"""Position remaps against dense matrices of distances, written from the specification in plain Python.
 
-The sizes give five pairs of features, and T is no multiple of a chunk or a group.
+Head dimensions have five feature pairs, and T is not a multiple of the chunk or group size.
 """
 
 from __future__ import annotations

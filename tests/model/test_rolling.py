@@ -1,4 +1,4 @@
-"""Layers with a window remember only what they can still see, and lose nothing by it."""
+"""Layers with a window cache only the keys they can still attend to, with equal results."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Rotations with a decay, with learned frequencies or mixtures, and polar ones, against their formulas.
+"""xPos, learned frequencies, FoPE and PoPE against their formulas.
 
-Every score is spelled out in float64, head by head and pair by pair, from the formula as printed.
+Every score is computed in float64, head by head and pair by pair, from the published formula.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Schemes that weigh pairs themselves, against loops over pairs, published code and closed forms.
+"""Schemes that compute attention weights, against loops over pairs, published code and closed forms.
 
-Every oracle lists the visible keys of a query by itself, from orders and documents, and works in float64.
+Every oracle derives the visible keys of a query from orders and documents, in float64.
 """
 
 from __future__ import annotations

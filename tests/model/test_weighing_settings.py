@@ -1,4 +1,4 @@
-"""Settings of the schemes that weigh pairs themselves: layers, bad input, what may change after training."""
+"""Settings of the schemes that compute attention weights: layers, invalid input, test-time overrides."""
 
 from __future__ import annotations
 

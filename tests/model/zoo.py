@@ -1,9 +1,9 @@
-"""Every positional scheme as the conformance suite runs it, and the small model it is run in.
+"""The cases of the conformance suite: every positional scheme, and a small model.
 
-A scheme that enters `SCHEMES` is picked up here with its default settings, with a window, and as the far
-kind of a pattern; EXTRAS adds the variants of one scheme that are worth a run of their own.
+Every scheme of `SCHEMES` is included with its default settings, with a window, and in a layer pattern;
+EXTRAS adds variants of a scheme.
 
-Sizes all differ, so that a swapped axis fails: B 2 or 4, T 19, H 6, G 3, D 10, C 28, V 37.
+All sizes differ, so that a swapped axis fails: B 2 or 4, T 19, H 6, G 3, D 10, C 28, V 37.
 """
 
 from __future__ import annotations

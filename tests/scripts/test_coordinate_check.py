@@ -1,4 +1,4 @@
-"""Width transfer as it shows: activations move as far at any width under muP, and not without."""
+"""Under muP, activations change equally at every width; without it, they do not."""
 
 import csv
 import sys

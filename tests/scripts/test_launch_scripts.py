@@ -1,4 +1,4 @@
-"""scripts/launch: what SLURM and several machines start, with stand-ins for what is not here."""
+"""scripts/launch with stand-ins for SLURM and the other machines."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = sorted((ROOT / "scripts" / "launch").glob("*.sh"))
 
 STANDINS = {
-    # Two nodes with tasks 3 and 1; what srun is told, and the highest status of its tasks.
+    # Two nodes with tasks 3 and 1; the arguments of srun, and the highest status of its tasks.
     "srun": """#!/usr/bin/env bash
-echo "srun $1" >> "$TOLD"; shift
+echo "srun $1" >> "$ARGUMENTS"; shift
 worst=0
 for task in "0 0 0" "1 1 0" "2 2 0" "3 0 1"; do
     read -r procid localid nodeid <<< "$task"
@@ -26,14 +26,14 @@ done
 exit $worst
 """,
     "scontrol": """#!/usr/bin/env bash
-if [ "$1" = show ]; then echo node-a; echo node-b; else echo "scontrol $*" >> "$TOLD"; fi
+if [ "$1" = show ]; then echo node-a; echo node-b; else echo "scontrol $*" >> "$ARGUMENTS"; fi
 """,
     "python": """#!/usr/bin/env bash
-echo "$RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $MASTER_ADDR:$MASTER_PORT $*" >> "$TOLD"
+echo "$RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $MASTER_ADDR:$MASTER_PORT $*" >> "$ARGUMENTS"
 exit "$STATUS"
 """,
     "launcher": """#!/usr/bin/env bash
-echo "$*" >> "$TOLD"
+echo "$*" >> "$ARGUMENTS"
 """,
 }
 
@@ -60,12 +60,12 @@ def test_shell_syntax_is_valid(script):
 
 @pytest.mark.parametrize("status", [0, 2, REQUEUE, RANK_LOST])
 def test_slurm_tasks_rendezvous_and_requeue(standins, status):
-    told = standins / "told"
+    arguments = standins / "arguments"
     done = run(
         *("slurm.sh", "configs/tiny.yaml", "seed=1"),
         PATH=f"{standins}:{os.environ['PATH']}",
         PYTHON=str(standins / "python"),
-        TOLD=str(told),
+        ARGUMENTS=str(arguments),
         STATUS=str(status),
         SLURM_SUBMIT_DIR=str(ROOT),
         SLURM_JOB_ID="123456",
@@ -74,7 +74,7 @@ def test_slurm_tasks_rendezvous_and_requeue(standins, status):
         SLURM_STEP_TASKS_PER_NODE="3,1",
     )
     assert done.returncode == status, done.stderr
-    lines = told.read_text().splitlines()
+    lines = arguments.read_text().splitlines()
     assert lines[0] == "srun --kill-on-bad-exit=1"
     words = "node-a:23456 train.py configs/tiny.yaml seed=1 training.parallel.processes=4"
     assert lines[1:5] == [f"0/4 0/3 {words}", f"1/4 1/3 {words}", f"2/4 2/3 {words}", f"3/4 0/1 {words}"]
@@ -89,13 +89,18 @@ def test_slurm_signal_and_log_options():
 
 @pytest.mark.parametrize(("option", "config"), [((), "many_nodes"), (("--sharded",), "many_nodes_fsdp")])
 def test_node_starts_its_processes(standins, option, config):
-    told = standins / "told"
+    arguments = standins / "arguments"
     words = ["--node", "1", "--nodes", "3", "--gpus", "8", "--host", "first", *option]
     done = run(
-        "node.sh", *words, "--", "configs/base.yaml", PYTHON=str(standins / "launcher"), TOLD=str(told)
+        "node.sh",
+        *words,
+        "--",
+        "configs/base.yaml",
+        PYTHON=str(standins / "launcher"),
+        ARGUMENTS=str(arguments),
     )
     assert done.returncode == 0, done.stderr
-    assert told.read_text().split() == [
+    assert arguments.read_text().split() == [
         *("-m", "accelerate.commands.launch", "--config_file", f"configs/accelerate/{config}.yaml"),
         *("--num_machines", "3", "--num_processes", "24", "--machine_rank", "1"),
         *("--main_process_ip", "first", "--main_process_port", "29500"),

@@ -1,4 +1,4 @@
-"""scripts/plots/plot_positions.py: its files, its options, and what it refuses."""
+"""scripts/plots/plot_positions.py: its files, its options, and its errors."""
 
 import csv
 import sys

@@ -1,4 +1,4 @@
-"""Permuted positions raise the loss of a model that reads them, and of no other."""
+"""Permuting positions raises the loss of models that use them, and of no other."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""scripts/runs.py: what the list says of runs that are done, under way, stopped, imported and broken."""
+"""scripts/runs.py lists completed, running, stopped, imported and damaged runs."""
 
 import fcntl
 import json

@@ -1,4 +1,4 @@
-"""docs/scaling.md: its tables are what the script prints, and its formulas are what the model keeps."""
+"""docs/scaling.md: its tables are the script's output, and its formulas match the model."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""A study whose commands are forks of this process: what they import is paid for once."""
+"""A study whose commands run as forks of this process, so that imports happen once."""
 
 import os
 import runpy

@@ -1,4 +1,4 @@
-"""The results of a study that was never run: every NLL is drawn around a truth that the tests know."""
+"""Synthetic study results: every NLL is drawn around a value that the tests know."""
 
 from __future__ import annotations
 

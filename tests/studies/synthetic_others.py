@@ -1,4 +1,4 @@
-"""Results of tasks and diagnostics that were never run, in the form that evaluate.py writes."""
+"""Synthetic results of tasks and diagnostics, in the format of evaluate.py."""
 
 from __future__ import annotations
 

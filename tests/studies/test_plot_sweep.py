@@ -1,4 +1,4 @@
-"""The best value of an axis on each line of a grid, against losses whose least is known."""
+"""The best value on each line of a grid, against losses with known minima."""
 
 import csv
 import math

@@ -1,4 +1,4 @@
-"""study.py as a user runs it: what it leaves behind, what it does not do twice, what it refuses."""
+"""study.py end to end: its files, what it reuses, what it rejects."""
 
 import json
 import shutil
@@ -177,7 +177,7 @@ def test_all_invalid_cells_are_reported_before_training(write_study, monkeypatch
     with pytest.raises(StudyError, match=r"report\.lengths: 96 not among .*held-out: 24, 48"):
         call(monkeypatch, file, "--run-dir", folder)
     assert not folder.exists()
-    # What only the text can tell is told next, again for all cells and before any training.
+    # Errors that need the text come next, again for all cells and before any training.
     far = """  far: {{overrides: ["lengths=[8192]", targets=8]}}\nreport:"""
     file = write_study(STUDY.replace("[24,48]", "[24,4096]").replace("report:", far))
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""A curriculum of lengths as a user runs it: edges of stages and of epochs, cut and resumed."""
+"""A curriculum of lengths, end to end: boundaries of stages and epochs, interrupted and resumed."""
 
 import json
 import shutil
@@ -42,11 +42,11 @@ def test_resume_is_bit_exact_across_stage_boundaries(overrides, tmp_path, monkey
     output = capsys.readouterr().err
     assert "training 20 steps of 8 × 12, then 6 × 24, then 12 × 8 tokens: 0.00M tokens" in output
     assert output.count("after step 8 windows of 24 tokens, 6 a step; positions change: ") == 2
-    told = lines(whole)
-    steps = [line for line in told if line["kind"] == "train"]
+    logged = lines(whole)
+    steps = [line for line in logged if line["kind"] == "train"]
     assert [line["targets"] for line in steps] == [96] * 8 + [144] * 6 + [96] * 6
     assert [line["tokens"] for line in steps] == np.cumsum([96] * 8 + [144] * 6 + [96] * 6).tolist()
-    assert [(x["step"], x["length"], x["batch_size"]) for x in told if x["kind"] == "change"] == [
+    assert [(x["step"], x["length"], x["batch_size"]) for x in logged if x["kind"] == "change"] == [
         (8, 24, 6),
         (14, 8, 12),
     ]
@@ -64,7 +64,7 @@ def test_resume_is_bit_exact_across_stage_boundaries(overrides, tmp_path, monkey
         for again in (step, 13) if step == 11 else (step,):
             forget(folder, again)
             assert here(monkeypatch, *overrides, "--run-dir", str(folder)) == 0
-            assert lines(folder) == told
+            assert lines(folder) == logged
             ours, theirs = weights(folder), weights(whole)
             assert all(ours[name].equal(theirs[name]) for name in theirs)
     manifest = json.loads((whole / "manifest.json").read_text())
@@ -99,8 +99,8 @@ def test_mixture_with_stages_resumes_across_epochs(overrides, tmp_path, monkeypa
     whole, folder = tmp_path / "whole", tmp_path / "cut"
     assert here(monkeypatch, *overrides, "--run-dir", str(whole)) == 0
     output = capsys.readouterr().err
-    told = lines(whole)
-    steps = [line for line in told if line["kind"] == "train"]
+    logged = lines(whole)
+    steps = [line for line in logged if line["kind"] == "train"]
     last = steps[-1]["passes"]
     assert [
         sum(n * size for n, size in zip(s["passes"].values(), sizes(whole), strict=True)) for s in steps
@@ -115,7 +115,7 @@ def test_mixture_with_stages_resumes_across_epochs(overrides, tmp_path, monkeypa
     for step in (second, first - 1):
         forget(folder, step)
         assert here(monkeypatch, *overrides, "--run-dir", str(folder)) == 0
-        assert lines(folder) == told
+        assert lines(folder) == logged
     ours, theirs = weights(folder), weights(whole)
     assert all(ours[name].equal(theirs[name]) for name in theirs)
     shown = exposure_of(whole, 20)
@@ -138,13 +138,13 @@ def test_streaming_starts_on_first_group_and_resumes_across_groups(overrides, tm
     overrides += ["training.validation.interval=null"]
     whole, folder = tmp_path / "whole", tmp_path / "cut"
     assert here(monkeypatch, *overrides, f"data.root={tmp_path / 'a'}", "--run-dir", str(whole)) == 0
-    told = lines(whole)
-    assert {line["epoch"] for line in told if line["kind"] == "train"} >= {0, 1, 2, 3}
+    logged = lines(whole)
+    assert {line["epoch"] for line in logged if line["kind"] == "train"} >= {0, 1, 2, 3}
     shutil.copytree(whole, folder)
     for step in (12, 5):
         forget(folder, step)
         assert here(monkeypatch, *overrides, f"data.root={tmp_path / 'a'}", "--run-dir", str(folder)) == 0
-        assert lines(folder) == told
+        assert lines(folder) == logged
     states = [
         json.loads(p.read_text())["state"] for p in sorted((folder / "checkpoints").glob("*/state.json"))
     ]
@@ -202,13 +202,13 @@ def test_streaming_with_stages_resumes_across_boundaries(overrides, tmp_path, mo
     overrides += ["training.validation.interval=null", f"data.root={tmp_path / 'a'}"]
     whole, folder = tmp_path / "whole", tmp_path / "cut"
     assert here(monkeypatch, *overrides, "--run-dir", str(whole)) == 0
-    told = lines(whole)
-    steps = [line for line in told if line["kind"] == "train"]
-    edge = next(line["step"] for line in told if line["kind"] == "change")
+    logged = lines(whole)
+    steps = [line for line in logged if line["kind"] == "train"]
+    edge = next(line["step"] for line in logged if line["kind"] == "change")
     turns = [a["step"] for a, b in pairwise(steps) if a["epoch"] != b["epoch"]]  # groups end here
     assert min(turns) < edge < max(turns)
     shutil.copytree(whole, folder)
     for step in (edge + 1, min(turns)):
         forget(folder, step)
         assert here(monkeypatch, *overrides, "--run-dir", str(folder)) == 0
-        assert lines(folder) == told
+        assert lines(folder) == logged

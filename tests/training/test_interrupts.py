@@ -1,4 +1,4 @@
-"""Signals to a process before its first step and after it. In runs: distributed/test_ranks.py."""
+"""Signals before and after the first step. In multi-process runs: distributed/test_ranks.py."""
 
 import os
 import signal

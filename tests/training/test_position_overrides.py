@@ -1,4 +1,4 @@
-"""What a trained checkpoint may be evaluated under: the specification's table, typed anew, row by row."""
+"""Which position overrides a trained checkpoint accepts: the specification's table, row by row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drawn positions on their way from the loader through the model: what they change, and what they may not."""
+"""Sampled positions from the loader through the model: which outputs they change and which they do not."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What holds at which step: changes of the positional scheme on the way, rates of what positions learn."""
+"""Stages: position overrides at each step, and learning rates of positional parameters."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""train.py as a user runs it: parallel equality, resume, signals, faults."""
+"""train.py end to end: parallel equality, resume, signals, faults."""
 
 import json
 import math
@@ -184,14 +184,14 @@ def test_sampled_positions_are_reproduced_on_resume(overrides, tmp_path, monkeyp
         == 0
     )
     assert here(monkeypatch, *drawn, "--run-dir", str(folder)) == 0
-    told, ours = lines(folder), weights(folder)
+    logged, ours = lines(folder), weights(folder)
     first, plain = (
         read_metrics(tmp_path / name / "metrics.jsonl", "train")[0] for name in ("drawn", "plain")
     )
     assert first["data"] == plain["data"] and abs(first["loss"] - plain["loss"]) > 1e-6
     shutil.rmtree(folder / "checkpoints" / "step-00000012")
     assert here(monkeypatch, *drawn, "--run-dir", str(folder)) == 0
-    assert lines(folder) == told
+    assert lines(folder) == logged
     again = weights(folder)
     assert all(ours[name].equal(again[name]) for name in ours)
 
@@ -379,22 +379,22 @@ def test_position_change_happens_at_its_step_after_resume(overrides, tmp_path, m
     output = capsys.readouterr().err
     assert output.count("after step 12 positions change: model.position.scaling={name: drop}") == 2
     assert "positions_lr 0.02: for 8 positional parameters" in output
-    told = lines(whole)
-    assert [(line["step"], line["overrides"]) for line in told if line["kind"] == "change"] == [
+    logged = lines(whole)
+    assert [(line["step"], line["overrides"]) for line in logged if line["kind"] == "change"] == [
         (12, ["model.position.scaling={name: drop}"])
     ]
     # The twin that never changes is the same run up to there: 12 losses, 12 gradients, and one validation.
     twin = [word for word in overrides if "stages" not in word]
     assert here(monkeypatch, *twin, "--run-dir", str(tmp_path / "twin")) == 0
     other = {(line["kind"], line["step"]): line for line in lines(tmp_path / "twin")}
-    same = [line == other.get((line["kind"], line["step"])) for line in told]
+    same = [line == other.get((line["kind"], line["step"])) for line in logged]
     steps = [  # an untrained model can generate equal samples
         line["step"]
-        for line, equal in zip(told, same, strict=True)
+        for line, equal in zip(logged, same, strict=True)
         if equal and line["kind"] not in ("end", "samples")
     ]
     assert steps == [*range(1, 13), 12]
-    rates = {line["step"]: (line["lr"], line["positions_lr"]) for line in told if line["kind"] == "train"}
+    rates = {line["step"]: (line["lr"], line["positions_lr"]) for line in logged if line["kind"] == "train"}
     assert all(own == pytest.approx(10 * rate, rel=1e-12) for rate, own in rates.values())
     assert rates[13][0] == pytest.approx(0.2 * other["train", 13]["lr"], rel=1e-12)
     assert rates[17][0] == other["train", 17]["lr"]
@@ -406,7 +406,7 @@ def test_position_change_happens_at_its_step_after_resume(overrides, tmp_path, m
             if int(folder.name[5:]) > step:
                 shutil.rmtree(folder)
         assert here(monkeypatch, *overrides, "--run-dir", str(cut)) == 0
-        assert lines(cut) == told
+        assert lines(cut) == logged
         ours, theirs = weights(cut), weights(whole)
         assert all(ours[name].equal(theirs[name]) for name in theirs) and ours.keys() == theirs.keys()
         shutil.rmtree(cut)
@@ -422,7 +422,7 @@ def test_position_change_happens_at_its_step_after_resume(overrides, tmp_path, m
         loaded.settings.model.position.scaling.name == "drop" and loaded.model.settings.position.window == 9
     )
     assert "changed after step 12: model.position.scaling={name: drop}" in loaded.changed
-    last = [line["nll"]["24"] for line in told if line["kind"] == "validation"][-1]
+    last = [line["nll"]["24"] for line in logged if line["kind"] == "validation"][-1]
     manifest = json.loads((whole / "manifest.json").read_text())
     assert manifest["changes"] == [{"after_step": 12, "overrides": ["model.position.scaling={name: drop}"]}]
     assert manifest["evaluated_as"]["scaling"]["name"] == "drop" and last > 0

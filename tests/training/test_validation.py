@@ -1,4 +1,4 @@
-"""When a run looks at its held-out loss, and what it says of it."""
+"""When a run validates, and what it logs."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""Text seen in training, found and dropped: against a slow search by words, and with planted copies."""
+"""Training text in evaluation documents is found and dropped: slow word search, planted copies."""
 
 import random
 import re

@@ -1,4 +1,4 @@
-"""Attention measured against hand-worked cases and brute force; repetition and drift against loops."""
+"""Attention statistics against hand-computed cases and brute force; repetition and drift against loops."""
 
 import math
 

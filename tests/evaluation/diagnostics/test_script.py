@@ -1,4 +1,4 @@
-"""evaluate.py with protocol=attention and protocol=generation, from a run directory to files."""
+"""evaluate.py with protocol=attention and protocol=generation on a run directory, end to end."""
 
 import csv
 import io

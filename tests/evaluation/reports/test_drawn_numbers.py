@@ -1,4 +1,4 @@
-"""What the figures of an evaluation show is compared with the numbers they are drawn from."""
+"""Figures of an evaluation show the numbers of its results."""
 
 import math
 from itertools import pairwise

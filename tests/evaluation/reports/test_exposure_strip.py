@@ -1,4 +1,4 @@
-"""The strip below a figure draws the ledger's own numbers and leaves what stands above as large as it was."""
+"""The exposure strip below a figure shows the recorded counts and does not shrink the axes above it."""
 
 import numpy as np
 import pytest

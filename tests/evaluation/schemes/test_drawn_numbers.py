@@ -1,4 +1,4 @@
-"""What the figures of the schemes show is compared with their tables."""
+"""Figures of schemes show the numbers of their tables."""
 
 import pytest
 from matplotlib.colors import to_hex
@@ -46,8 +46,8 @@ def test_lines_match_their_tables():
         if len(values) == 2 * 5:
             (dots,) = [points(line) for line in lines(axes) if line.get_marker() == "o"]
             close(dots, values[::2], values[1::2])
-            told = {text.get_text(): text.xy for text in axes.texts if text.get_text().isdigit()}
-            assert {n: tuple(told[str(n)]) for n in range(5)} == {
+            labels = {text.get_text(): text.xy for text in axes.texts if text.get_text().isdigit()}
+            assert {n: tuple(labels[str(n)]) for n in range(5)} == {
                 n: pytest.approx(at) for n, at in enumerate(dots)
             }
     drawing = FIGURES["wavelengths"](ask)

@@ -1,4 +1,4 @@
-"""Figures of schemes: their numbers compared with closed forms, and their layout."""
+"""Figures of schemes: numbers against closed forms, and layout."""
 
 from __future__ import annotations
 

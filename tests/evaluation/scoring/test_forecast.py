@@ -1,4 +1,4 @@
-"""Long lengths on small machines: pieces change no number, and what it takes is said before."""
+"""Chunked scoring of long inputs gives equal results; memory and time forecasts."""
 
 import re
 import subprocess
@@ -167,7 +167,7 @@ def rows_of(folder, *overrides):
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["rope", "t5", "fire", "fox", "cope", "shaw", "stick_breaking"])
 def test_memory_forecast_is_a_tight_upper_bound(scheme, tmp_path):
-    # What is resident differs from run to run, as the allocator finds room: the most of three is told.
+    # What is resident differs from run to run, as the allocator finds room: the largest of three is used.
     runs = [rows_of(tmp_path, scheme, "--length", "6000,12000", "--threads", "1") for _ in range(3)]
     for rows in zip(*runs, strict=True):
         used = max(float(row["peak_gib"]) - float(row["before_gib"]) for row in rows)

@@ -81,8 +81,8 @@ def test_the_declared_length_sets_the_factor(work, sharp):
     windows = fixed_windows(targets, 32)
     plain = measure(ModelScorer(model), text, windows)
     same = measure(ModelScorer(model, length=32), text, windows)
-    told = measure(ModelScorer(model, length=64), text, windows)
-    assert (plain == same).all() and np.abs(told - plain).max() > 1e-3
+    measured = measure(ModelScorer(model, length=64), text, windows)
+    assert (plain == same).all() and np.abs(measured - plain).max() > 1e-3
 
 
 @pytest.mark.parametrize("world", [2, 3, 50])

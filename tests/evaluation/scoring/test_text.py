@@ -1,4 +1,4 @@
-"""What an evaluation takes from the training text."""
+"""Evaluation text of a run: held-out documents, and training text where asked for."""
 
 import numpy as np
 import pytest

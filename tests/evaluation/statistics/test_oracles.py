@@ -1,4 +1,4 @@
-"""What each protocol must show of models whose NLL is known in closed form.
+"""Every protocol, on models whose NLL is known in closed form.
 
 The source: every token is, with probability COPY, the one 8 places before it, else any of the V. Its true
 model has 8 tokens of memory: with at least 8 tokens in sight its NLL is that of the copy, with fewer it is

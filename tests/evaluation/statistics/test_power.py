@@ -1,4 +1,4 @@
-"""scripts/power.py and what it rests on: files of results in, numbers of seeds and units out."""
+"""scripts/power.py and its statistics: from results files to numbers of seeds and documents."""
 
 import json
 import math

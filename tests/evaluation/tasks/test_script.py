@@ -1,4 +1,4 @@
-"""evaluate.py protocol=tasks on run directories: from files on disk to files on disk."""
+"""evaluate.py protocol=tasks on run directories, end to end."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Evaluation by tasks: scorers whose answers are known, and a model read in the slow way."""
+"""Task evaluation: scorers with known answers, and a model scored one item at a time."""
 
 import copy
 import functools

@@ -1,4 +1,4 @@
-"""Pass keys, from nothing: the ready configuration trains a model that finds them."""
+"""The shipped pass-key configuration trains a model from scratch that retrieves pass keys."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A real browser without a window, spoken to over two pipes in its own protocol (the DevTools protocol)."""
+"""A headless Chromium controlled over two pipes with the DevTools protocol."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def find_browser() -> str | None:
 
 
 class Browser:
-    """One page of a headless Chromium. `events` holds all that it told unasked."""
+    """One page of a headless Chromium. `events` collects its unsolicited messages."""
 
     def __init__(self, program: str, profile: Path):
-        ours, theirs = os.pipe(), os.pipe()  # (read, write) of what it tells, of what it is told
+        ours, theirs = os.pipe(), os.pipe()  # (read, write) of its output and its input
         read = fcntl.fcntl(theirs[0], fcntl.F_DUPFD, 10)
         write = fcntl.fcntl(ours[1], fcntl.F_DUPFD, 10)
         os.close(theirs[0])
@@ -53,10 +53,10 @@ class Browser:
     def ask(self, method: str, **parameters) -> dict[str, Any]:
         """The answer to one command."""
         self.number += 1
-        told = {"id": self.number, "method": method, "params": parameters}
+        message = {"id": self.number, "method": method, "params": parameters}
         if self.session:
-            told["sessionId"] = self.session
-        os.write(self.writes, json.dumps(told).encode() + b"\0")
+            message["sessionId"] = self.session
+        os.write(self.writes, json.dumps(message).encode() + b"\0")
         while (message := self._next()).get("id") != self.number:
             self.events.append(message)
         assert "error" not in message, message

@@ -1,4 +1,4 @@
-"""What the figures of a study show is compared with the results file they are drawn from."""
+"""Figures of a study show the numbers of its results file."""
 
 import math
 from pathlib import Path

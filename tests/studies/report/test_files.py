@@ -1,4 +1,4 @@
-"""The files of a report as they are written, figures included."""
+"""The files of a study report, figures included."""
 
 import numpy as np
 from PIL import Image

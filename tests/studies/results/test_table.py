@@ -1,4 +1,4 @@
-"""Every derived column of a study's rows and tables, worked by hand from the results file."""
+"""Every derived column of a study's rows and tables, against hand-computed values."""
 
 import csv
 import io

@@ -1,4 +1,4 @@
-"""Training curves read back from metrics.jsonl, and the script that draws them."""
+"""Training curves read from metrics.jsonl, and the script that draws them."""
 
 import csv
 import math
@@ -27,18 +27,18 @@ def make_run(folder, steps=range(1, 41), length=16, tokenizer="a", loss=lambda s
     write_json(folder / MANIFEST, {"format": 1, "tokenizer_hash": tokenizer, "lineage": lineage})
     half = steps[len(steps) // 2]
 
-    def told(step, factor=1.0):
+    def metrics(step, factor=1.0):
         return {"loss": factor * loss(step), "lr": 1e-3 * step, "tokens": 100 * step, "data": "x"}
 
     with MetricsFile(folder / "metrics.jsonl", 0) as log:
         for step in steps:
-            log.write(step, **told(step, factor=100.0))
+            log.write(step, **metrics(step, factor=100.0))
     with MetricsFile(folder / "metrics.jsonl", 0) as log:
         for step in (step for step in steps if step <= half):
-            log.write(step, **told(step))
+            log.write(step, **metrics(step))
     with MetricsFile(folder / "metrics.jsonl", half) as log:
         for step in (step for step in steps if step > half):
-            log.write(step, **told(step))
+            log.write(step, **metrics(step))
             if step % 10 == 0:
                 log.write(step, "validation", nll={length: 2.0, 2 * length: 3.0 + step / 100}, targets=64)
         log.write(half + 5, "change", overrides=["model.position.scaling={name: drop}"])

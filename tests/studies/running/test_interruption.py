@@ -1,4 +1,4 @@
-"""A study that is killed, stopped or not alone ends as one that was not."""
+"""A study that is killed, stopped or run concurrently gives the same results."""
 
 import os
 import random

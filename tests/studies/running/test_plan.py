@@ -1,4 +1,4 @@
-"""From a study file to cells: what is expanded, left out, refused."""
+"""From a study file to cells: what is expanded, left out, and rejected."""
 
 import itertools
 

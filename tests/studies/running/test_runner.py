@@ -1,4 +1,4 @@
-"""What makes a comparison of schemes fair: the same weights at the start, the same text, and saying so."""
+"""Cells of a study are comparable: equal initial weights and equal data, both recorded."""
 
 import json
 import subprocess

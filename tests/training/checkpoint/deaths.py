@@ -1,4 +1,4 @@
-"""Processes that die while they write checkpoints: forks of one process, which runs all cases.
+"""Processes killed while they write checkpoints: forks of one process, which runs all cases.
 
 python -m tests.training.checkpoint.deaths FOLDER   writes FOLDER/results.json
 """

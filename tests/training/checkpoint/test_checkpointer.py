@@ -1,4 +1,4 @@
-"""Which checkpoints of a run are kept, and asynchronous saves: equal bytes, errors raised, no file lost."""
+"""Which checkpoints are kept, and asynchronous saves: equal bytes, errors raised, no file lost."""
 
 import errno
 import os

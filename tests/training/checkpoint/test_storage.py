@@ -1,4 +1,4 @@
-"""Checkpoints: exact, atomic under kill and full disk, found by hash with fallback."""
+"""Checkpoints: exact, atomic under kill and full disk, verified by hash with fallback."""
 
 import errno
 import json

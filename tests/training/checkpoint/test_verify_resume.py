@@ -1,4 +1,4 @@
-"""The proof of exact resume holds where it should, and names what is planted where it should not."""
+"""scripts/checks/verify_resume.py accepts exact resumes and names planted differences."""
 
 import json
 import os

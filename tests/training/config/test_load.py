@@ -1,4 +1,4 @@
-"""Layers, overrides, errors, dump and identity."""
+"""Merging settings files and overrides; errors; dump and hash."""
 
 from copy import deepcopy
 

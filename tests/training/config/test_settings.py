@@ -1,4 +1,4 @@
-"""The root settings: what must agree, and what counts as the same run."""
+"""Consistency of the run settings, and which settings identify a run."""
 
 import pytest
 

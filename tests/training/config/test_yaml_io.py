@@ -1,4 +1,4 @@
-"""The YAML we read: its scalars, its lines, its complaints."""
+"""Reading YAML: scalars, line numbers, error messages."""
 
 import math
 

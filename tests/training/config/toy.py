@@ -1,4 +1,4 @@
-"""A small tree of settings with every feature that the machinery must bear, and a small model."""
+"""A small settings tree that uses every feature of the loader, and a small model."""
 
 from typing import Annotated, Literal
 

@@ -1,4 +1,4 @@
-"""Short trainings without a run directory, alone or as one of several processes."""
+"""Short trainings without a run directory, in one process or several."""
 
 from __future__ import annotations
 

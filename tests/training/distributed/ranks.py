@@ -1,4 +1,4 @@
-"""Pairs of processes to which things happen: forks of one that has paid for the imports, joined by gloo.
+"""Two-process runs with injected faults: forks of one process that has done the imports, connected by gloo.
 
 python -m tests.training.distributed.ranks quick|slow FOLDER OVERRIDE...   writes FOLDER/results.json
 """

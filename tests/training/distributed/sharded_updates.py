@@ -1,4 +1,4 @@
-"""Two processes that share the weights of a model: updates are those of one process that holds them all.
+"""Two processes with sharded weights make the updates of one process with all weights.
 
 Each process calls `compare`.
 """

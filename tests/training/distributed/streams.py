@@ -1,4 +1,4 @@
-"""Runs on text in groups that come late, alone and in pairs: signalled while they wait, killed, resumed.
+"""Runs whose data are still being prepared, on one and two processes: signals, kills and resumes.
 
 python -m tests.training.distributed.streams FOLDER OVERRIDE...   writes all results to FOLDER/results.json
 """

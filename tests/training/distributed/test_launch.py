@@ -1,4 +1,4 @@
-"""The launcher's request against the settings and the processes that run."""
+"""The launcher's environment against the settings and the processes that run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One training, however many processes share it: DDP, accumulated micro-batches, FSDP2; and its numbers."""
+"""Training curves do not depend on the number of processes: DDP, gradient accumulation, FSDP2."""
 
 from __future__ import annotations
 

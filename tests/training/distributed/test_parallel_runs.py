@@ -1,4 +1,4 @@
-"""train.py shared by processes: two machines, a sharded run from its first step to one file, and refusals."""
+"""train.py on several processes: two nodes, a sharded run exported to one file, and rejected launches."""
 
 from __future__ import annotations
 

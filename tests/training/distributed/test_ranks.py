@@ -1,4 +1,4 @@
-"""Two processes of a run of which one is killed, hangs, is signalled, or computes what is not finite."""
+"""Two-process runs in which one process is killed, hangs, gets a signal, or computes non-finite values."""
 
 import json
 import signal

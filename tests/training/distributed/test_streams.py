@@ -1,4 +1,4 @@
-"""Text in groups that come late to a run: one process, and two."""
+"""Training while data are still being prepared: one process, and two."""
 
 import json
 import subprocess
@@ -17,7 +17,7 @@ STEPS = 75  # past the last group, so that all come again
 
 
 @pytest.fixture(scope="module")
-def told(corpus, tmp_path_factory) -> tuple[Path, dict]:
+def results(corpus, tmp_path_factory) -> tuple[Path, dict]:
     folder = tmp_path_factory.mktemp("streams")
     overrides = [*WORDS, f"data.source.path={corpus}", "data.group_bytes=4000", "data.max_bytes=12000"]
     overrides += [f"training.tokens={STEPS * 8 * 24}", "training.checkpoint.interval=5"]
@@ -28,8 +28,8 @@ def told(corpus, tmp_path_factory) -> tuple[Path, dict]:
 
 
 @pytest.mark.parametrize(("name", "ranks"), [("waiting alone", 1), ("waiting", 2)])
-def test_signal_during_data_wait_saves_and_exits_all_ranks(told, name, ranks):
-    found = told[1][name]
+def test_signal_during_data_wait_saves_and_exits_all_ranks(results, name, ranks):
+    found = results[1][name]
     assert found["early"] == [None] * ranks, found["logs"]  # waiting is not hanging
     assert found["statuses"] == [REQUEUE] * ranks, found["logs"]
     assert found["seconds"] < BUSY and found["children"] == 1 and found["left"] == []
@@ -37,9 +37,9 @@ def test_signal_during_data_wait_saves_and_exits_all_ranks(told, name, ranks):
     assert "waiting for group 1 of the text" in found["logs"][0] and "to resume" in found["logs"][0]
 
 
-def test_resumed_ranks_read_same_data_as_one_process(told):
-    folder, found = told[0], told[1]["killed"]
-    assert told[1]["one"]["statuses"] == [0], told[1]["one"]["logs"]
+def test_resumed_ranks_read_same_data_as_one_process(results):
+    folder, found = results[0], results[1]["killed"]
+    assert results[1]["one"]["statuses"] == [0], results[1]["one"]["logs"]
     assert found["statuses"] == [0, 0], found["logs"]
     assert found["killed"]["statuses"] == [-9, -9], found["killed"]["logs"]
     one, two = ({line["step"]: line for line in lines(folder / name)} for name in ("one", "two"))
@@ -53,10 +53,10 @@ def test_resumed_ranks_read_same_data_as_one_process(told):
     assert listed["complete"] and 2 < len(listed["folders"]) <= one[STEPS]["epoch"]
 
 
-def test_failed_preparation_stops_all_ranks(told):
-    found = told[1]["dying"]
+def test_failed_preparation_stops_all_ranks(results):
+    found = results[1]["dying"]
     main, other = found["logs"]
     assert found["statuses"] == [2, 2], found["logs"]
     assert "the process that prepares it exited with status -9" in main
     assert "error: (process 1) process 0 failed: group 1 of " in other
-    assert steps_of(told[0] / "dying")
+    assert steps_of(results[0] / "dying")

@@ -1,4 +1,4 @@
-"""Time that counts, and time that does not. Processes that are lost: distributed/test_ranks.py."""
+"""Which waiting time the watchdog counts. Lost processes: distributed/test_ranks.py."""
 
 import sys
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""What is printed where, and how scripts end."""
+"""Standard output, standard error, and exit statuses of scripts."""
 
 import errno
 import io
@@ -139,7 +139,7 @@ def end_of(error, capsys):
 
 @pytest.mark.parametrize("kind", [ConfigError, ModelError, DataError, EvaluationError])
 def test_user_errors_of_every_package_end_with_one_line(kind, capsys):
-    assert end_of(kind("the mend"), capsys) == (2, "error: the mend\n")
+    assert end_of(kind("the fix"), capsys) == (2, "error: the fix\n")
 
 
 def test_files_and_interrupts(capsys, tmp_path):

@@ -1,4 +1,4 @@
-"""What a terminal shows while a run trains."""
+"""The live view of a training run."""
 
 import io
 import math

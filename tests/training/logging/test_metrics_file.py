@@ -1,4 +1,4 @@
-"""metrics.jsonl survives kills, repeats and odd numbers."""
+"""metrics.jsonl after kills, repeated steps and non-finite numbers."""
 
 import errno
 import json

@@ -1,4 +1,4 @@
-"""What a run tells besides its metrics: a terminal, a trace."""
+"""Terminal output and profiler traces of a run."""
 
 import fcntl
 import json

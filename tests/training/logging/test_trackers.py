@@ -1,4 +1,4 @@
-"""Mirrors copy what metrics.jsonl says, and whatever breaks in them never hurts."""
+"""Trackers receive what metrics.jsonl contains; a failing tracker does not stop a run."""
 
 import importlib.util
 import sys
@@ -42,7 +42,7 @@ def test_trackers_are_imported_on_request_only(tmp_path, monkeypatch):
     found = mirrors(tmp_path, console, "wandb.mode=offline", "tensorboard=true")
     assert [line.split()[0] for line in console.lines] == ["wandb", "tensorboard"]
     assert all("training continues" in line for line in console.lines)
-    for mirror in found:  # they are told nothing any more
+    for mirror in found:  # they receive nothing any more
         mirror.write(LINES[1])
         mirror.close()
     assert len(console.lines) == 2

@@ -1,4 +1,4 @@
-"""The mean of the weights: its closed form, steps that are held back, and what is read from a checkpoint."""
+"""EMA of the weights: its closed form, skipped steps, and which weights a checkpoint gives."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Learning rates worked by hand."""
+"""Learning rates against hand-computed values."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Muon's update against a float64 reference and the polar factor, and the pair of optimizers as one."""
+"""Muon's update against a float64 reference and the polar factor; Muon and AdamW as one optimizer."""
 
 import numpy as np
 import torch

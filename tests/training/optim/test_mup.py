@@ -1,4 +1,4 @@
-"""Width transfer: what is told apart, and by which factors."""
+"""muP: which parameters are scaled with width, and by which factors."""
 
 import pytest
 import torch
@@ -33,8 +33,8 @@ def test_base_width_equals_standard_parametrization(tie_embeddings):
     assert logits(plain).equal(logits(ours))
     for settings in (AdamWSettings(), MuonSettings()):
         groups = [make_optimizer(model, settings).param_groups for model in (plain, ours)]
-        told = [[{k: v for k, v in group.items() if k != "params"} for group in one] for one in groups]
-        assert told[0] == told[1]
+        parameters = [[{k: v for k, v in group.items() if k != "params"} for group in one] for one in groups]
+        assert parameters[0] == parameters[1]
 
 
 def test_factors_at_three_times_base_width():
@@ -75,10 +75,10 @@ def test_output_multiplier_and_initialization():
     ],
 )
 def test_attention_scale_is_one_over_head_dim(head_dim, mup, scale):
-    """Logits of attention are what attend() is told to scale by, here seen by the watch."""
+    """Logits of attention are scaled by the factor passed to attend(), seen by a hook."""
     settings = ModelSettings(dim=32, layers=1, heads=2, head_dim=head_dim, mup=mup, position={"name": "none"})
     model, seen = Transformer(settings, V, T).initialize(0), []
-    model(torch.arange(T)[None], TokenPositions.plain(T), hooks=[lambda *told: seen.append(told[2])])
+    model(torch.arange(T)[None], TokenPositions.plain(T), hooks=[lambda *args: seen.append(args[2])])
     assert seen == [pytest.approx(scale, rel=1e-12)]
 
 

@@ -1,4 +1,4 @@
-"""Which weights decay, under which names, and one update by hand."""
+"""Parameter groups, weight decay, state names, and one update by hand."""
 
 from contextlib import nullcontext
 

@@ -1,4 +1,4 @@
-"""Runs under Muon, with rates by role, z-loss and a mean of the weights: exact on resume, read as asked."""
+"""Runs with Muon, learning rates per role, z-loss and EMA: exact resume, and settings take effect."""
 
 import shutil
 import sys
@@ -30,8 +30,8 @@ def test_muon_with_z_loss_and_ema(overrides, tmp_path, monkeypatch, capsys):
     assert here(monkeypatch, *overrides, "--run-dir", str(whole)) == 0
     output = capsys.readouterr().err
     assert "adamw_lr 0.001: for 8,4" in output and "parameters: head, vectors" in output
-    told = lines(whole)
-    rates = [line for line in told if line["kind"] == "train"]
+    logged = lines(whole)
+    rates = [line for line in logged if line["kind"] == "train"]
     assert all(line["lr"] == pytest.approx(2 * line["adamw_lr"]) for line in rates)
     assert all(line["embeddings_lr"] == pytest.approx(4 * line["adamw_lr"]) for line in rates)
 
@@ -40,12 +40,12 @@ def test_muon_with_z_loss_and_ema(overrides, tmp_path, monkeypatch, capsys):
         if int(folder.name[5:]) > 6:
             shutil.rmtree(folder)
     assert here(monkeypatch, *overrides, "--run-dir", str(cut)) == 0
-    assert lines(cut) == told
+    assert lines(cut) == logged
     for name in ("model.safetensors", "average.safetensors", "optimizer.safetensors"):
         ours, theirs = last(cut, name), last(whole, name)
         assert ours.keys() == theirs.keys() and all(ours[key].equal(theirs[key]) for key in theirs)
 
-    # The loss is told without the penalty: at the first step that is the whole difference.
+    # The loss is logged without the penalty: at the first step that is the whole difference.
     plain = tmp_path / "plain"
     assert (
         here(monkeypatch, *[word for word in overrides if "z_loss" not in word], "--run-dir", str(plain)) == 0

@@ -1,4 +1,4 @@
-"""Which updates are applied: worked by hand, on the host, and again after a resume."""
+"""The updates the step guard applies: hand-computed, on the host, and after a resume."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""What is refused, and forecast, before anything is computed."""
+"""Invalid runs are rejected, and forecasts printed, before any compute."""
 
 import os
 from contextlib import nullcontext

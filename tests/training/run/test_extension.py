@@ -1,4 +1,4 @@
-"""Branches as a user makes them: from a parent's weights under another rule or length, and with it gone."""
+"""Extension runs: from a parent's weights under another method or length, and after the parent is deleted."""
 
 import json
 import shutil

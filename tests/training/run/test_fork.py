@@ -1,4 +1,4 @@
-"""Forks as a user makes them: a run goes on in another folder, under changed settings."""
+"""Forks: a run continues in another directory under changed settings."""
 
 import json
 import re
@@ -90,7 +90,7 @@ def test_decay_fork_equals_run_with_same_budget(base, stem, tmp_path, capsys):
 
     # It resumes as any run, with the stem gone, and can be forked itself.
     kept = {name: content(decay, name) for name in ("model.safetensors", "optimizer.safetensors")}
-    told = lines(decay)
+    logged = lines(decay)
     shutil.rmtree(folder_of(decay, 12))
     away = stem.rename(stem.with_name("away"))
     try:
@@ -98,7 +98,7 @@ def test_decay_fork_equals_run_with_same_budget(base, stem, tmp_path, capsys):
         assert trained(*overrides) == 0
     finally:
         away.rename(stem)
-    assert lines(decay) == told and all(content(decay, name) == raw for name, raw in kept.items())
+    assert lines(decay) == logged and all(content(decay, name) == raw for name, raw in kept.items())
     again = tmp_path / "again"
     assert trained("training.tokens=2496", "--fork", decay, "--run-dir", again) == 0
     near, far = about(again)["lineage"]
