@@ -3,7 +3,7 @@
 import codecs
 from collections.abc import Sequence
 
-from data.tokenizers import Tokenizer
+from data.tokenizer import Tokenizer
 
 
 class TextStream:

@@ -77,17 +77,19 @@ def write_report(results: dict, folder: Path) -> list[Path]:
 def _lead(study: StoredStudy, comparisons: Sequence[StudyComparison]) -> list[str]:
     lines = findings.lead(comparisons[0]) if comparisons else ["No loss evaluation has finished yet."]
     lines += [f"Warning: {text}" for text in unfair_comparisons(study.record.get("checks") or {})]
-    if states := [cell.record["status"] for cell in study.unfinished]:
+    states = [cell.record["status"] for cell in study.cells if not cell.finished]
+    if states:
         counts = listed([f"{states.count(one)} {one}" for one in ("failed", "pending") if one in states])
         lines.append(f"Of {len(study.cells)} cells {counts}; reasons are under “Missing results”.")
     return lines
 
 
 def _subtitle(study: StoredStudy, comparisons: Sequence[StudyComparison]) -> str:
-    done = len(study.cells) - len(study.unfinished)
+    done = sum(cell.finished for cell in study.cells)
     schemes = len({variant.scheme for variant in study.variants})
-    more = len(study.variants) - schemes
-    parts = [counted(schemes, "scheme"), *([counted(more, "test-time variant")] if more else [])]
+    parts = [counted(schemes, "scheme")]
+    if len(study.variants) > schemes:
+        parts.append(counted(len(study.variants) - schemes, "test-time variant"))
     parts.append(f"{done} of {counted(len(study.cells), 'cell')} done")
     if comparisons:
         losses = comparisons[0].losses
@@ -158,7 +160,7 @@ def _task(table: ResultsTable, draw: FigureBuilder) -> list:
 def _training(
     study: StoredStudy, comparisons: Sequence[StudyComparison], draw: FigureBuilder
 ) -> ReportSection:
-    blocks: list[Block] = []
+    blocks = []
     for group in study.groups:
         table = next((one for one in comparisons if one.group == group), None)
         blocks += [draw.learned(table)] if table else []

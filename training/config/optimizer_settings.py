@@ -4,11 +4,10 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from errors import StrictSettings
-from training.config.trainer_settings import ShareOrSteps, optional, setting, share_or_steps
+from training.config.trainer_settings import Settings, ShareOrSteps, optional, setting, share_or_steps
 
 
-class RoleSettings(StrictSettings):
+class RoleSettings(Settings):
     """Optimizer settings of the weights of one role."""
 
     lr: float | None = setting(None, "peak learning rate, on the same schedule; null: the optimizer's", gt=0)
@@ -17,7 +16,7 @@ class RoleSettings(StrictSettings):
     )
 
 
-class RolesSettings(StrictSettings):
+class RolesSettings(Settings):
     """Weights by their role."""
 
     matrices: RoleSettings = setting(RoleSettings(), "linear layers except the head")
@@ -33,7 +32,7 @@ class RolesSettings(StrictSettings):
 ROLES = tuple(RolesSettings.model_fields)
 
 
-class AdamWBase(StrictSettings):
+class AdamWBase(Settings):
     """AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101) for all weights that Muon does not update."""
 
     lr: float = setting(2e-3, "peak learning rate", gt=0)
@@ -81,7 +80,7 @@ class AdamWSettings(AdamWBase):
     name: Literal["adamw"] = "adamw"
 
 
-class MuonSettings(StrictSettings):
+class MuonSettings(Settings):
     """Muon for matrices (Jordan 2024, kellerjordan.github.io/posts/muon), AdamW for all other weights."""
 
     name: Literal["muon"] = "muon"
@@ -115,7 +114,7 @@ class MuonSettings(StrictSettings):
 OptimizerSettings = Annotated[AdamWSettings | MuonSettings, Field(discriminator="name")]
 
 
-class EmaSettings(StrictSettings):
+class EmaSettings(Settings):
     """An exponential moving average of the weights, for evaluation."""
 
     decay: float = setting(
@@ -126,7 +125,7 @@ class EmaSettings(StrictSettings):
     )
 
 
-class _Schedule(StrictSettings):
+class _Schedule(Settings):
     warmup: ShareOrSteps = setting(
         0.02, "linear rise from 0: below 1 a share of the run, from 1 on a number of steps", ge=0
     )

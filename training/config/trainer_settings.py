@@ -1,10 +1,8 @@
-"""Settings of checkpoints, parallelism, validation, logging and step guards."""
+"""Settings of checkpoints, parallelism, validation, logging and step guards; and the base of every class."""
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
-
-from errors import StrictSettings
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 
 def setting(default: Any, description: str, **limits: Any) -> Any:
@@ -22,6 +20,12 @@ def optional(description: str, default: Any = None, **limits: Any) -> Any:
     return setting(default, description, json_schema_extra={"counts_if_changed": True}, **limits)
 
 
+class Settings(BaseModel):
+    """Immutable settings that reject unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
 def share_or_steps(value: float) -> float:
     """Raise ValueError unless `value` is a share below 1 or a whole number of steps."""
     if value >= 1 and value != int(value):
@@ -32,7 +36,7 @@ def share_or_steps(value: float) -> float:
 ShareOrSteps = Annotated[float, AfterValidator(share_or_steps)]
 
 
-class CheckpointSettings(StrictSettings):
+class CheckpointSettings(Settings):
     """When to save checkpoints, and which to keep."""
 
     interval: int | None = free(
@@ -57,7 +61,7 @@ class CheckpointSettings(StrictSettings):
         return self
 
 
-class ParallelSettings(StrictSettings):
+class ParallelSettings(Settings):
     """How processes share the run. The launcher sets their number (configs/accelerate)."""
 
     processes: int | None = free(None, "required number of processes; null: any", ge=1)
@@ -73,7 +77,7 @@ class ParallelSettings(StrictSettings):
     )
 
 
-class StopOnNonFinite(StrictSettings):
+class StopOnNonFinite(Settings):
     """Stop before the update; the last checkpoint is unchanged."""
 
     name: Literal["stop"] = "stop"
@@ -84,7 +88,7 @@ class StopOnNonFinite(StrictSettings):
         return 0
 
 
-class SkipNonFinite(StrictSettings):
+class SkipNonFinite(Settings):
     """Skip the update and continue; the data of the step are not used again."""
 
     name: Literal["skip"] = "skip"
@@ -94,7 +98,7 @@ class SkipNonFinite(StrictSettings):
 NonFiniteSettings = Annotated[StopOnNonFinite | SkipNonFinite, Field(discriminator="name")]
 
 
-class SpikeSettings(StrictSettings):
+class SpikeSettings(Settings):
     """Skip the update of a step whose loss is far above those before it."""
 
     sigmas: float = setting(6.0, "a loss this many standard deviations above the mean is a spike", gt=0)
@@ -108,7 +112,7 @@ class SpikeSettings(StrictSettings):
     limit: int = free(10, "maximum number of skipped steps in a run; one more stops it", ge=1)
 
 
-class ValidationSettings(StrictSettings):
+class ValidationSettings(Settings):
     """Held-out loss during training, on the same targets at every length."""
 
     interval: int | None = free(
@@ -136,7 +140,7 @@ class ValidationSettings(StrictSettings):
         return at
 
 
-class SampleSettings(StrictSettings):
+class SampleSettings(Settings):
     """Text generated greedily during training."""
 
     interval: int | None = free(None, "steps between samples; null: only at the end", ge=1)
@@ -146,7 +150,7 @@ class SampleSettings(StrictSettings):
     tokens: int = free(64, "new tokens in each sample", ge=1)
 
 
-class WandbSettings(StrictSettings):
+class WandbSettings(Settings):
     """Logging of metrics.jsonl to Weights & Biases."""
 
     mode: Literal["disabled", "offline", "online"] = free(
@@ -156,7 +160,7 @@ class WandbSettings(StrictSettings):
     entity: str | None = free(None, "account or team; null: your own")
 
 
-class ProfileSettings(StrictSettings):
+class ProfileSettings(Settings):
     """A trace of some steps by torch.profiler, for chrome://tracing or Perfetto, in the run's profile folder.
     It slows these steps down and changes no number."""
 

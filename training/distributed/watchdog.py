@@ -96,7 +96,10 @@ class Watchdog:
             if (now := self._under_way) is None:
                 in_step.restart()
             elif in_step.seconds(now) > self.timeout:
-                self._leave(f"{now[1]} has not finished within {self.timeout:g} s: another process hangs")
+                text = (
+                    f"{now[1]} has not finished within {self.timeout:g} s: another process is dead or hangs"
+                )
+                self._leave(text)
             for peer, watch in silent.items():
                 if (beat := self._last_heartbeat(peer)) is None:
                     watch.restart()

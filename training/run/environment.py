@@ -15,16 +15,7 @@ import torch
 
 from training.distributed.parallel import Parallel
 
-_LIBRARIES = (
-    "torch",
-    "accelerate",
-    "datasets",
-    "numpy",
-    "pydantic",
-    "safetensors",
-    "sentencepiece",
-    "tokenizers",
-)
+_LIBRARIES = ("torch", "accelerate", "datasets", "numpy", "pydantic", "safetensors", "sentencepiece")
 
 
 _DRIVER = "/proc/driver/nvidia/version"
