@@ -66,7 +66,8 @@ def generate_samples(
         tokens,
         sampling,
         seeds=[sample.seed for sample in samples],
-        eos_id=loaded.tokenizer.eos_id,
+        eos_ids=loaded.tokenizer.eos_ids,
+        vocab_size=loaded.tokenizer.vocab_size,
         cache=cache,
     )
     for new in generation:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -120,7 +120,9 @@ class Generation:
         tokens: maximum number of new tokens; prompt + tokens is the declared length of the row.
         sampling: sampling parameters.
         seeds: one per row (default: 0 for all, so equal prompts have equal continuations).
-        eos_id: token that finishes a row.
+        eos_ids: tokens that finish a row.
+        vocab_size: number of ids of the tokenizer. Further rows of the embedding are padding, which is never
+            sampled; None: all rows are ids.
         cache: False recomputes all tokens at each step, as a reference for the cache.
         prefill_chunk: tokens per prefill pass.
 
@@ -140,13 +142,15 @@ class Generation:
         sampling: SamplingParams | None = None,
         *,
         seeds: Sequence[int] | None = None,
-        eos_id: int | None = None,
+        eos_ids: Collection[int] = (),
+        vocab_size: int | None = None,
         cache: bool = True,
         prefill_chunk: int = PREFILL_CHUNK,
     ):
-        _check(model, prompts, tokens)
+        self.vocab_size = model.vocab_size if vocab_size is None else vocab_size
+        _check(model, prompts, tokens, self.vocab_size)
         self.model, self.tokens, self.sampling = model, tokens, sampling or SamplingParams()
-        self.eos_id, self.chunk = eos_id, prefill_chunk
+        self.eos_ids, self.chunk = frozenset(eos_ids), prefill_chunk
         self.finish: list[str | None] = [None] * len(prompts)
         counts = [len(prompt) for prompt in prompts]
         self.width, device = max(counts), model.embed.weight.device
@@ -181,14 +185,14 @@ class Generation:
             )
         for step in range(self.tokens):
             chance = None if self.chances is None else self.chances[:, step : step + 1]
-            new = self.sampling.choose(logits, self.previous, chance)  # (B,)
+            new = self.sampling.choose(logits[:, : self.vocab_size], self.previous, chance)  # (B,)
             if self.previous is not None:
                 self.previous.scatter_(1, new[:, None], True)
             given: list[int | None] = new.tolist()
             for row, token in enumerate(given):
                 if self.finish[row] is not None:
                     given[row] = None
-                elif token == self.eos_id:
+                elif token in self.eos_ids:
                     self.finish[row] = "eos"
                 elif step == self.tokens - 1:
                     self.finish[row] = "length"
@@ -218,13 +222,18 @@ class Generation:
 
     def _mark(self, prompts: Sequence[Sequence[int]]) -> Tensor:
         """(B, V) tokens of each prompt, without padding."""
-        previous = torch.zeros(len(prompts), self.model.vocab_size, dtype=torch.bool)
+        previous = torch.zeros(len(prompts), self.vocab_size, dtype=torch.bool)
         for row, prompt in zip(previous, prompts, strict=True):
             row[torch.tensor(prompt)] = True
         return previous.to(self.rows.device)
 
 
-def _check(model: Transformer, prompts: Sequence[Sequence[int]], tokens: int) -> None:
+def _check(model: Transformer, prompts: Sequence[Sequence[int]], tokens: int, vocab_size: int) -> None:
+    if not 0 < vocab_size <= model.vocab_size:
+        raise ModelError(
+            f"a tokenizer of {vocab_size} ids does not fit an embedding of {model.vocab_size} rows; use the "
+            "model's tokenizer"
+        )
     if tokens < 1:
         raise ModelError(f"at least 1 new token is required, got {tokens}")
     if not prompts:
@@ -232,11 +241,11 @@ def _check(model: Transformer, prompts: Sequence[Sequence[int]], tokens: int) ->
     for row, prompt in enumerate(prompts):
         if not len(prompt):
             raise ModelError(f"prompt {row + 1} has no tokens: at least one is required")
-        if min(prompt) < 0 or max(prompt) >= model.vocab_size:
-            wrong = next(i for i in prompt if not 0 <= i < model.vocab_size)
+        if min(prompt) < 0 or max(prompt) >= vocab_size:
+            wrong = next(i for i in prompt if not 0 <= i < vocab_size)
             raise ModelError(
                 f"prompt {row + 1} contains token {wrong}, outside the model's vocabulary of 0 to "
-                f"{model.vocab_size - 1}; check the tokenizer"
+                f"{vocab_size - 1}; check the tokenizer"
             )
     longest = max(map(len, prompts))
     needed = longest + tokens - 1

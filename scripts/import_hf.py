@@ -46,7 +46,8 @@ def import_folder(folder: Path, tokenizer_file: Path, out: Path):
     if is_run(out):
         raise InteropError(f"{out} is already a run; choose another --out")
     source = {"imported_from": [str(path) for path in foreign.checkpoint.files]}
-    create_run(out, _settings(foreign, tokenizer_file), tokenizer, sys.argv, source)
+    about = source | {"vocab_size": foreign.model.vocab_size}
+    create_run(out, _settings(foreign, tokenizer_file), tokenizer, sys.argv, about)
     # last, since checkpoints without a manifest are rejected
     save_checkpoint(out, 0, foreign.model, state=source)
     return out, foreign.model
@@ -55,7 +56,6 @@ def import_folder(folder: Path, tokenizer_file: Path, out: Path):
 def _check_tokenizer(tokenizer: Tokenizer, file: Path, foreign: ImportedModel) -> None:
     shape = foreign.shape
     for what, own, wanted in (
-        ("vocabulary size", tokenizer.vocab_size, shape.vocab_size),
         ("begin-of-document id", tokenizer.bos_id, shape.bos_id),
         ("end-of-document id", tokenizer.eos_id, next(iter(shape.eos_ids), None)),
     ):

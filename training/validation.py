@@ -82,7 +82,12 @@ class Validator:
             if not ids or room < 1:
                 continue
             generation = Generation(
-                model, [ids], room, SamplingParams(temperature=0), eos_id=tokenizer.eos_id
+                model,
+                [ids],
+                room,
+                SamplingParams(temperature=0),
+                eos_ids=tokenizer.eos_ids,
+                vocab_size=tokenizer.vocab_size,
             )
             with self._autocast():
                 new = [row[0] for row in generation]

@@ -120,7 +120,7 @@ class GenerationSession(DiagnosticSession):
         self, model: Transformer, rows: np.ndarray, temperature: float, advance
     ) -> tuple[np.ndarray, np.ndarray]:
         """(P, N) prompts with their continuation by the model, and the number of tokens of each row."""
-        prompt, eos_id = self.result.edges[0], self.tokenizer.eos_id
+        prompt, tokenizer = self.result.edges[0], self.tokenizer
         out, ends = rows.copy(), np.full(len(rows), rows.shape[1])
         seeds = [draw_integer(str(self.settings.seed), "generation", row) % 2**63 for row in range(len(rows))]
         generation = Generation(
@@ -129,7 +129,8 @@ class GenerationSession(DiagnosticSession):
             rows.shape[1] - prompt,
             SamplingParams(temperature=temperature),
             seeds=seeds,
-            eos_id=eos_id,
+            eos_ids=tokenizer.eos_ids,
+            vocab_size=tokenizer.vocab_size,
             prefill_chunk=self.settings.chunk,
         )
         for at, step in enumerate(generation, start=prompt):
@@ -140,8 +141,8 @@ class GenerationSession(DiagnosticSession):
                 advance(len(rows))
         for row, reason in enumerate(generation.finish):
             if reason == "eos":
-                written = out[row, prompt:].tolist()
-                ends[row] = prompt + written.index(eos_id)  # without the EOS token itself
+                is_end = np.isin(out[row, prompt:], tokenizer.eos_ids)
+                ends[row] = prompt + int(is_end.argmax())  # without the EOS token itself
         return out, ends
 
     def _measure(

@@ -15,6 +15,7 @@ from evaluation.tasks.settings import TaskEvaluationSettings
 @dataclass(frozen=True)
 class DrawnItems:
     """All items of an evaluation. `items[L][i]` is item i with L inputs, a leading BOS (`bos`) among them.
+    `vocab_size` is the number of ids of the tokenizer.
 
     unit (n,): the haystack of each item, or the item itself without haystacks, as `unit_kind` states.
     depth (n,): index of the item's depth in `depths`; 0 for a task that hides nothing.
@@ -24,6 +25,7 @@ class DrawnItems:
     lengths: list[int]
     items: dict[int, list[TaskItem]]
     bos: int | None
+    vocab_size: int
     unit: np.ndarray
     unit_kind: str
     unit_names: list[str]
@@ -91,6 +93,5 @@ def draw_items(
         }
     except DataError as error:
         raise EvaluationError(str(error)) from error
-    return DrawnItems(
-        task, lengths, items, tokenizer.bos_id if bos else None, unit, kind, names, depth, depths
-    )
+    bos_id = tokenizer.bos_id if bos else None
+    return DrawnItems(task, lengths, items, bos_id, tokenizer.vocab_size, unit, kind, names, depth, depths)

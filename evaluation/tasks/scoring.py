@@ -45,10 +45,19 @@ class TaskScorer:
 
     Exact match is teacher-forced: every token of the correct answer is the argmax after the previous ones,
     which is what greedy decoding generates.
+
+    vocab_size: number of ids of the tokenizer; greedy decoding never generates further rows of the embedding.
     """
 
-    def __init__(self, model: Transformer, device: str | torch.device = "cpu", chunk: int = 4096):
+    def __init__(
+        self,
+        model: Transformer,
+        device: str | torch.device = "cpu",
+        chunk: int = 4096,
+        vocab_size: int | None = None,
+    ):
         self.model, self.device, self.chunk = model, torch.device(device), chunk
+        self.vocab_size = vocab_size
 
     @torch.no_grad()
     def __call__(
@@ -68,7 +77,7 @@ class TaskScorer:
             logits = self._logits(first, answer, copy.deepcopy(cache), width, length)  # (b, A, V)
             losses = F.cross_entropy(logits.flatten(0, 1).double(), answer.flatten(), reduction="none")
             nll.append(losses.view(answer.shape).sum(1))
-            greedy.append((logits.argmax(-1) == answer).all(1))
+            greedy.append((logits[..., : self.vocab_size].argmax(-1) == answer).all(1))
         return torch.stack(nll, dim=1).cpu().numpy(), greedy[0].cpu().numpy()
 
     def _logits(self, first: Tensor, answer: Tensor, cache: Cache, width: int, length: int) -> Tensor:

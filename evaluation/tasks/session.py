@@ -59,7 +59,7 @@ class TaskSession(CellSession):
         )
         super().__init__(result, cells, console, EvaluationRanks())
         self.drawn = drawn
-        self.read = reader or (lambda model: TaskScorer(model, self.device, settings.chunk))
+        self.read = reader or (lambda model: TaskScorer(model, self.device, settings.chunk, drawn.vocab_size))
 
     def title(self) -> str:
         return f"{self.subject.name}: {self.drawn.count} items of {self.drawn.candidates} candidates"

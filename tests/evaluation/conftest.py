@@ -29,7 +29,7 @@ class MemoryStore:
 
 
 class MemoryTokenizer:
-    vocab_size, bos_id, eos_id, hash = VOCAB, BOS, EOS, "tokenizer"
+    vocab_size, bos_id, eos_id, eos_ids, hash = VOCAB, BOS, EOS, (EOS,), "tokenizer"
     pieces = [b"", b"", b""] + [b"word"[: 1 + i % 3] for i in range(VOCAB - 3)]
     token_bytes = np.array([len(piece) for piece in pieces])
 

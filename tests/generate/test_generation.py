@@ -127,18 +127,41 @@ def test_repetition_penalty_ignores_padding():
     assert found != rows(model)
 
 
-def test_eos_is_per_row():
+@pytest.mark.parametrize("count", [1, 2])
+def test_eos_is_per_row(count):
     model = tiny({"name": "rope"})
     free = rows(model)
-    eos = next(t for t in free[1] if t not in free[0][:3])
-    at = [row.index(eos) if eos in row else None for row in free]
-    generation = Generation(model, RAGGED, NEW, GREEDY, eos_id=eos)
+    ends = [next(t for t in row[3:] if t not in free[0][:3]) for row in free[1:][:count]]
+    assert len(set(ends)) == count
+    at = [next((i for i, token in enumerate(row) if token in ends), None) for row in free]
+    generation = Generation(model, RAGGED, NEW, GREEDY, eos_ids=ends)
     steps = list(generation)
     for row, end in enumerate(at):
         expected = free[row] if end is None else free[row][: end + 1]
         given = [step[row] for step in steps]
         assert given == expected + [None] * (len(steps) - len(expected))
         assert generation.finish[row] == ("length" if end is None else "eos")
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, SamplingParams(0.7, temperature=2.0, min_p=0.0)])
+def test_padding_of_the_vocabulary_is_not_sampled(sampling):
+    """Rows of the embedding that are no ids have the largest logits; without them, nothing changes."""
+    small = tiny({"name": "rope"})
+    padded = Transformer(small.settings, 37, 9).to(torch.float64)
+    with torch.no_grad():
+        for name, weight in padded.named_parameters():
+            own = small.get_parameter(name)
+            weight[: len(own)] = own
+            if len(own) < len(weight):
+                weight[len(own) :] = 50 * own[:6]
+    seeds = [3, 4, 5]
+    assert max(max(row) for row in rows(padded, sampling=sampling, seeds=seeds)) >= 31
+    assert rows(padded, sampling=sampling, seeds=seeds, vocab_size=31) == rows(
+        small, sampling=sampling, seeds=seeds
+    )
+    for prompts, vocab_size in (([[31]], 31), ([[1]], 38), ([[1]], 0)):
+        with pytest.raises(ModelError):
+            Generation(padded, prompts, 2, vocab_size=vocab_size)
 
 
 def test_rows_can_be_stopped():

@@ -123,7 +123,7 @@ def test_greedy_generation_matches_reference(reference, cache, dtype):
     expected, stream = reference["greedy_ids_bos_plus_200"], TextStream(tokenizer, begins=True)
     ids, text = [tokenizer.bos_id], ""
     for (new,) in Generation(
-        model, [ids], 200, SamplingParams(temperature=0), eos_id=tokenizer.eos_id, cache=cache
+        model, [ids], 200, SamplingParams(temperature=0), eos_ids=tokenizer.eos_ids, cache=cache
     ):
         ids.append(new)
         text += stream.push(new)

@@ -129,17 +129,24 @@ def create_run(
     """Create a run directory. The manifest is written last: a folder with a manifest is a run.
 
     Args:
-        extra: further entries of the manifest: data folder, `data_hash`, parameter count and the like.
+        extra: further entries of the manifest: data folder, `data_hash`, parameter count and the like;
+            `vocab_size` where the embedding has more rows than the tokenizer has ids.
         processes: the processes that share the work, for the entry of the first attempt.
 
-    Raises TrainingError where the folder already is a run, or has checkpoints but no manifest, so that the
-    data they were trained on are unknown.
+    Raises TrainingError where the tokenizer has more ids than the embedding has rows, and where the folder
+    already is a run, or has checkpoints but no manifest, so that the data they were trained on are unknown.
     """
     if is_run(folder):
         raise TrainingError(f"{folder} is already a run; resume it, or start again with --restart")
     if steps_of(folder):
         raise TrainingError(
             f"{folder} contains checkpoints but no {MANIFEST}: restore it, or start again with --restart"
+        )
+    rows = (extra or {}).get("vocab_size", tokenizer.vocab_size)
+    if tokenizer.vocab_size > rows:
+        raise TrainingError(
+            f"{folder}: the tokenizer has {tokenizer.vocab_size:,} ids and the embedding of the model "
+            f"{rows:,} rows; use the tokenizer of the model"
         )
     (folder / "tokenizer").mkdir(parents=True, exist_ok=True)
     tokenizer.save(folder / "tokenizer")

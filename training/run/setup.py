@@ -42,6 +42,7 @@ from training.run.directory import (
     is_run,
     locked_run,
     open_run_data,
+    read_manifest,
     rename_old_run,
     resume_run,
     run_folder,
@@ -153,7 +154,10 @@ def open_run(options: Namespace, interrupts: Interrupts, draw_targets: DrawTarge
         data = parallel.main_first(prepared)
         if parent is not None:
             check_text(settings, data, parent.about["tokenizer_hash"])
-        model = make_model(settings, data.tokenizer.vocab_size).initialize(settings.seed)
+        vocab_size = data.tokenizer.vocab_size
+        if settings.parent is not None:  # its vocabulary may be padded
+            vocab_size = (parent.about if parent else read_manifest(folder))["vocab_size"]
+        model = make_model(settings, vocab_size).initialize(settings.seed)
         is_double = settings.training.precision == "float64"
         model.to(parallel.device, torch.float64 if is_double else torch.float32)
         check_sharding(settings, model, parallel.sharded)
@@ -257,6 +261,7 @@ def run_manifest(settings: RunSettings, data: PreparedData, model: Transformer) 
         "valid_hash": data.valid.hash,
         "exposure": EXPOSURE,
         "parameters": model.parameter_count(),
+        "vocab_size": model.vocab_size,
     }
     if settings.data.group_bytes is not None:
         manifest["groups"] = str(TextGroups(settings.data, data).list)

@@ -204,6 +204,20 @@ def test_exact_match_equals_greedy_decoding(model):
     assert found.exact.tolist() == expected
 
 
+def test_exact_match_ignores_padding_of_the_vocabulary(model):
+    """With 200 ids, the answer to match is the most likely of these, and the loss still that of all rows."""
+    _, drawn = draw(items=3)
+    items = []
+    for item in drawn.items[100]:
+        sampling = SamplingParams(temperature=0)
+        steps = Generation(model, [item.prompt], len(item.answer), sampling, vocab_size=200)
+        items.append(type(item)(item.prompt, [step[0] for step in steps], item.others))
+    whole = read_items(TaskScorer(model), items, 100, bos=None, batch=3)
+    padded = read_items(TaskScorer(model, vocab_size=200), items, 100, bos=None, batch=3)
+    assert padded.exact.all() and not whole.exact.all()
+    assert (padded.nll == whole.nll).all()
+
+
 def test_non_finite_loss_fails_the_cell(tmp_path):
     def broken(prompts, candidates, length):
         return np.full(candidates.shape[:2], np.nan), np.zeros(len(prompts), dtype=bool)

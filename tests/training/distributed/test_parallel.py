@@ -166,7 +166,7 @@ def nll(training: Training, prepared) -> list[float]:
     training.model.eval()
     with torch.no_grad():
         found = training.model(tokens[:, :-1], TokenPositions.plain(24), tokens[:, 1:])
-    new = list(Generation(training.model, [[7, 9, 11]], 5, SamplingParams(temperature=0), eos_id=None))
+    new = list(Generation(training.model, [[7, 9, 11]], 5, SamplingParams(temperature=0)))
     training.model.train()
     return found.flatten().tolist() + [row[0] for row in new]
 
