@@ -22,11 +22,8 @@ import runpy
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 from importlib import import_module
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -127,7 +124,7 @@ def evaluate(
         contextlib.redirect_stdout(printed),
         _command_line("evaluate.py", str(directory), *arguments, *overrides),
     ):
-        _script("evaluate").main()
+        import_module("evaluate").main()
     with (results / "results.csv").open(encoding="utf-8", newline="") as file:
         rows = [{key: _number(value) for key, value in row.items()} for row in csv.DictReader(file)]
     return EvaluationTable(rows, sorted(results.glob("*.png")), printed.getvalue(), results)
@@ -140,27 +137,16 @@ def train(*arguments: str, run_dir: str | Path | None = None) -> "LoadedRun":
         arguments: settings files and overrides, such as `configs/tiny.yaml`, `training.tokens=1M`.
         run_dir: run directory; by default the one that train.py chooses.
     """
-    words = list(arguments)
     if run_dir is None:
-        settings, _ = import_module("training.run.parent").read_run_settings(words)
-        folder = Path(import_module("training.run.directory").run_folder(settings, words))
+        settings, _ = import_module("training.run.parent").read_run_settings(arguments)
+        folder = Path(import_module("training.run.directory").run_folder(settings, arguments))
     else:
         folder = Path(run_dir)
     with _command_line("train.py", *arguments, "--run-dir", str(folder)):
-        status = _script("train").main()
+        status = import_module("train").main()
     if status:
         raise RuntimeError(f"training stopped with status {status}; the same call resumes it")
     return load(folder)
-
-
-@cache
-def _script(name: str) -> ModuleType:
-    """A script of this repository as a module, also where an installed package has its name (`evaluate`)."""
-    spec = spec_from_file_location(f"sextant_{name}", ROOT / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @contextlib.contextmanager

@@ -25,7 +25,7 @@ from training.interrupts import Interrupts
 from training.logging.metrics_logger import MetricsLogger
 from training.logging.profiler import Profiler
 from training.logging.step_metrics import StepResult, reduce_step
-from training.logging.summary import announce, say_done
+from training.logging.summary import announce, announce_end
 from training.micro_batches import MicroBatch, micro_batches
 from training.optim.ema import EMA
 from training.optim.optimizer import guarded_step, make_optimizer, set_learning_rates
@@ -58,7 +58,7 @@ def train(run: TrainingRun) -> int:
     checkpointer = Checkpointer(run, optimizer, ema, guard)
     done = start = checkpointer.resume()
     schedule = TrainingSchedule(settings)
-    announce(settings, run.model, run.batches, run.folder, start, run.console)
+    announce(run, start)
     logger = MetricsLogger(run, start)
     validator = Validator(run, ema, logger)
     profiler = Profiler(t.profile, run.folder, parallel.rank, run.console)
@@ -111,7 +111,7 @@ def train(run: TrainingRun) -> int:
             return stop
         if start < steps:
             logger.end(steps)
-    say_done(run.folder, settings, run.batches, validator.prompts, device, run.console)
+    announce_end(run, validator.prompts)
     return 0
 
 

@@ -13,7 +13,14 @@ from data.preparation.prepared import (
 )
 from data.settings import DataSettings
 from data.store import TokenStore
-from data.tokenizer import ByteTokenizer, SentencePieceTokenizer, Tokenizer, load_tokenizer
+from data.tokenizers import (
+    ByteTokenizer,
+    HuggingFaceTokenizer,
+    SentencePieceTokenizer,
+    Tokenizer,
+    load_folder_tokenizer,
+    load_tokenizer,
+)
 from errors import DataError
 
 if TYPE_CHECKING:
@@ -25,12 +32,14 @@ __all__ = [
     "ByteTokenizer",
     "DataError",
     "DataSettings",
+    "HuggingFaceTokenizer",
     "PreparedData",
     "SentencePieceTokenizer",
     "TokenStore",
     "Tokenizer",
     "check_texts",
     "expected_vocabulary",
+    "load_folder_tokenizer",
     "load_tokenizer",
     "open_prepared",
     "prepare",

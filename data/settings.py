@@ -9,6 +9,7 @@ from data.sampling.positions import PlainPositions, PositionsSettings
 from data.tasks import TaskSettings
 from data.tasks.hidden import PasskeyTask
 from data.text_settings import StdlibSource, TextSettings, TextSource
+from data.tokenizers.settings import SentencePieceSettings, TokenizerSettings
 from errors import StrictSettings
 
 
@@ -52,41 +53,6 @@ class TaskSource(StrictSettings):
 
 
 SourceSettings = Annotated[TextSource | TaskSource, Field(discriminator="name")]
-
-
-class SentencePieceSettings(StrictSettings):
-    """Subwords by sentencepiece, trained on the training documents or read from a model file."""
-
-    name: Literal["sentencepiece"] = "sentencepiece"
-    model: str | None = Field(default=None, description="an existing .model file; null trains one")
-    kind: Literal["bpe", "unigram"] = Field(
-        default="bpe", description="algorithm; unigram trains 20 times slower"
-    )
-    vocab_size: int = Field(
-        default=4096, ge=264, le=1_000_000, description="vocabulary size, including control symbols"
-    )
-    byte_fallback: bool = Field(
-        default=True, description="encode unknown characters as bytes, so that encoding is lossless"
-    )
-    split_digits: bool = Field(default=True, description="each digit is its own token")
-    space_runs: bool = Field(default=True, description="allow tokens of several spaces (indentation of code)")
-    train_bytes: int = Field(
-        default=16_000_000,
-        ge=1,
-        description="maximum training text of the tokenizer in bytes, sampled evenly",
-    )
-    character_coverage: float = Field(
-        default=0.9995, gt=0.9, le=1.0, description="fraction of characters with their own token id"
-    )
-
-
-class BytesSettings(StrictSettings):
-    """One token per UTF-8 byte."""
-
-    name: Literal["bytes"] = "bytes"
-
-
-TokenizerSettings = Annotated[SentencePieceSettings | BytesSettings, Field(discriminator="name")]
 
 
 class MixtureEntry(StrictSettings):

@@ -11,9 +11,10 @@ from errors import EvaluationError
 from evaluation.reports.base import Report, Table, estimate, finite
 from evaluation.reports.figures import FigureText, save
 from evaluation.reports.loss_figures import length_figure, loss_curve
+from evaluation.reports.sentences import sentences
 from evaluation.scoring.evaluate import EvaluationResult
 from evaluation.scoring.methods import TRAINED
-from evaluation.statistics.intervals import FEW_BELOW, Interval, interval, unit_means
+from evaluation.statistics.intervals import Interval, interval, unit_means
 from evaluation.statistics.verdicts import bits_per_byte, perplexity, pooled
 
 
@@ -128,26 +129,7 @@ class RunComparison(Report):
         return {**self.facts, **result.facts, **about}
 
     def summary(self) -> list[str]:
-        result, level = self.results[0], 100 * self.results[0].settings.confidence
-        units, kind = len(np.unique(result.unit)), result.unit_kind
-        lines = [
-            f"{entry.label}: {entry.result.subject.name}, step {entry.result.subject.step}, trained at "
-            f"{entry.result.subject.trained_length}"
-            for entry in self.entries
-        ]
-        lines.append(
-            f"{len(result.document):,} targets of {units} {kind}s, the same for every run and length "
-            f"({result.plan.protocol})."
-        )
-        lines.append(
-            f"Differences ({self.against}; negative: {self.sign}) are at the same length, in nats per token, "
-            f"with {level:g}% intervals over {kind}s, simultaneous over all {len(self.differences)}. "
-            "They describe these checkpoints, not a training method."
-        )
-        if units < FEW_BELOW:
-            lines.append(f"Few {kind}s ({units}): interpret the intervals with caution.")
-        lines += [result.screening.sentence] if result.screening.sentence else []
-        return lines
+        return sentences("comparison", c=self, result=self.results[0])
 
     def tables(self) -> list[Table]:
         columns = ["run", "length", "NLL", "perplexity", "bits per byte"]

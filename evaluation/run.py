@@ -7,7 +7,7 @@ from typing import Any
 
 from data.sampling.exposure import Exposure
 from data.tasks import Task
-from data.tokenizer import Tokenizer
+from data.tokenizers import Tokenizer
 from errors import EvaluationError
 from evaluation.scoring.methods import Method
 from evaluation.stores import EvaluationStores

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from data.tokenizer import Tokenizer
+from data.tokenizers import Tokenizer
 from generation.text_stream import TextStream
 from model import ModelError
 from model.sampling import Generation, SamplingParams

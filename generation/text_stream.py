@@ -3,7 +3,7 @@
 import codecs
 from collections.abc import Sequence
 
-from data.tokenizer import Tokenizer
+from data.tokenizers import Tokenizer
 
 
 class TextStream:

@@ -12,8 +12,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # when run as a script, from any directory
 
-from data.settings import DataSettings, SentencePieceSettings
-from data.tokenizer import Tokenizer, load_sentencepiece
+from data.settings import DataSettings
+from data.tokenizers import Tokenizer, load_tokenizer_file
+from data.tokenizers.settings import SentencePieceSettings
 from interop import ImportedModel, InteropError, build_model, read_folder
 from training.checkpoint.storage import save_checkpoint
 from training.config.settings import RunSettings, TrainingSettings
@@ -41,7 +42,7 @@ def main() -> None:
 def import_folder(folder: Path, tokenizer_file: Path, out: Path):
     """Returns the run directory and its model. Raises InteropError, DataError, TrainingError."""
     foreign = build_model(read_folder(folder))
-    tokenizer = load_sentencepiece(tokenizer_file)
+    tokenizer = load_tokenizer_file(tokenizer_file)
     _check_tokenizer(tokenizer, tokenizer_file, foreign)
     if is_run(out):
         raise InteropError(f"{out} is already a run; choose another --out")

@@ -5,9 +5,9 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
+from errors import StrictSettings
 from evaluation.scoring.methods import TRAINED
 from studies.results.stored import CONFIDENCE, SCHEME, TOLERANCE
-from training.config.settings import Settings
 
 _LABEL = re.compile(r"^[^\s/\\,=.][^/\\,=]*$")  # part of a directory name: scheme=rope,seed=0
 _NAME = re.compile(r"^\w[\w.+-]*$")
@@ -37,7 +37,7 @@ Skip = Annotated[
 ]
 
 
-class VariantSettings(Settings):
+class VariantSettings(StrictSettings):
     """A row of the report besides the schemes as trained: the runs of a scheme under a method."""
 
     scheme: str = Field(description="label of the axis `scheme` whose runs are evaluated")
@@ -46,7 +46,7 @@ class VariantSettings(Settings):
     )
 
 
-class EvaluationEntry(Settings):
+class EvaluationEntry(StrictSettings):
     """One call of evaluate.py on every run."""
 
     overrides: list[str] = Field([], description="settings files and overrides of evaluate.py")
@@ -60,7 +60,7 @@ class EvaluationEntry(Settings):
     )
 
 
-class ReportSettings(Settings):
+class ReportSettings(StrictSettings):
     """The comparisons that the report declares in advance."""
 
     baseline: str | None = Field(
@@ -84,7 +84,7 @@ class ReportSettings(Settings):
     )
 
 
-class StudySettings(Settings):
+class StudySettings(StrictSettings):
     """Training runs × evaluations → one report."""
 
     base: list[str] = Field([], description="settings files and overrides of train.py for all cells")

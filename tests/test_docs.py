@@ -22,7 +22,7 @@ from torch.distributed.run import get_args_parser
 
 import evaluate
 from model import SCHEMES, Cache, TokenPositions, Transformer
-from tests.interop.llamas import llama
+from tests.interop.models import make
 from tests.model.zoo import V, close, ids, initialized, settings_of
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -137,7 +137,6 @@ SMALL |= {"prompts": 2, "items": 4, "haystacks": 4, "length": 512}
 LONG = (
     "check",
     "coordinate_check",
-    "lm_eval",
     "long_context",
     "plot_sweep",
     "verify_resume",
@@ -289,7 +288,7 @@ def quick_start(folder: Path, miniature: bool) -> Clone:
         assert clone.command(line.replace('"$run"', "runs/quickstart")) == 0, line
     extension = ["configs/extension/yarn.yaml", "parent.run=runs/quickstart", "--run-dir", "runs/extension"]
     assert clone.train(*extension) == 0
-    llama(vocab_size=320).save_pretrained(folder / "llama")
+    make("llama", vocab_size=320).save_pretrained(folder / "llama")
     return clone
 
 

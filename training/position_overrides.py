@@ -55,7 +55,7 @@ def override(trained: RunSettings, asked: Sequence[str] | ModelSettings) -> RunS
             found = _applied(trained, own)
             if _is_wider(choice.window, found.model.kinds[kind].window):
                 raise ModelError(
-                    f"its window of {choice.window} is narrower; {_POSITION}kinds.{kind}.window can widen it"
+                    f"its window of {choice.window} is narrower; set {_POSITION}kinds.{kind}.window"
                 )
         except (ModelError, TrainingError) as error:
             refused[kind] = why(error)
@@ -103,9 +103,7 @@ def _applied(trained: RunSettings, overrides: Sequence[str]) -> RunSettings:
         raise ConfigError(f"{text}\n       {legal_overrides(trained.model)}") from error
     for key, *_ in differences(trained, settings):
         if not key.startswith("model."):
-            raise TrainingError(
-                f"{key} cannot be changed on a trained model; only keys of model.position can"
-            )
+            raise TrainingError(f"{key} cannot be changed after training; only model.position can")
     return _checked(trained, settings)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from errors import TrainingError
 from model import ModelError, ModelSettings
-from training.config.settings import RunSettings, TrainingSettings
+from training.config.settings import RunSettings
 from training.config.stage_settings import StageSettings
 from training.optim.lr_schedule import learning_rate, steps_of
 from training.position_overrides import override
@@ -51,9 +51,7 @@ def stages_of(settings: RunSettings) -> list[Stage]:
         if not stages and (stage.overrides or warmup):
             raise TrainingError(f"{where}: set model.position and training.lr_schedule.warmup instead")
         if warmup > size.steps:
-            raise TrainingError(
-                f"{where}.warmup takes {warmup} steps, but its stage has {size.steps}: lower it"
-            )
+            raise TrainingError(f"{where}.warmup = {warmup} steps is longer than its stage of {size.steps}")
         if stage.overrides:
             current = _changed(current, stage.overrides, f"{where}.overrides")
         resized = bool(stages) and size[:2] != (stages[-1].length, stages[-1].batch_size)
@@ -100,14 +98,6 @@ def last_trained(settings: RunSettings, done: int) -> tuple[RunSettings, str]:
     return settings.model_copy(update={"model": last.model}), line
 
 
-def learning_rates(training: TrainingSettings, stage: Stage, step: int, steps: int) -> dict[str, float]:
-    """Every learning rate at update `step` of a run of `steps`, by its name in metrics.jsonl."""
-    return {
-        name: learning_rate(training.lr_schedule, peak, step, steps) * stage.rise(step)
-        for name, peak in training.optimizer.rates.items()
-    }
-
-
 class TrainingSchedule:
     """The stage and the learning rates of every step of a run."""
 
@@ -120,7 +110,9 @@ class TrainingSchedule:
 
     def learning_rates(self, step: int) -> dict[str, float]:
         """Every learning rate at update `step`, by its name in metrics.jsonl."""
-        return learning_rates(self.settings.training, self.stage(step), step, self._steps)
+        t, rise = self.settings.training, self.stage(step).rise(step)
+        peaks = t.optimizer.rates.items()
+        return {name: learning_rate(t.lr_schedule, peak, step, self._steps) * rise for name, peak in peaks}
 
     def micro_batch_size(self, step: int) -> int | None:
         """Sequences per device and forward pass: as many tokens as training.micro_batch_size sequences of

@@ -26,10 +26,8 @@ class Validator:
     def __init__(self, run: TrainingRun, ema: EMA | None, logger: MetricsLogger):
         self.run, self.ema, self.logger = run, ema, logger
         t = run.settings.training
-        self._steps, self._sample_interval = (
-            validation_steps(t.validation, run.settings.steps),
-            t.samples.interval,
-        )
+        self._steps = validation_steps(t.validation, run.settings.steps)
+        self._sample_interval = t.samples.interval
         self.nll: dict[int, dict[int, float]] = {}
         own = t.samples.prompts
         self.prompts = [opening(run.data.valid, run.data.tokenizer)] if own is None else own
@@ -63,12 +61,15 @@ class Validator:
                 self.run.model, parallel.device, parallel.rank, parallel.world, parallel.gather
             )
         self.nll[step] = {length: value for length, (value, _) in found.items()}
-        about = {
-            "targets": next(iter(found.values()))[1],
-            "documents": targets.documents,
-            "targets_hash": targets.hash[:16],
-        }
-        self.logger.validation(step, self.nll[step], seconds=time.perf_counter() - begun, **about)
+        self.logger.write(
+            step,
+            "validation",
+            nll=self.nll[step],
+            targets=next(iter(found.values()))[1],
+            documents=targets.documents,
+            seconds=time.perf_counter() - begun,
+            targets_hash=targets.hash[:16],
+        )
 
     def _sample(self, step: int) -> None:
         """Continue each prompt greedily; with autocast, as sharded blocks are gathered in its dtype."""

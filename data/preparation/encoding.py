@@ -18,7 +18,7 @@ from data.preparation.spool import read_chunk
 from data.settings import DataSettings
 from data.sources import GENERATED
 from data.store import EncodedDocument, token_dtype, write_shard
-from data.tokenizer import Tokenizer, lossless
+from data.tokenizers import Tokenizer, lossless
 
 Chunk = tuple[str, int]  # name of the spool, index
 

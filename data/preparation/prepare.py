@@ -34,13 +34,20 @@ from data.preparation.summary import (
     show,
     split_summary,
 )
-from data.preparation.tokenizer_training import train_sentencepiece
-from data.settings import DataSettings, SentencePieceSettings, SourceSettings
+from data.preparation.tokenizer_training import train_tokenizer
+from data.settings import DataSettings, SourceSettings
 from data.sources import open_source
 from data.sources.prepared import finished_folder
 from data.store import TokenStore, token_dtype, write_manifest
 from data.text_settings import PreparedSource
-from data.tokenizer import ByteTokenizer, Tokenizer, load_sentencepiece, load_tokenizer
+from data.tokenizers import (
+    ByteTokenizer,
+    Tokenizer,
+    load_tokenizer,
+    load_tokenizer_file,
+    saved_settings,
+)
+from data.tokenizers.settings import BytesSettings
 from errors import DataError
 
 PIECE = 64 << 10  # characters per sampled piece of the tokenizer's training text
@@ -80,15 +87,13 @@ def further_text(
     """Settings to prepare a further text. All of it is training text, except copies of the first text's
     validation text.
     """
-    model = first.folder / "tokenizer" / "tokenizer.model"
     held = PreparedSource(path=str(first.folder), split="valid") if first.valid.n_documents else None
-    is_trained = isinstance(settings.tokenizer, SentencePieceSettings)
     changes = {
         "source": source,
         "max_bytes": max_bytes,
         "valid_source": held,
         "valid_fraction": 0.0,
-        "tokenizer": SentencePieceSettings(model=str(model)) if is_trained else settings.tokenizer,
+        "tokenizer": saved_settings(first.folder / "tokenizer"),
         "label": None,
         "mixture": [],
         "group_bytes": None,
@@ -196,14 +201,14 @@ class _Preparation:
 
     def _tokenizer(self) -> tuple[Tokenizer, dict[str, Any]]:
         """Train or load the tokenizer and save it. Returns it and statistics of its training."""
-        place, card = self.folder / "tokenizer", self.work / "tokenizer.json"
+        place, card = self.folder / "tokenizer", self.work / "tokenizer_training.json"
         if card.is_file():
             return load_tokenizer(place), read_json(card)
         wanted, training = self.settings.tokenizer, {}
-        if not isinstance(wanted, SentencePieceSettings):
+        if isinstance(wanted, BytesSettings):
             tokenizer: Tokenizer = ByteTokenizer()
         elif wanted.model is not None:
-            tokenizer = load_sentencepiece(wanted.model)
+            tokenizer = load_tokenizer_file(wanted.model, wanted.name)
         else:
             available = int(self.spools["text"].bytes[~self.masks["text"]].sum())
             if not available:
@@ -212,10 +217,10 @@ class _Preparation:
                     "data.tokenizer.model=PATH or data.tokenizer.name=bytes"
                 )
             self.console.info(
-                f"training a {wanted.kind} tokenizer of {wanted.vocab_size:,} ids on "
+                f"training a {wanted.name} tokenizer of {wanted.vocab_size:,} ids on "
                 f"{min(available, wanted.train_bytes) / 1e6:,.1f} MB of {available / 1e6:,.1f} MB"
             )
-            tokenizer, used = train_sentencepiece(wanted, self._sample(available, wanted.train_bytes))
+            tokenizer, used = train_tokenizer(wanted, self._sample(available, wanted.train_bytes))
             training = {"bytes_used": used, "unused_share": 1 - used / available}
         tokenizer.save(place)
         write_json(card, training)

@@ -8,11 +8,12 @@ from typing import Any
 
 from data.files import damage_reported, read_json
 from data.hashing import canonical_hash
-from data.settings import DataSettings, SentencePieceSettings
+from data.settings import DataSettings
 from data.sources import open_source
 from data.sources.prepared import finished_folder
 from data.store import FORMAT, TokenStore, hint
-from data.tokenizer import ByteTokenizer, Tokenizer, load_sentencepiece, load_tokenizer
+from data.tokenizers import ByteTokenizer, Tokenizer, load_tokenizer, load_tokenizer_file
+from data.tokenizers.settings import BytesSettings
 from errors import DataError
 
 FIRST, VALID = "data.source", "data.valid_source"  # the settings that specify text, for messages
@@ -74,7 +75,7 @@ def mix(first: PreparedData, others: Sequence[PreparedData]) -> PreparedData:
             raise DataError(
                 f"{other.folder} cannot be mixed with {first.folder}: their tokenizers differ "
                 f"({other.tokenizer.hash[:12]}, not {first.tokenizer.hash[:12]}). Prepare it with "
-                f"data.tokenizer.model={first.folder / 'tokenizer' / 'tokenizer.model'}"
+                f"the tokenizer in {first.folder / 'tokenizer'}: set data.tokenizer.name and .model"
             )
     return replace(first, others=tuple(others))
 
@@ -104,8 +105,8 @@ def prepared_folder(settings: DataSettings, place: str = FIRST) -> Path:
         "sources": [source.fingerprint() for source in sources],
     }
     tokenizer = settings.tokenizer
-    if isinstance(tokenizer, SentencePieceSettings) and tokenizer.model is not None:
-        facts["model"] = load_sentencepiece(tokenizer.model).hash
+    if not isinstance(tokenizer, BytesSettings) and tokenizer.model is not None:
+        facts["model"] = load_tokenizer_file(tokenizer.model, tokenizer.name).hash
     return (
         Path(settings.root).expanduser()
         / f"{settings.label or sources[0].label}-{canonical_hash(facts)[:10]}"
@@ -134,8 +135,8 @@ def expected_vocabulary(settings: DataSettings) -> int:
     Raises DataError if the model does not exist.
     """
     tokenizer = settings.tokenizer
-    if not isinstance(tokenizer, SentencePieceSettings):
+    if isinstance(tokenizer, BytesSettings):
         return ByteTokenizer.vocab_size
     if tokenizer.model is not None:
-        return load_sentencepiece(tokenizer.model).vocab_size
+        return load_tokenizer_file(tokenizer.model, tokenizer.name).vocab_size
     return tokenizer.vocab_size

@@ -1,4 +1,4 @@
-"""Train a sentencepiece model on a sample of the text."""
+"""Train a tokenizer on a sample of the text: sentencepiece, or byte-level BPE."""
 
 import io
 import re
@@ -6,20 +6,71 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import sentencepiece
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
-from data.settings import SentencePieceSettings
-from data.tokenizer import SentencePieceTokenizer
+from data.tokenizers import HuggingFaceTokenizer, SentencePieceTokenizer, Tokenizer
+from data.tokenizers.huggingface import LLAMA3, LLAMA3_SINGLE_DIGITS
+from data.tokenizers.settings import HuggingFaceSettings, SentencePieceSettings
 from errors import DataError
 
 LONGEST_LINE = 4000  # bytes; sentencepiece drops longer lines silently
 # Newline and tab are separate tokens. The trainer drops lines that contain any of the others.
 CUTS = re.compile("[\n\t\0\u2047\u2581\u2585]+")
 THREADS = 16  # fixed, because the number of threads changes the summation order in unigram training
+BOS, EOS = "<|begin_of_text|>", "<|end_of_text|>"  # of our own byte-level BPE; Llama 3's names
 
 
 class TokenizerTraining(NamedTuple):
-    tokenizer: SentencePieceTokenizer
+    tokenizer: Tokenizer
     bytes_used: int
+
+
+def train_tokenizer(
+    settings: SentencePieceSettings | HuggingFaceSettings, texts: Iterator[str]
+) -> TokenizerTraining:
+    """Train on the sampled `texts`. Raises DataError if they are too small for the vocabulary."""
+    if isinstance(settings, SentencePieceSettings):
+        return train_sentencepiece(settings, texts)
+    return train_byte_level_bpe(settings, texts)
+
+
+def train_byte_level_bpe(settings: HuggingFaceSettings, texts: Iterator[str]) -> TokenizerTraining:
+    """Byte-level BPE as in GPT-2 and Llama 3. Equal texts give equal files."""
+    used = 0
+
+    def counted() -> Iterator[str]:
+        nonlocal used
+        for text in texts:
+            used += len(text.encode())
+            yield text
+
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = _pre_tokenizer(settings)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=settings.vocab_size,
+        special_tokens=[BOS, EOS],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(counted(), trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{BOS} $A", pair=f"{BOS} $A {BOS} $B:1", special_tokens=[(BOS, 0), (EOS, 1)]
+    )
+    if (size := tokenizer.get_vocab_size()) < settings.vocab_size:
+        raise _too_large(settings, used, str(size))
+    content = tokenizer.to_str(pretty=True).encode()
+    return TokenizerTraining(HuggingFaceTokenizer(content, bos_id=BOS, eos_id=EOS), used)
+
+
+def _pre_tokenizer(settings: HuggingFaceSettings) -> pre_tokenizers.PreTokenizer:
+    if settings.pre_tokenizer == "gpt2":
+        steps = [pre_tokenizers.Digits(individual_digits=True)] if settings.split_digits else []
+        return pre_tokenizers.Sequence([*steps, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    pattern = LLAMA3_SINGLE_DIGITS if settings.split_digits else LLAMA3
+    words = pre_tokenizers.Split(tokenizers.Regex(pattern), behavior="isolated")
+    return pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
 def pieces_of(text: str, longest: int = LONGEST_LINE) -> Iterator[str]:
@@ -75,16 +126,21 @@ def train_sentencepiece(settings: SentencePieceSettings, texts: Iterator[str]) -
 
 def _explained(settings: SentencePieceSettings, used: int, message: str) -> DataError:
     most = re.search(r"value <= (\d+)", message)
-    setting = f"data.tokenizer.vocab_size={settings.vocab_size}"
     if "too high" in message or most:
-        limit = f"at most {most[1]}" if most else "a smaller value"
-        return DataError(
-            f"{setting} is too large for {used:,} bytes of training text; set it to {limit}, add text, or "
-            "set data.tokenizer.name=bytes"
-        )
+        return _too_large(settings, used, most[1] if most else None)
     if "smaller than required" in message or "required_chars" in message:
         return DataError(
-            f"{setting} is less than the number of characters of the text; increase it, or decrease "
-            "data.tokenizer.character_coverage (other characters become bytes)"
+            f"data.tokenizer.vocab_size={settings.vocab_size} is less than the number of characters of the "
+            "text; increase it, or decrease data.tokenizer.character_coverage (other characters become bytes)"
         )
     return DataError(f"sentencepiece cannot train on this text: {message.strip()}")
+
+
+def _too_large(
+    settings: SentencePieceSettings | HuggingFaceSettings, used: int, most: str | None
+) -> DataError:
+    limit = f"at most {most}" if most else "a smaller value"
+    return DataError(
+        f"data.tokenizer.vocab_size={settings.vocab_size} is too large for {used:,} bytes of training text; "
+        f"set it to {limit}, add text, or set data.tokenizer.name=bytes"
+    )

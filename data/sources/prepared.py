@@ -7,7 +7,7 @@ from pathlib import Path
 from data.sources.base import Document, Source, checked
 from data.store import TokenStore
 from data.text_settings import PreparedSource
-from data.tokenizer import load_tokenizer
+from data.tokenizers import load_tokenizer
 from errors import DataError
 
 

@@ -11,7 +11,7 @@ from data.settings import TaskSource
 from data.sources.base import GENERATED, Document, Source
 from data.tasks import NO_TEXT, Haystacks, HaystackTask, TaskContext, is_for
 from data.text_settings import TextSettings
-from data.tokenizer import ByteTokenizer
+from data.tokenizers import ByteTokenizer
 
 ITEMS = 20_000  # number of items if neither a number nor a text determines it
 HAYSTACKS = 100  # maximum number of haystack documents

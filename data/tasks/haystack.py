@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from data.sampling.random_draws import below, bits, key_of
-from data.tokenizer import Tokenizer
+from data.tokenizers import Tokenizer
 from errors import DataError
 
 BEYOND = 1 << 12  # tokens kept per document beyond `longest`, to vary the start

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from data.sampling.random_draws import below, bits, key_of
-from data.tokenizer import Tokenizer
+from data.tokenizers import Tokenizer
 from errors import DataError, StrictSettings
 
 CACHED = 100_000  # encodings kept

@@ -27,9 +27,8 @@ from evaluation.diagnostics.attention import AttentionResult, mean_of_finite
 from evaluation.diagnostics.figures import draw_attention
 from evaluation.diagnostics.weights import MEASURES
 from evaluation.reports.base import NO_ENDS, Report, Table, over_units, rounded, rounded_record
-from evaluation.reports.sentences import name_of
+from evaluation.reports.sentences import sentences
 from evaluation.scoring.methods import TRAINED
-from evaluation.statistics.intervals import POINTS_ONLY_BELOW
 
 SHOWN = {  # columns of the table: measure -> heading, format
     "entropy": ("entropy, nats", ".2f"),
@@ -122,26 +121,21 @@ class AttentionReport(Report):
         return draw_attention(self.result, folder)
 
     def summary(self) -> list[str]:
-        lines, found = [], self.result
-        for method in found.methods:
-            lengths = [n for n in found.plan.lengths if (method.label, n) in found.seen]
-            if lengths:
-                lines.append(_method_sentence(found, method.label, lengths))
-        lines += [s for s in (_pairs_sentence(found), *_precision_sentences(found)) if s]
-        unit = found.unit_kind + "s"
-        units = len(set(found.unit.tolist()))
-        lines.append(
-            f"Means over the last {found.settings.targets} queries of {found.windows} windows of "
-            f"{found.documents} documents ({units} {unit}), over all heads and layers"
-            + (
-                f"; fewer than {POINTS_ONLY_BELOW} units, so no intervals."
-                if units < POINTS_ONLY_BELOW
-                else "."
-            )
+        found, drift = self.result, {}
+        for dtype in found.settings.precision:
+            rows = [
+                (n, row) for (label, n, one), row in found.drift.items() if (label, one) == (TRAINED, dtype)
+            ]
+            drift[dtype] = sorted(rows, key=lambda row: -abs(row[1]["nll_mean"]))
+        shares = [(n, found.overall(TRAINED, n).get("unturned_variance")) for n in found.lengths_of(TRAINED)]
+        shares = [(n, share) for n, share in shares if share is not None]
+        return sentences(
+            "attention",
+            found=found,
+            pairs=next((pairs for (label, _), pairs in found.pairs.items() if label == TRAINED), []),
+            shares=shares[:: max(1, len(shares) - 1)],
+            drift=drift,
         )
-        for (method, length), reason in found.absent.items():
-            lines.append(f"{method} at {length}: {reason}.")
-        return lines
 
     def tables(self) -> list[Table]:
         rows, found = [], self.result
@@ -153,56 +147,3 @@ class AttentionReport(Report):
                 rows.append([method.label, str(length), *shown])
         columns = ["method", "length", *(heading for heading, _ in SHOWN.values())]
         return [("attention: means over layers, heads and queries", columns, rows)]
-
-
-def _method_sentence(found: AttentionResult, method: str, lengths: list[int]) -> str:
-    name = name_of(method)
-    first, last = (found.overall(method, n) for n in (lengths[0], lengths[-1]))
-    if len(lengths) == 1:
-        return (
-            f"{name} at {lengths[0]:,}: entropy {first['entropy']:.2f} nats "
-            f"({first['entropy_relative']:.0%} of ln n), {first['first_token']:.1%} of the mass on the first "
-            "token."
-        )
-    return (
-        f"{name}, from {lengths[0]:,} to {lengths[-1]:,} tokens: entropy {first['entropy']:.2f} → "
-        f"{last['entropy']:.2f} nats ({first['entropy_relative']:.0%} → {last['entropy_relative']:.0%} of "
-        f"ln n), mass on the first token {first['first_token']:.1%} → {last['first_token']:.1%}, "
-        f"beyond the trained distance {last['mass_beyond']:.1%}, logit sd {first['logit_std']:.2f} → "
-        f"{last['logit_std']:.2f}, 90% of the mass within {first['reach_90']:,.0f} → "
-        f"{last['reach_90']:,.0f} tokens."
-    )
-
-
-def _pairs_sentence(found: AttentionResult) -> str:
-    l0 = found.subject.trained_length
-    place = next(((r, n) for (r, n) in found.pairs if r == TRAINED), None)
-    if place is None:
-        return ""
-    pairs = found.pairs[place]
-    slow = sum(pair.turns_trained < 1 for pair in pairs)
-    text = f"{slow} of {len(pairs)} rotary pairs never completed a turn within {l0:,} tokens"
-    shares = [
-        (n, found.overall(TRAINED, n).get("unturned_variance"))
-        for n in found.plan.lengths
-        if (TRAINED, n) in found.seen
-    ]
-    known = [(n, share) for n, share in shares if share is not None]
-    if known:
-        text += "; their share of the logits' variance is " + ", ".join(
-            f"{s:.0%} at {n:,}" for n, s in known[:: max(1, len(known) - 1)]
-        )
-    return text + "."
-
-
-def _precision_sentences(found: AttentionResult) -> list[str]:
-    lines = []
-    for dtype in found.settings.precision:
-        rows = [(n, d) for (r, n, t), d in found.drift.items() if r == TRAINED and t == dtype]
-        if rows:
-            n, worst = max(rows, key=lambda row: abs(row[1]["nll_mean"]))
-            lines.append(
-                f"{dtype} against float64: mean NLL off by at most {abs(worst['nll_mean']):.1e} nats "
-                f"(at {n:,}), single targets by {max(d['nll_max'] for _, d in rows):.1e}."
-            )
-    return lines

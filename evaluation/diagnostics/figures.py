@@ -32,9 +32,8 @@ from evaluation.reports.figures import (
     save,
     token_axis,
 )
-from evaluation.reports.sentences import name_of
 from evaluation.schemes.figures import wavelength_figure
-from evaluation.scoring.methods import TRAINED
+from evaluation.scoring.methods import TRAINED, name_of
 
 DRAWN = {  # measure -> heading of its panel
     "entropy_relative": "entropy, share of ln n",
@@ -121,11 +120,8 @@ def shaded(label: str, x: Numbers, y: Numbers, color: str) -> Curve:
 def draw_attention(found: AttentionResult, folder: Path) -> list[Path]:
     """Write the figures of one evaluation into `folder`; returns the PNG files."""
     drawn = []
-    seen = {
-        method.label: [n for n in found.plan.lengths if (method.label, n) in found.seen]
-        for method in found.methods
-    }
-    seen = {label: lengths for label, lengths in seen.items() if lengths}
+    labels = [method.label for method in found.methods]
+    seen = {label: lengths for label in labels if (lengths := found.lengths_of(label))}
     for label, lengths in seen.items():
         name = "" if label == TRAINED else f"-{label}"
         for stem, draw in PER_METHOD.items():
@@ -171,7 +167,7 @@ def by_method(found: AttentionResult, labels: Sequence[str]) -> Figure:
     def curves(measure: str) -> list[Curve]:
         lines = []
         for n, label in enumerate(labels):
-            lengths = [at for at in found.plan.lengths if (label, at) in found.seen]
+            lengths = found.lengths_of(label)
             values = [found.overall(label, at)[measure] for at in lengths]
             style: dict[str, Any] = {"color": COLOURS[n % len(COLOURS)], "marker": MARKERS[n % len(MARKERS)]}
             lines.append(Curve(name_of(label), lengths, values, **style))

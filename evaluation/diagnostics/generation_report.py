@@ -22,7 +22,7 @@ from evaluation.diagnostics.generation import REAL, GenerationResult
 from evaluation.diagnostics.repetition import MEASURES
 from evaluation.reports.base import Report, Table, over_units
 from evaluation.reports.figures import COLOURS, DASHED, INK, MARKERS, Curve, FigureText, Panel, save
-from evaluation.reports.sentences import name_of
+from evaluation.reports.sentences import sentences
 from evaluation.scoring.methods import TRAINED
 
 DRAWN = {
@@ -76,29 +76,7 @@ class GenerationReport(Report):
         return out
 
     def summary(self) -> list[str]:
-        """The first bucket compared with the last."""
-        at, lines, found = self.by_place(), [], self.result
-        for method in found.methods:
-            for source in found.sources[:-1]:
-                if (method.label, source, "repeated_4") not in at:
-                    continue
-                name = name_of(method.label)
-                (a, b, first), (c, d, last) = (at[method.label, source, "repeated_4"][n] for n in (0, -1))
-                nll = [at[method.label, source, "nll"][n][2] for n in (0, -1)]
-                real = [at[method.label, REAL, "nll"][n][2] for n in (0, -1)]
-                usual = at[method.label, REAL, "repeated_4"][-1][2]
-                lines.append(
-                    f"{name}, {source}: 4-grams repeated {first:.0%} at {a:,}–{b:,} → {last:.0%} at "
-                    f"{c:,}–{d:,} tokens (real text {usual:.0%}); NLL of its own text {nll[0]:.2f} → "
-                    f"{nll[1]:.2f} nats (of real text {real[0]:.2f} → {real[1]:.2f})."
-                )
-        lines += [f"{method}: shorter: {reason}." for method, reason in found.absent.items()]
-        lines.append(
-            f"{len(found.unit)} prompts of {found.edges[0]:,} tokens from {found.documents} "
-            f"documents ({len(set(found.unit.tolist()))} {found.unit_kind}s); trained at "
-            f"{found.subject.trained_length:,}."
-        )
-        return lines
+        return sentences("generation", found=self.result, at=self.by_place())
 
     def tables(self) -> list[Table]:
         at, rows, found = self.by_place(), [], self.result

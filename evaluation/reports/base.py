@@ -5,7 +5,7 @@ import io
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -93,6 +93,12 @@ def write_table(path: Path, rows: Sequence[dict]) -> None:
     writer.writeheader()
     writer.writerows(rows)
     write_text(path, text.getvalue())
+
+
+def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[object]], texts: int = 1) -> str:
+    """A Markdown table; columns after the first `texts` are aligned as numbers."""
+    rule = ["---"] * texts + ["---:"] * (len(columns) - texts)
+    return "\n".join(f"| {' | '.join(map(str, row))} |" for row in (columns, rule, *rows))
 
 
 def write_clean_json(path: Path, value) -> None:

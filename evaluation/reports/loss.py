@@ -21,7 +21,7 @@ from evaluation.reports.base import (
     write_clean_json,
 )
 from evaluation.reports.loss_figures import draw_figures
-from evaluation.reports.sentences import PARTS, sentences
+from evaluation.reports.sentences import sentences
 from evaluation.scoring.evaluate import EvaluationResult
 from evaluation.scoring.methods import TRAINED, TRUNCATE
 from evaluation.statistics.analysis import Analysis, AnalysisRow
@@ -29,6 +29,8 @@ from evaluation.statistics.context_reach import ContextReach
 from evaluation.statistics.intervals import Interval, unit_means
 from evaluation.statistics.verdicts import MethodVerdicts
 
+PARTS = {True: "in the training text", False: "not in the training text"}
+MANY = 10**7  # units: a larger number is not useful advice
 COUNTS = ("targets", "documents", "units")
 
 
@@ -109,11 +111,28 @@ class LossReport(Report):
     def draw(self, folder: Path) -> list[Path]:
         return draw_figures(self.result, self.analysis, folder, self.below)
 
-    def summary(self) -> list[str]:
-        return sentences(self.result, self.analysis)
+    def summary(self, brief: bool = False) -> list[str]:
+        """Which method held to which length, by how much, and with what confidence; `brief`: one sentence for
+        all methods."""
+        analysis, failures = self.analysis, {}
+        for row in analysis.rows:
+            if row.failure:
+                failures.setdefault((row.method, row.failure), []).append(row.length)
+        wide = [(v, m.method) for m in analysis.verdicts for v in m.verdicts if v.units_needed]
+        return sentences(
+            "loss",
+            result=self.result,
+            a=analysis,
+            rows={(row.method, row.length): row for row in analysis.rows},
+            brief=brief,
+            failures=failures,
+            wide=sorted(wide, key=lambda one: -one[0].delta.half),
+            parts=PARTS,
+            many=MANY,
+        )
 
     def headlines(self) -> list[str]:
-        return sentences(self.result, self.analysis, brief=self.matrix)
+        return self.summary(brief=self.matrix)
 
     def tables(self) -> list[Table]:
         if self.matrix:
@@ -187,23 +206,11 @@ class LossReport(Report):
         result = self.result
         if not result.settings.matrix:
             return []
-        lines = [
-            f"gain: NLL with the context truncated to {self.trained_length} minus NLL of the method, with "
-            f"its {100 * result.settings.confidence:g}% interval; positive: the additional context helps"
-        ]
-        reasons: dict[str, dict[str, list[int]]] = {}
+        absent: dict[str, dict[str, list[int]]] = {}
         for (method, length), reason in result.absent.items():
-            reasons.setdefault(reason, {}).setdefault(method, []).append(length)
-        for reason, where in reasons.items():
-            cells = "; ".join(f"{method} at {', '.join(map(str, n))}" for method, n in where.items())
-            lines.append(f"— does not exist, {reason}: {cells}")
-        if left_out := result.left_out:
-            count = (
-                f"{len(left_out)} built-in method{'s do' if len(left_out) > 1 else ' does'} not apply here"
-            )
-            lines.append(f"{count}: {', '.join(left_out)}" + ("" if verbose else " (--verbose: why)"))
-            lines += [f"  {label}: {reason}" for label, reason in left_out.items()] if verbose else []
-        return lines
+            absent.setdefault(reason, {}).setdefault(method, []).append(length)
+        reasons = [f"  {label}: {reason}" for label, reason in result.left_out.items() if verbose]
+        return sentences("matrix", result=result, absent=absent, verbose=verbose) + reasons
 
     def _parts(self) -> dict[str, dict]:
         return {

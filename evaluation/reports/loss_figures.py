@@ -19,9 +19,8 @@ from evaluation.reports.figures import (
     save,
 )
 from evaluation.reports.length_figures import ReferenceLines, joint_figure
-from evaluation.reports.sentences import name_of
 from evaluation.scoring.evaluate import EvaluationResult
-from evaluation.scoring.methods import TRAINED, TRUNCATE
+from evaluation.scoring.methods import TRAINED, TRUNCATE, name_of
 from evaluation.statistics.analysis import Analysis
 from evaluation.statistics.intervals import Interval
 

@@ -27,6 +27,11 @@ class Method:
         return self.label == TRUNCATE
 
 
+def name_of(method: str) -> str:
+    """A method's label in sentences and figures."""
+    return "as trained" if method == TRAINED else method
+
+
 _TABLE = TypeAdapter(dict[str, list[str]])
 
 

@@ -23,8 +23,7 @@ from evaluation.reports.figures import (
     save,
     token_axis,
 )
-from evaluation.reports.sentences import name_of
-from evaluation.scoring.methods import TRAINED
+from evaluation.scoring.methods import TRAINED, name_of
 from evaluation.tasks.analysis import DepthCell, TaskAnalysis
 from evaluation.tasks.session import TaskResult
 

@@ -5,9 +5,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from evaluation.reports.base import Report, Table, basis, provenance, write_table
-from evaluation.reports.sentences import name_of
-from evaluation.statistics.intervals import FEW_BELOW, POINTS_ONLY_BELOW, Interval
-from evaluation.tasks.analysis import Accuracy, TaskAnalysis, TaskRow, reference
+from evaluation.reports.sentences import sentences
+from evaluation.statistics.intervals import Interval
+from evaluation.tasks.analysis import TaskAnalysis, TaskRow, reference
 from evaluation.tasks.figures import draw_task_figures
 from evaluation.tasks.session import TaskResult
 
@@ -99,58 +99,28 @@ class TaskReport(Report):
         columns = ["method", "length", "accuracy", "against chance", "exact match", "gain over truncation"]
         rows = []
         for row in self.analysis.rows:
-            exact = f"{row.exact.share:.1%} [{row.exact.low:.1%}, {row.exact.high:.1%}]"
+            exact = _percent(row.exact.share, row.exact.low, row.exact.high)
             gain = _points(row.gain) if row.gain else ""
-            accuracy = f"{row.share.share:.1%}{_interval(row)}"
+            accuracy = _percent(row.share.share, row.low, row.high)
             rows.append([row.method, str(row.length), accuracy, row.word, exact, gain])
         drawn, task = self.result.drawn, self.result.facts["task"]
         return [(f"{task}: {drawn.count} items, chance {drawn.chance:.1%}", columns, rows)]
 
     def summary(self) -> list[str]:
-        result, analysis, drawn = self.result, self.analysis, self.result.drawn
-        l0, chance, unit = result.subject.trained_length, drawn.chance, drawn.unit_kind
-        lines = [
-            _method_sentence(label, [row for row in analysis.rows if row.method == label], l0)
-            for label in dict.fromkeys(row.method for row in analysis.rows)
-        ]
-        base = reference(result, analysis)
-        if base is not None:
-            lines.append(
-                f"As trained at {l0}: {_count(base.share)} correct by likelihood, {_count(base.exact)} exact "
-                "matches (Wilson intervals)."
-            )
-        text = (
-            f"{drawn.count} items per length, the same at every length, {drawn.candidates} candidates each: "
-            f"chance is {chance:.1%}, and near zero for exact match. {analysis.units} {unit}s"
+        result, methods = self.result, {}
+        for row in self.analysis.rows:
+            methods.setdefault(row.method, []).append(row)
+        return sentences(
+            "tasks",
+            result=result,
+            a=self.analysis,
+            methods=methods,
+            base=reference(result, self.analysis),
+            missing=result.absent | result.failed,
+            claim_items=CLAIM_ITEMS,
+            percent=_percent,
+            points=_points,
         )
-        if analysis.units < POINTS_ONLY_BELOW:
-            text += f": fewer than {POINTS_ONLY_BELOW}, so only point estimates are reported."
-        else:
-            few = " (few)" if analysis.units < FEW_BELOW else ""
-            text += (
-                f"{few}; intervals by length: {100 * result.settings.confidence:g}% over {unit}s, "
-                f"simultaneous over {analysis.family} methods and lengths. They describe this checkpoint, "
-                "not the positional scheme."
-            )
-        lines.append(text)
-        if drawn.count < CLAIM_ITEMS:
-            lines.append(f"{drawn.count} items: a claim about retrieval requires at least {CLAIM_ITEMS}.")
-        for (label, length), reason in {**result.absent, **result.failed}.items():
-            lines.append(f"Not measured: {label} at {length}: {reason}.")
-        return lines
-
-
-def _method_sentence(label: str, rows: list[TaskRow], l0: int) -> str:
-    parts = [f"{row.share.share:.1%}{_interval(row)} at {row.length} ({row.word})" for row in rows]
-    text, last = f"{name_of(label)}: accuracy {', '.join(parts)}.", rows[-1]
-    if last.gain is not None and not math.isnan(last.gain.low):
-        relation = "no significant difference from"
-        if last.gain.low > 0 or last.gain.high < 0:
-            relation = "better than" if last.gain.low > 0 else "worse than"
-        text += (
-            f" At {last.length} {relation} truncating the context to {l0}: {_points(last.gain, ' points')}."
-        )
-    return text
 
 
 def _points(gain: Interval, unit: str = "") -> str:
@@ -159,13 +129,8 @@ def _points(gain: Interval, unit: str = "") -> str:
     return text if math.isnan(gain.low) else f"{text} [{100 * gain.low:+.1f}, {100 * gain.high:+.1f}]"
 
 
-def _interval(row: TaskRow) -> str:
-    return "" if math.isnan(row.low) else f" [{row.low:.1%}, {row.high:.1%}]"
-
-
-def _count(share: Accuracy) -> str:
-    ends = f"[{share.low:.1%}, {share.high:.1%}]"
-    return f"{round(share.share * share.n)} of {share.n} ({share.share:.1%} {ends})"
+def _percent(share: float, low: float, high: float) -> str:
+    return f"{share:.1%}" + ("" if math.isnan(low) else f" [{low:.1%}, {high:.1%}]")
 
 
 def _flat(row: TaskRow) -> dict:

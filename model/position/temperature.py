@@ -2,7 +2,7 @@
 
 A modifier for any scheme, applied to queries, so it needs no kernel and does not affect the cache:
 logit = factor_n · q_n·k_m·scale + bias. n is the number of visible keys of a query, its own included:
-min(order + 1, window + sinks).
+min(order + 1, window + sinks), or order + 1 for temperatures that ignore the window.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ class Temperature(StrictSettings):
 
     learned: ClassVar[bool] = False  # has one parameter per head and layer
     depends_on_length: ClassVar[bool] = False  # depends on the declared length
+    ignores_window: ClassVar[bool] = False  # counts all earlier tokens, visible or not
 
     name: str
 
@@ -52,7 +53,7 @@ class Temperature(StrictSettings):
         if type(self).factor is Temperature.factor:
             return None
         count = positions.order.clamp(min=0).double() + 1  # padding has negative order and attends to itself
-        if max_visible is not None:
+        if max_visible is not None and not self.ignores_window:
             count = count.clamp(max=max_visible)
         lengths = torch.tensor(positions.lengths, dtype=torch.float64, device=count.device)[:, None]
         factor = self.factor(count, original_length, lengths)
@@ -121,6 +122,8 @@ class Llama4Temperature(Temperature):
 
 class Ministral3Temperature(Temperature):
     """1 + β·ln(1 + ⌊(n − 1) / L0⌋): Llama 4's form by position instead of count, as in Ministral 3."""
+
+    ignores_window = True
 
     name: Literal["ministral3"] = "ministral3"
     beta: float = Field(0.1, ge=0, description="β")

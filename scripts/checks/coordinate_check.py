@@ -14,19 +14,19 @@ Wider models have more heads (--grow heads) or larger heads (--grow features, wh
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import numpy as np
+import pandas as pd
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
 from data.files import write_text
 from errors import TrainingError
-from evaluation.reports.base import write_table
+from evaluation.reports.base import markdown_table
 from model import ModelSettings, TokenPositions, Transformer
 from training.config.optimizer_settings import AdamWBase, AdamWSettings, MuonSettings, OptimizerSettings
 from training.optim.optimizer import make_optimizer, set_learning_rates
@@ -40,18 +40,10 @@ OPTIMIZERS = {
 }
 
 
-@dataclass(frozen=True)
-class ActivationRow:
-    """The change of one activation at every width; `slope` is of the logarithms of both."""
-
-    kind: str
-    part: str
-    changes: dict[int, float]
-
-    @property
-    def slope(self) -> float:
-        logs = np.log(list(self.changes.items()))
-        return float(np.polyfit(logs[:, 0], logs[:, 1], 1)[0])
+def slope(changes: pd.Series) -> float:
+    """The exponent of the growth of changes with the width, their index."""
+    found = np.polyfit(np.log(changes.index), np.log(changes.to_numpy()), 1)[0]
+    return round(float(found), 6) + 0.0  # no negative zero
 
 
 def model_of(width: int, base: int | None, grow: str, seed: int) -> Transformer:
@@ -100,56 +92,44 @@ def changes(model: Transformer, optimizer: OptimizerSettings, steps: int, seed: 
 
 def check(
     widths: Sequence[int], optimizer: OptimizerSettings, *, grow: str, steps: int, seeds: int
-) -> list[ActivationRow]:
-    """The rows of the table: each activation without and with muP, whose base is the smallest width."""
-    rows = []
+) -> pd.DataFrame:
+    """Mean changes over seeds: a row for each activation without and with muP, whose base is the smallest
+    width, and a column for each width."""
+    found = {}
     for kind, base in (("standard", None), ("muP", min(widths))):
-        found = {
-            width: [
+        for width in widths:
+            each = [
                 changes(model_of(width, base, grow, seed), optimizer, steps, seed) for seed in range(seeds)
             ]
-            for width in widths
-        }
-        for part in PARTS:
-            means = {width: sum(one[part] for one in all_) / seeds for width, all_ in found.items()}
-            rows.append(ActivationRow(kind, part, means))
-    return rows
+            for part in PARTS:
+                found.setdefault((kind, part), {})[width] = sum(one[part] for one in each) / seeds
+    return pd.DataFrame(found).T
 
 
-def table(rows: Sequence[ActivationRow], command: str, figure: str) -> str:
-    """The rows as a page of Markdown, with the figure of that name."""
-    widths = list(rows[0].changes)
-    head = ["parametrization", "activation", *map(str, widths), "slope"]
-    lines = [
+def page(table: pd.DataFrame, command: str, figure: str) -> str:
+    """The table as a page of Markdown, with the figure of that name."""
+    rows = [[*key, *(f"{c:.4f}" for c in row), f"{slope(row):+.2f}"] for key, row in table.iterrows()]
+    parts = [
         "# Coordinate check",
-        "",
         f"`{command}`",
-        "",
         "RMS change of activations after training, by width; the slope is the exponent of its growth with "
         "the width. `attention` and `mlp` are the outputs of the last block, `stream` is the residual stream "
         "after it.",
-        "",
-        f"| {' | '.join(head)} |",
-        f"|{'---|' * len(head)}",
+        markdown_table(["parametrization", "activation", *table.columns, "slope"], rows, texts=2),
+        f"![RMS change over width]({figure})",
     ]
-    for row in rows:
-        cells = [row.kind, row.part, *(f"{change:.4f}" for change in row.changes.values())]
-        lines.append(f"| {' | '.join(cells)} | {row.slope:+.2f} |")
-    lines += ["", f"![RMS change over width]({figure})"]
-    return "\n".join(lines) + "\n"
+    return "\n\n".join(parts) + "\n"
 
 
-def draw(rows: Sequence[ActivationRow]) -> Figure:
+def draw(table: pd.DataFrame) -> Figure:
     """Changes over width on logarithmic axes, one panel for each activation."""
     figure = Figure(figsize=(3 * len(PARTS), 3), layout="constrained")
     panels = figure.subplots(1, len(PARTS))
     for panel, part in zip(panels, PARTS, strict=True):
-        for row in rows:
-            if row.part == part:
-                label = f"{row.kind} ({row.slope:+.2f})"
-                panel.plot(list(row.changes), list(row.changes.values()), marker="o", label=label)
+        for (kind, _), row in table[table.index.get_level_values(1) == part].iterrows():
+            panel.plot(row.index, row, marker="o", label=f"{kind} ({slope(row):+.2f})")
         panel.set(xscale="log", yscale="log", xlabel="width", title=part)
-        panel.set_xticks(list(rows[0].changes), [str(width) for width in rows[0].changes])
+        panel.set_xticks(table.columns, [str(width) for width in table.columns])
         panel.minorticks_off()
         panel.legend()
     panels[0].set_ylabel("RMS change")
@@ -173,19 +153,15 @@ def main() -> int:
     if min(given.steps, given.seeds) < 1 or not given.lr > 0:
         raise TrainingError("--steps and --seeds must be at least 1, --lr above 0")
     optimizer = OPTIMIZERS[given.optimizer](given.lr)
-    rows = check(sorted(set(given.widths)), optimizer, grow=given.grow, steps=given.steps, seeds=given.seeds)
+    table = check(sorted(set(given.widths)), optimizer, grow=given.grow, steps=given.steps, seeds=given.seeds)
     command = " ".join(["python", "scripts/checks/coordinate_check.py", *sys.argv[1:]])
-    page = table(rows, command, given.out.with_suffix(".png").name)
-    print(page)
+    text = page(table, command, given.out.with_suffix(".png").name)
+    print(text)
     given.out.parent.mkdir(parents=True, exist_ok=True)
-    write_text(given.out.with_suffix(".md"), page)
-    records = [
-        {"parametrization": row.kind, "activation": row.part, "width": width, "rms_change": change}
-        for row in rows
-        for width, change in row.changes.items()
-    ]
-    write_table(given.out.with_suffix(".csv"), records)
-    draw(rows).savefig(given.out.with_suffix(".png"), dpi=150)
+    write_text(given.out.with_suffix(".md"), text)
+    tidy = table.rename_axis(["parametrization", "activation"]).rename_axis("width", axis=1).stack()
+    write_text(given.out.with_suffix(".csv"), tidy.rename("rms_change").to_csv())
+    draw(table).savefig(given.out.with_suffix(".png"), dpi=150)
     return 0
 
 

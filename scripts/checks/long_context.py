@@ -11,26 +11,26 @@ of 4096 tokens through the cache. Rows are added to docs/results/long_context.cs
 .md is written; a row with the same subject, length and threads is replaced.
 """
 
-import csv
 import os
 import platform
 import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import numpy as np
+import pandas as pd
 import torch
 
 from data.files import write_text
 from errors import TrainingError
 from evaluation import ModelScorer
-from evaluation.reports.base import write_table
+from evaluation.reports.base import markdown_table
 from evaluation.scoring.forecast import memory_needed
 from model import SCHEMES, Transformer
 from training.config.load import load_settings
@@ -78,7 +78,7 @@ def main() -> int:
     parser.add_argument("--results", default=str(ROOT / "docs" / "results"), help="folder of the two files")
     options = parser.parse_args()
     lengths = [int(length) for length in options.length.split(",")]
-    console, folder = Console(), Path(options.results)
+    console, folder, rows = Console(), Path(options.results), []
     for subject in options.subjects:
         model_of(subject, max(lengths))  # reports errors before anything is measured
     for length in sorted(lengths):
@@ -90,8 +90,8 @@ def main() -> int:
                 f"{subject} at {length:,} tokens: {duration(row.seconds)} wall time, "
                 f"{row.cpu_seconds:.0f} CPU seconds, peak {row.peak_gib:.2f} GiB"
             )
-            keep(row, folder)
-    console.table("", list(COLUMNS), cells([row for row in read(folder) if row.length in lengths]))
+            rows = keep(row, folder)
+    console.table("", list(COLUMNS), cells([row for row in rows if row.length in lengths]))
     return 0
 
 
@@ -138,28 +138,17 @@ def measure(subject: str, length: int, threads: int) -> SpanRow:
     )
 
 
-def read(folder: Path) -> list[SpanRow]:
-    """The stored rows."""
-    path = folder / "long_context.csv"
-    if not path.exists():
-        return []
-    with path.open(newline="", encoding="utf-8") as file:
-        return [
-            SpanRow(**{field.name: field.type(row[field.name]) for field in fields(SpanRow)})  # type: ignore[operator]
-            for row in csv.DictReader(file)
-        ]
-
-
-def keep(row: SpanRow, folder: Path) -> None:
-    """Add the row to both files."""
-    same = (row.subject, row.length, row.threads)
-    rows = [old for old in read(folder) if (old.subject, old.length, old.threads) != same] + [row]
-    rows.sort(key=lambda one: (-one.length, one.threads, one.subject))
-    records = [{k: f"{v:.4g}" if isinstance(v, float) else v for k, v in asdict(one).items()} for one in rows]
-    write_table(folder / "long_context.csv", records)
-    lines = [list(COLUMNS), ["---"] * len(COLUMNS), *cells(rows)]
-    body = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    write_text(folder / "long_context.md", HEAD.format(machine=machine()) + body + "\n")
+def keep(row: SpanRow, folder: Path) -> list[SpanRow]:
+    """Add the row to both files, in place of an earlier one of its kind; returns all rows."""
+    path, measured = folder / "long_context.csv", pd.DataFrame([asdict(row)])
+    known = [pd.read_csv(path, keep_default_na=False)] if path.exists() else []
+    table = pd.concat([*known, measured]).drop_duplicates(["subject", "length", "threads"], keep="last")
+    table = table.sort_values(["length", "threads", "subject"], ascending=[False, True, True])
+    write_text(path, table.to_csv(index=False, float_format="%.4g"))
+    rows = [SpanRow(**record) for record in table.to_dict("records")]
+    text = HEAD.format(machine=machine()) + markdown_table(list(COLUMNS), cells(rows))
+    write_text(folder / "long_context.md", text + "\n")
+    return rows
 
 
 COLUMNS: dict[str, Callable[[SpanRow], str]] = {

@@ -83,7 +83,7 @@ def main() -> int:
         if (out / name).exists():
             raise TrainingError(f"{out / name} already exists; remove it or choose another --out")
     out.mkdir(parents=True, exist_ok=True)
-    console.info(f"reference: {steps} steps on {processes(ranks[0])}, not disturbed")
+    console.info(f"reference: {steps} steps at world size {ranks[0]}, not interrupted")
     run_through(words, out / "reference", ranks[0])
     reference = read_metrics(out / "reference" / "metrics.jsonl")
     edges = edges_of(reference)
@@ -129,10 +129,6 @@ def settings_of(word: str) -> str:
     if "=" not in word and folder.suffix not in (".yaml", ".yml"):
         raise TrainingError(f"{not_a_run(folder)}; pass a run, YAML files or overrides (key=value)")
     return word
-
-
-def processes(ranks: int) -> str:
-    return "one process" if ranks == 1 else f"{ranks} processes"
 
 
 def started(words: list[str], folder: Path, ranks: int) -> subprocess.Popen:
@@ -197,12 +193,6 @@ def progress(folder: Path) -> tuple[int, int]:
     return attempt, lines["train"]["step"] if "train" in lines else 0
 
 
-def checkpoint_step(folder: Path) -> int:
-    """The step of the newest checkpoint, from which the next attempt starts."""
-    found = find_checkpoint(folder) if folder.exists() else None
-    return found.step if found else 0
-
-
 def run_through(
     words: list[str], folder: Path, ranks: int, stop_after: tuple[int, int] | None = None
 ) -> bool:
@@ -230,9 +220,10 @@ def run_killed(
     """Train, kill after each of `moments`, resume, and train to the end."""
     attempts = []
     for i, moment in enumerate([*moments, None], 1):
-        number, begun = ranks[i % 2], checkpoint_step(folder)
+        checkpoint = find_checkpoint(folder) if folder.exists() else None
+        number, begun = ranks[i % 2], checkpoint.step if checkpoint else 0
         goal = "to the end" if moment is None else f"to be killed after step {moment}"
-        console.info(f"attempt {i}: from step {begun} on {processes(number)}, {goal}")
+        console.info(f"attempt {i}: from step {begun} at world size {number}, {goal}")
         is_killed = run_through(words, folder, number, None if moment is None else (i, moment))
         attempts.append(Attempt(number, begun, progress(folder)[1], is_killed))
         if moment is not None and not is_killed:
@@ -244,24 +235,22 @@ def run_killed(
 def differences(reference: Path, other: Path, tolerance: float) -> list[str]:
     """Descriptions of the first step and the first final tensor that differ between two runs."""
     lines = [read_metrics(run / "metrics.jsonl") for run in (reference, other)]
-    step = first_difference(*lines, tolerance)
     tensors = other_tensors(reference, other) if tolerance == 0 else None
-    return [text for text in (step, tensors) if text is not None]
+    return [text for text in (first_difference(*lines, tolerance), tensors) if text is not None]
 
 
 def first_difference(reference: list[dict], other: list[dict], tolerance: float) -> str | None:
     """The first step whose metrics differ, and the metrics; None if there is none."""
     # Rounding can change tokens of greedily generated text.
     left_out = ("start", "samples") if tolerance else ("start",)
-    told: list[dict] = [
+    logged: list[dict] = [
         {(line["step"], line["kind"]): line for line in lines if line["kind"] not in left_out}
         for lines in (reference, other)
     ]
-    for place in sorted(told[0].keys() | told[1].keys()):
-        step, kind = place
-        a, b = (lines.get(place) for lines in told)
+    for step, kind in sorted(logged[0].keys() | logged[1].keys()):
+        a, b = (lines.get((step, kind)) for lines in logged)
         if a is None or b is None:
-            return f"step {step}: only the {'killed' if a is None else 'reference'} run tells of a {kind}"
+            return f"step {step}: only the {'killed' if a is None else 'reference'} run logs a {kind}"
         for key in sorted(a.keys() | b.keys(), key=lambda key: (key != "data", key in MEASURED, key)):
             if key not in CLOCKED and not same(a.get(key), b.get(key), tolerance if key in MEASURED else 0.0):
                 what = "the data" if key == "data" else key
@@ -314,16 +303,8 @@ def report(
     rows = []
     for i, one in enumerate(attempts, 1):
         crossed = [edge for edge in edges if one.begun < edge <= one.ended]
-        rows.append(
-            [
-                i,
-                one.ranks,
-                one.begun + 1,
-                one.ended,
-                "SIGKILL" if one.killed else "done",
-                *(crossed[:1] or ["–"]),
-            ]
-        )
+        end = "SIGKILL" if one.killed else "done"
+        rows.append([i, one.ranks, one.begun + 1, one.ended, end, *(crossed or "–")[:1]])
     columns = ["attempt", "processes", "first step", "last step", "end", "epoch edge crossed"]
     console.table("the run that was killed", columns, rows)
     kills = kills_tested(attempts)

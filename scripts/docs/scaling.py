@@ -9,7 +9,6 @@ peak rates come from data sheets; the achieved share of the peak is an assumptio
 """
 
 import sys
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -19,11 +18,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 
 from data.files import write_text
+from evaluation.reports.base import markdown_table
 from model import ModelSettings, Transformer
 from training.config.load import load_settings
 from training.config.settings import RunSettings
 from training.run.hardware import RECOMPUTED, USUAL_SHARE
-from training.run.memory import FLOAT, HALF, MemoryLayout, activations, block_parameters, matrices
+from training.run.memory import FLOAT, HALF, MemoryLayout, activations
 from training.run.memory import memory as memory_of
 from training.script import Parser, run_main
 
@@ -48,21 +48,17 @@ class Gpu:
 
 
 GPUS = {
-    "h100": Gpu(
-        "H100 SXM 80 GB, NVLink 4 (450 GB/s), InfiniBand NDR (400 Gb/s a GPU)", 989e12, 80e9, 450e9, 50e9
-    ),
+    "h100": Gpu("H100 SXM 80 GB, NVLink 4 (450 GB/s), InfiniBand NDR (400 Gb/s)", 989e12, 80e9, 450e9, 50e9),
     "h200": Gpu(
-        "H200 SXM 141 GB, NVLink 4 (450 GB/s), InfiniBand NDR (400 Gb/s a GPU)", 989e12, 141e9, 450e9, 50e9
+        "H200 SXM 141 GB, NVLink 4 (450 GB/s), InfiniBand NDR (400 Gb/s)", 989e12, 141e9, 450e9, 50e9
     ),
-    "a100": Gpu(
-        "A100 SXM 80 GB, NVLink 3 (300 GB/s), InfiniBand HDR (200 Gb/s a GPU)", 312e12, 80e9, 300e9, 25e9
-    ),
+    "a100": Gpu("A100 SXM 80 GB, NVLink 3 (300 GB/s), InfiniBand HDR (200 Gb/s)", 312e12, 80e9, 300e9, 25e9),
 }
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Inputs of the formulas: P parameters, of which `matrices` are in matrix multiplications."""
+    """Inputs of the formulas."""
 
     name: str
     settings: RunSettings
@@ -76,15 +72,6 @@ class ModelShape:
     @property
     def parameters(self) -> int:
         return self.model.parameter_count()
-
-    @property
-    def block(self) -> int:
-        """Parameters of one layer."""
-        return block_parameters(self.model)
-
-    @property
-    def matrices(self) -> int:
-        return matrices(self.model)
 
     @property
     def flops(self) -> float:
@@ -159,12 +146,6 @@ def shapes() -> list[ModelShape]:
     ]
 
 
-def table(columns: str, rows: Iterable[str]) -> str:
-    """A Markdown table; cells are separated by ` | `."""
-    rule = " | ".join(["---"] + ["---:"] * columns.count(" | "))
-    return "\n".join(f"| {line} |" for line in (columns, rule, *rows))
-
-
 def group_name(world: int, sharded: bool) -> str:
     return "1" if world == 1 else f"{world} × {'FSDP2' if sharded else 'DDP'}"
 
@@ -179,11 +160,10 @@ def states_table(gpu: Gpu) -> str:
             total = sum(parts.values())
             copies = total - states - parts["activations"] - parts["logits"]
             numbers = [states, copies, parts["activations"], parts["logits"], total]
-            cells = " | ".join(f"{n / GB:.1f}" for n in numbers)
             fits = "yes" if total <= USABLE * gpu.memory else "no"
-            rows.append(f"{shape.name} | {group_name(world, sharded)} | {cells} | {fits}")
-    room = f"at most {USABLE * gpu.memory / GB:.0f}"
-    return table(f"size | GPUs | states | copies | activations | logits | total | {room}", rows)
+            rows.append([shape.name, group_name(world, sharded), *(f"{n / GB:.1f}" for n in numbers), fits])
+    columns = ["size", "GPUs", "states", "copies", "activations", "logits", "total"]
+    return markdown_table([*columns, f"at most {USABLE * gpu.memory / GB:.0f}"], rows)
 
 
 def activations_table(gpu: Gpu) -> str:
@@ -191,39 +171,41 @@ def activations_table(gpu: Gpu) -> str:
     for shape in shapes():
         length = shape.settings.train_length
         kept, again = (shape.activations(True, checkpointing) for checkpointing in (False, True))
-        rows.append(
-            f"{shape.name} | {shape.parameters / 1e6:,.0f}M | {length:,} | {shape.flops / GB:.2f} | "
-            f"{kept / 1e6:.2f} | {kept * length / GB:.2f} | {again / 1e6:.3f} | {again * length / GB:.2f}"
-        )
-    columns = "size | parameters | length | GFLOP per token | MB per token | GB per sequence"
-    return table(f"{columns} | MB with checkpointing | GB with checkpointing", rows)
+        sizes = [shape.name, f"{shape.parameters / 1e6:,.0f}M", f"{length:,}", f"{shape.flops / GB:.2f}"]
+        sizes += [f"{kept / 1e6:.2f}", f"{kept * length / GB:.2f}"]
+        rows.append([*sizes, f"{again / 1e6:.3f}", f"{again * length / GB:.2f}"])
+    columns = ["size", "parameters", "length", "GFLOP per token", "MB per token", "GB per sequence"]
+    return markdown_table([*columns, "MB with checkpointing", "GB with checkpointing"], rows)
 
 
 def speed_table(gpu: Gpu) -> str:
     groups = [(1, False), *((world, sharded) for world in WORLDS[1:] for sharded in (False, True))]
     rows = [speed_row(shape, world, sharded, gpu) for shape in shapes() for world, sharded in groups]
-    columns = "size | GPUs | micro-batches × sequences | GB | compute, ms | communication, ms | k tokens/s"
-    return table(f"{columns} | MFU | days for training.tokens", rows)
+    columns = ["size", "GPUs", "micro-batches × sequences", "GB", "compute, ms", "communication, ms"]
+    return markdown_table([*columns, "k tokens/s", "MFU", "days for training.tokens"], rows)
 
 
-def speed_row(shape: ModelShape, world: int, sharded: bool, gpu: Gpu) -> str:
-    t, name = shape.settings.training, f"{shape.name} | {group_name(world, sharded)}"
+def speed_row(shape: ModelShape, world: int, sharded: bool, gpu: Gpu) -> list[str]:
+    t, name = shape.settings.training, [shape.name, group_name(world, sharded)]
     layout = best_layout(shape, world, sharded, gpu)
     if layout is None:
         why = f"{t.batch_size} sequences cannot be divided" if t.batch_size % world else "does not fit"
-        return f"{name} | {why}" + " | –" * 6
+        return [*name, why, *["–"] * 6]
     calculating, sending = compute(shape, layout, gpu), communication(shape, layout, gpu)
     tokens = t.batch_size * shape.settings.train_length
     slow, fast = tokens / (calculating + sending), tokens / max(calculating, sending)
     mfu = [rate * shape.flops / (world * gpu.peak) for rate in (slow, fast)]
     days = t.tokens / fast / 86_400
     again = ", checkpointing" if layout.checkpointing else ""
-    return (
-        f"{name} | {passes(shape, layout)} × {layout.sequences}{again} | "
-        f"{sum(memory(shape, layout).values()) / GB:.0f} | "
-        f"{1000 * calculating:,.0f} | {1000 * sending:,.0f} | {slow / 1e3:,.0f} to {fast / 1e3:,.0f} | "
-        f"{mfu[0]:.0%} to {mfu[1]:.0%} | {days:{'.2g' if days < 10 else ',.0f'}}"
-    )
+    batch = f"{passes(shape, layout)} × {layout.sequences}{again}"
+    room = f"{sum(memory(shape, layout).values()) / GB:.0f}"
+    times = [
+        f"{1000 * calculating:,.0f}",
+        f"{1000 * sending:,.0f}",
+        f"{slow / 1e3:,.0f} to {fast / 1e3:,.0f}",
+    ]
+    share = f"{mfu[0]:.0%} to {mfu[1]:.0%}"
+    return [*name, batch, room, *times, share, f"{days:{'.2g' if days < 10 else ',.0f'}}"]
 
 
 @dataclass(frozen=True)
@@ -260,8 +242,8 @@ def anchors_table(gpu: Gpu) -> str:
         flops, peak = model.flops_per_token(one.length), GPUS[one.gpu].peak
         predicted = USUAL_SHARE * peak / (again * flops)
         mfu, off = one.rate * flops / peak, predicted / one.rate - 1
-        rows.append(f"{one.who} | {one.rate:,.0f} | {mfu:.0%} | {predicted:,.0f} | {off:+.0%}")
-    return table("run | published | MFU by our formula | predicted | error", rows)
+        rows.append([one.who, f"{one.rate:,.0f}", f"{mfu:.0%}", f"{predicted:,.0f}", f"{off:+.0%}"])
+    return markdown_table(["run", "published", "MFU by our formula", "predicted", "error"], rows)
 
 
 TABLES = {
@@ -290,7 +272,7 @@ def main() -> int:
     if given.write:
         write_text(TARGET, filled(TARGET.read_text(encoding="utf-8"), GPUS["h100"]))
         return 0
-    print(gpu.name)
+    print(f"{gpu.name} per GPU")
     for name, make in TABLES.items():
         print(f"\n{name}\n\n{make(gpu)}")
     return 0

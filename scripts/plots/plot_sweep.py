@@ -10,11 +10,11 @@ seed, and how many grid steps the best values of a scheme differ. Writes OUT.md,
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
@@ -22,38 +22,17 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from data.files import write_text
 from errors import StudyError
 from evaluation.comparable import comparable
-from evaluation.reports.base import write_table
+from evaluation.reports.base import markdown_table, write_table
 from evaluation.reports.figures import COLOURS, INK, MARKERS, Curve, FigureText, Panel, panels_figure, save
 from studies.report.document import counted
 from studies.results.losses import read_losses
 from studies.results.stored import RESULTS, SEED, StoredStudy, read_results, read_study
 from training.script import Parser, run_main
 
-
-@dataclass(frozen=True)
-class Sweep:
-    """One line: NLL by value (ascending) and seed."""
-
-    label: str
-    nll: dict[float, dict[str, float]]
-
-    @property
-    def means(self) -> dict[float, float]:
-        return {value: sum(seeds.values()) / len(seeds) for value, seeds in self.nll.items()}
-
-    @property
-    def best(self) -> float:
-        """The value with the lowest mean."""
-        return min(self.means, key=self.means.__getitem__)
-
-    @property
-    def winners(self) -> list[float]:
-        """The best value of each seed."""
-        seeds = next(iter(self.nll.values()))
-        return [min(self.nll, key=lambda value: self.nll[value][seed]) for seed in seeds]
+Sweeps = dict[str, dict[str, pd.DataFrame]]  # by variant and line: NLL by value (rows, ascending) and seed
 
 
-def read_sweeps(study: StoredStudy, evaluation: str, over: str, lines: str) -> dict[str, list[Sweep]]:
+def read_sweeps(study: StoredStudy, evaluation: str, over: str, lines: str) -> Sweeps:
     """The lines of each variant: NLL at the trained length, as trained.
 
     Raises StudyError if the grid has other axes or cells have no results yet, and EvaluationError if they
@@ -85,66 +64,69 @@ def read_sweeps(study: StoredStudy, evaluation: str, over: str, lines: str) -> d
             line[value] = {seed: float(nll.mean()) for seed, nll in units.items()}
     comparable(facts)
     return {
-        variant: [Sweep(label, dict(sorted(nll.items()))) for label, nll in own.items()]
+        variant: {label: pd.DataFrame(nll).T.sort_index() for label, nll in own.items()}
         for variant, own in found.items()
     }
 
 
-def page(sweeps: dict[str, list[Sweep]], command: str, figure: str, over: str, lines: str) -> str:
+def page(sweeps: Sweeps, command: str, figure: str, over: str, lines: str) -> str:
     """The sweeps as Markdown, with the lowest NLL of each line in bold."""
-    (first, *_), *_ = sweeps.values()
-    values = list(first.nll)
+    first = next(iter(next(iter(sweeps.values())).values()))
+    values = list(first.index)
     parts = [
         f"# Best {over} by {lines}",
         f"`{command}`",
         "NLL in nats per token at the trained length, mean over documents and "
-        f"{counted(len(first.nll[values[0]]), 'training seed')}; bold: the lowest of its line. Last column: "
+        f"{counted(len(first.columns), 'training seed')}; bold: the lowest of its line. Last column: "
         f"the best {over} of each seed.",
     ]
     for variant, own in sweeps.items():
-        rows = [f"| {lines} | {' | '.join(f'{value:g}' for value in values)} | by seed |"]
-        rows.append("|---|" + "---:|" * len(values) + "---|")
-        for sweep in own:
-            bold = {sweep.best: "**"}
-            cells = [f"{(mark := bold.get(v, ''))}{nll:.3f}{mark}" for v, nll in sweep.means.items()]
-            winners = ", ".join(f"{value:g}" for value in sweep.winners)
-            rows.append(f"| {sweep.label} | {' | '.join(cells)} | {winners} |")
-        low, high = min(sweep.best for sweep in own), max(sweep.best for sweep in own)
+        rows, best = [], {label: nll.mean(axis=1).idxmin() for label, nll in own.items()}
+        for label, nll in own.items():
+            cells = [
+                f"**{v:.3f}**" if at == best[label] else f"{v:.3f}" for at, v in nll.mean(axis=1).items()
+            ]
+            rows.append([label, *cells, ", ".join(f"{value:g}" for value in nll.idxmin())])
+        low, high = min(best.values()), max(best.values())
         text = f"Best {over}: the same."
         if steps := values.index(high) - values.index(low):
             text = f"Best {over}: {counted(steps, 'step')} of the grid apart, from {low:g} to {high:g}."
-        if edge := [sweep.label for sweep in own if sweep.best in (values[0], values[-1])]:
+        if edge := [label for label, at in best.items() if at in (values[0], values[-1])]:
             where = f"At {lines} {', '.join(edge)}"
             text += f" {where} it is the last value of the grid and may not be the optimum."
-        parts += [f"## {variant}", text, "\n".join(rows)]
+        table = markdown_table([lines, *(f"{value:g}" for value in values), "by seed"], rows)
+        parts += [f"## {variant}", text, table]
     parts.append(f"![NLL over {over}, one line per {lines}]({figure})")
     return "\n\n".join(parts) + "\n"
 
 
-def records(sweeps: dict[str, list[Sweep]], over: str, lines: str) -> list[dict]:
+def records(sweeps: Sweeps, over: str, lines: str) -> list[dict]:
     """The rows of the CSV file."""
     return [
-        {"variant": variant, lines: sweep.label, over: value, "seed": seed, "nll": nll}
+        {"variant": variant, lines: label, over: value, "seed": seed, "nll": nll}
         for variant, own in sweeps.items()
-        for sweep in own
-        for value, seeds in sweep.nll.items()
-        for seed, nll in seeds.items()
+        for label, table in own.items()
+        for (value, seed), nll in table.stack().items()
     ]
 
 
-def draw(sweeps: dict[str, list[Sweep]], over: str, lines: str) -> Figure:
+def draw(sweeps: Sweeps, over: str, lines: str) -> Figure:
     """One panel per scheme; seeds are small points, the best value of each line has a ring."""
     panels = []
     for variant, own in sweeps.items():
         curves = []
-        for sweep, color, marker in zip(own, COLOURS * len(own), MARKERS * len(own), strict=False):
-            x, y = list(sweep.means), list(sweep.means.values())
-            curves.append(Curve(f"{lines} {sweep.label}", x, y, color, marker=marker, size=4))
-            for value, seeds in sweep.nll.items():
-                one = [value] * len(seeds), list(seeds.values())
+        for (label, table), color, marker in zip(
+            own.items(), COLOURS * len(own), MARKERS * len(own), strict=False
+        ):
+            means = table.mean(axis=1)
+            curves.append(
+                Curve(f"{lines} {label}", list(means.index), list(means), color, marker=marker, size=4)
+            )
+            for value, seeds in table.iterrows():
+                one = [value] * len(seeds), list(seeds)
                 curves.append(Curve("", *one, color, dash="", marker=".", size=3, alpha=0.6))
             ring = {"dash": "", "marker": "o", "size": 10, "hollow": True, "order": 1.5}
-            curves.append(Curve("", [sweep.best], [sweep.means[sweep.best]], INK, **ring))
+            curves.append(Curve("", [means.idxmin()], [means.min()], INK, **ring))
         panels.append(Panel(curves, variant))
     nll = [row["nll"] for row in records(sweeps, over, lines)]
     room = 0.06 * (max(nll) - min(nll)) or 0.05

@@ -42,7 +42,7 @@ class ReportTable:
 
     title: str
     columns: Sequence[str]
-    rows: Sequence[Sequence[Cell]]
+    rows: list[list[Cell]]
     note: str = ""
     numbers: int = 1
     kind: ClassVar = "table"
@@ -141,6 +141,12 @@ def listed(items: Sequence[str], last: str = "and") -> str:
 
 def counted(n: int, noun: str) -> str:
     return f"{n:,} {noun}" + ("" if n == 1 else "s")
+
+
+def seed_counts(table: StudyComparison, noun: str) -> str:
+    """`3 seeds`, or `1 to 3 seeds` if the variants differ."""
+    seeds = sorted({table.seed_count(name) for name in table.names})
+    return (f"{seeds[0]} to " if len(seeds) > 1 else "") + counted(seeds[-1], noun)
 
 
 def slug(title: str) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from evaluation.reports.length_figures import plain
 from evaluation.statistics.intervals import FEW_BELOW, POINTS_ONLY_BELOW
 from evaluation.statistics.seeds import CLAIM_SEEDS
-from studies.report.document import counted, listed, note, signed, with_ends
+from studies.report.document import counted, listed, note, seed_counts, signed, with_ends
 from studies.results.compare import INCONCLUSIVE, POINTS_ONLY, StudyComparison
 from studies.results.table import StudyResult
 
@@ -104,12 +104,12 @@ def _few_seeds(table: StudyComparison) -> str:
 
 def _sample(table: StudyComparison) -> str:
     losses = table.losses
-    seeds = sorted({table.seed_count(name) for name in table.names})
-    several = (f"{seeds[0]} to " if len(seeds) > 1 else "") + counted(seeds[-1], "training seed")
     documents, units = losses.facts.get("documents"), len(losses.units)
     of = f" ({counted(documents, 'document')})" if losses.kind != "document" and documents else ""
     number = f"{counted(units, losses.kind)}{of}"
-    text = note("sample", seeds=several, units=number, targets=int(losses.targets.sum()))
+    text = note(
+        "sample", seeds=seed_counts(table, "training seed"), units=number, targets=int(losses.targets.sum())
+    )
     if units < POINTS_ONLY_BELOW:
         return f"{text} Fewer than {POINTS_ONLY_BELOW} {losses.kind}s: point estimates only."
     if units < FEW_BELOW:

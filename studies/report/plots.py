@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any
 
+import numpy as np
 from matplotlib import colormaps, rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -126,16 +126,15 @@ def _strip(figure: Figure, axes: Axes, exposure: Exposure) -> None:
     )
     low, high = axes.get_xlim()
     token_axis(strip, list(axes.get_xticks()))
-    strip.set_xlim(low, high)
-    strip.set_ylim(0, 2)
+    strip.set(xlim=(low, high), ylim=(0, 2))
     for row, (context, share) in enumerate(reversed(exposure)):
-        edges = [math.sqrt(a * b) for a, b in pairwise(context)]
-        # The first bin begins, and the last one ends, at its own center.
-        for left, right, value in zip([context[0], *edges], [*edges, context[-1]], share, strict=True):
-            if value > 0 and right > low and left < high:
-                shade = min(1.0, max(0.12, 1 + math.log10(value) / FAINTEST))
-                span = (max(left, low), min(right, high) - max(left, low))
-                strip.broken_barh([span], (row + 0.1, 0.8), facecolors=INK, alpha=shade, lw=0)
+        # Bins meet at geometric means; the first one begins, and the last one ends, at its own center.
+        middles = np.sqrt(np.multiply(context[1:], context[:-1]))
+        edges = np.clip([context[0], *middles, context[-1]], low, high)
+        bins = [(x, right - x, value) for x, right, value in zip(edges[:-1], edges[1:], share, strict=True)]
+        spans = [(x, width, value) for x, width, value in bins if value > 0 and width > 0]
+        colors = [(INK, min(1.0, max(0.12, 1 + math.log10(value) / FAINTEST))) for *_, value in spans]
+        strip.broken_barh([one[:2] for one in spans], (row + 0.1, 0.8), facecolors=colors, lw=0)
     strip.yaxis.set_major_locator(NullLocator())
     strip.tick_params(labelsize=7.5, length=2.5)
     strip.spines[["top", "right", "left"]].set_visible(False)

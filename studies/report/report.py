@@ -77,19 +77,17 @@ def write_report(results: dict, folder: Path) -> list[Path]:
 def _lead(study: StoredStudy, comparisons: Sequence[StudyComparison]) -> list[str]:
     lines = findings.lead(comparisons[0]) if comparisons else ["No loss evaluation has finished yet."]
     lines += [f"Warning: {text}" for text in unfair_comparisons(study.record.get("checks") or {})]
-    states = [cell.record["status"] for cell in study.cells if not cell.finished]
-    if states:
+    if states := [cell.record["status"] for cell in study.unfinished]:
         counts = listed([f"{states.count(one)} {one}" for one in ("failed", "pending") if one in states])
         lines.append(f"Of {len(study.cells)} cells {counts}; reasons are under “Missing results”.")
     return lines
 
 
 def _subtitle(study: StoredStudy, comparisons: Sequence[StudyComparison]) -> str:
-    done = sum(cell.finished for cell in study.cells)
+    done = len(study.cells) - len(study.unfinished)
     schemes = len({variant.scheme for variant in study.variants})
-    parts = [counted(schemes, "scheme")]
-    if len(study.variants) > schemes:
-        parts.append(counted(len(study.variants) - schemes, "test-time variant"))
+    more = len(study.variants) - schemes
+    parts = [counted(schemes, "scheme"), *([counted(more, "test-time variant")] if more else [])]
     parts.append(f"{done} of {counted(len(study.cells), 'cell')} done")
     if comparisons:
         losses = comparisons[0].losses
@@ -160,7 +158,7 @@ def _task(table: ResultsTable, draw: FigureBuilder) -> list:
 def _training(
     study: StoredStudy, comparisons: Sequence[StudyComparison], draw: FigureBuilder
 ) -> ReportSection:
-    blocks = []
+    blocks: list[Block] = []
     for group in study.groups:
         table = next((one for one in comparisons if one.group == group), None)
         blocks += [draw.learned(table)] if table else []

@@ -26,19 +26,11 @@ from studies.results.table import ResultsTable, StudyResult
 MARK = {"held": "✓ held", "broken": "✗ broken", "inconclusive": "? inconclusive", "points only": "· point"}
 
 
-def scaled(value: float) -> str:
-    """`1.23 T`: three digits and an SI prefix."""
-    for power, prefix in ((18, "E"), (15, "P"), (12, "T"), (9, "G"), (6, "M"), (3, "k")):
-        if abs(value) >= 10**power:
-            return f"{value / 10**power:.3g} {prefix}"
-    return f"{value:.3g}"
-
-
 COSTS: tuple[tuple[str, str, str, Callable[[float], str]], ...] = (  # column, part of the cell, key, format
     ("parameters", "training", "parameters", "{:,.0f}".format),
     ("tokens", "training", "tokens", "{:,.0f}".format),
-    ("FLOPs per token", "training", "flops_per_token", scaled),
-    ("training FLOPs", "training", "flops", scaled),
+    ("FLOPs per token", "training", "flops_per_token", "{:.3g}".format),
+    ("training FLOPs", "training", "flops", "{:.3g}".format),
     ("last training loss", "training", "loss", "{:.3f}".format),
     ("tokens/s", "timing", "tokens_per_second", "{:,.0f}".format),
     ("seconds", "timing", "seconds", "{:,.0f}".format),
@@ -65,15 +57,11 @@ def _matrix(
     return ReportTable(title, ["scheme", *(f"{n:,}" for n in lengths)], rows, note)
 
 
-def _toned(row: StudyResult | None, positive: str, negative: str) -> Cell:
+def _toned(row: StudyResult | None, positive: str = "better", negative: str = "worse") -> Cell:
     """The interval, colored by its sign if it excludes zero."""
     if row is None:
         return NONE
     return TableCell(with_ends(row), positive if row.low > 0 else negative if row.high < 0 else "")
-
-
-def _gain(row: StudyResult | None) -> Cell:
-    return _toned(row, "better", "worse")
 
 
 def overview(table: StudyComparison) -> ReportTable:
@@ -99,7 +87,7 @@ def overview(table: StudyComparison) -> ReportTable:
                 TableCell(f"{broken:,.0f}", "broken") if broken else NONE,
                 f"{last:,}" if last else NONE,
                 with_ends(change) or NONE,
-                _gain(table.get(name, "gain", last)) if change else NONE,
+                _toned(table.get(name, "gain", last)) if change else NONE,
                 NONE if not table.claims(name) else f"{reach:,.0f}" if reach else none_reached,
             ]
         )
@@ -114,11 +102,10 @@ def levels(table: StudyComparison) -> ReportTable:
         return f"{row.value:.3f}" + ("" if math.isnan(row.low) else f" ± {row.half:.3f}")
 
     found = _matrix("NLL at each length", table, "nll", losses.lengths, cell, note("levels", table))
-    if losses.unigram is None:
-        return found
-    level = [TableCell(f"{losses.unigram:.3f}", "faint")] * len(losses.lengths)
-    rows = [*found.rows, [TableCell("unigram model", "faint"), *level]]
-    return ReportTable(found.title, found.columns, rows, found.note)
+    if losses.unigram is not None:
+        level = [f"{losses.unigram:.3f}"] * len(losses.lengths)
+        found.rows.append([TableCell(text, "faint") for text in ("unigram model", *level)])
+    return found
 
 
 def verdicts(table: StudyComparison) -> ReportTable:
@@ -136,7 +123,7 @@ def verdicts(table: StudyComparison) -> ReportTable:
 def gains(table: StudyComparison) -> ReportTable:
     """Net gain over truncation at every length beyond the trained length."""
     return _matrix(
-        "Net gain over truncation", table, "gain", table.losses.longer, _gain, note("gains", table)
+        "Net gain over truncation", table, "gain", table.losses.longer, _toned, note("gains", table)
     )
 
 
@@ -293,17 +280,17 @@ def basis(table: StudyComparison) -> ReportTable:
         "confidence level": f"{100 * table.confidence:g}%",
         "families": f"verdicts: {table.family}; differences: {table.difference_family}",
     }
-    texts = [[key, str(value)] for key, value in rows.items() if value != ""]
+    texts: list[list[Cell]] = [[key, str(value)] for key, value in rows.items() if value != ""]
     return ReportTable(f"Data and settings of {losses.name}", ["", ""], texts, numbers=2)
 
 
 def checkpoints(study: StoredStudy) -> ReportTable:
     """The training runs of the report."""
-    runs = [(cell.id, cell.record["training"]) for cell in study.cells if cell.record.get("training")]
-    rows = []
-    for name, run in runs:
-        hashes = [str(run.get(key) or "")[:16] for key in ("checkpoint_hash", "data_hash")]
-        rows.append([name, str(run.get("steps", "")), *hashes, run.get("run") or ""])
+    rows: list[list[Cell]] = []
+    for cell in study.cells:
+        if run := cell.record.get("training"):
+            values = (run.get(key) or "" for key in ("steps", "checkpoint_hash", "data_hash"))
+            rows.append([cell.id, *(str(value)[:16] for value in values), run.get("run") or ""])
     return ReportTable(
         "Checkpoints", ["cell", "steps", "checkpoint", "data", "run"], rows, note("hashes"), numbers=5
     )
@@ -311,11 +298,8 @@ def checkpoints(study: StoredStudy) -> ReportTable:
 
 def failures(study: StoredStudy) -> ReportTable:
     """Cells without results."""
-    rows = [
-        [cell.id, TableCell(cell.record["status"], "broken"), str(cell.record.get("error") or "not run yet")]
-        for cell in study.cells
-        if not cell.finished
-    ]
+    states = ((cell.id, cell.record["status"], cell.record.get("error")) for cell in study.unfinished)
+    rows: list[list[Cell]] = [[id, TableCell(s, "broken"), error or "not run yet"] for id, s, error in states]
     return ReportTable("Cells without results", ["cell", "status", "reason"], rows, numbers=3)
 
 

@@ -26,10 +26,6 @@ class StoredCell:
     group: Group
     record: dict
 
-    @property
-    def finished(self) -> bool:
-        return self.record["status"] == "done"
-
 
 @dataclass(frozen=True)
 class StudyVariant:
@@ -49,6 +45,10 @@ class StoredStudy:
     variants: list[StudyVariant]
     declared: dict[str, Any]
     record: dict
+
+    @property
+    def unfinished(self) -> list[StoredCell]:
+        return [cell for cell in self.cells if cell.record["status"] != "done"]
 
     @property
     def groups(self) -> list[Group]:

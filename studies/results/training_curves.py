@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TextIO
 
 import numpy as np
+import pandas as pd
 
 from errors import StudyError
 from training.logging.metrics_file import held_lines, latest
@@ -126,14 +127,8 @@ def _number(value: object) -> float:
 def centred_mean(values: np.ndarray, width: int) -> np.ndarray:
     """(n,) mean of the finite values in a centered window of `width`, truncated at the ends; NaN if there are
     none."""
-    before = (width - 1) // 2
-    good = np.isfinite(values)
-    sums = np.concatenate([[0.0], np.cumsum(np.where(good, values, 0.0))])
-    counts = np.concatenate([[0], np.cumsum(good)])
-    place = np.arange(len(values))
-    low, high = np.maximum(place - before, 0), np.minimum(place + width - before, len(values))
-    count = counts[high] - counts[low]
-    return np.where(count > 0, (sums[high] - sums[low]) / np.maximum(count, 1), np.nan)
+    backwards = pd.Series(values[::-1]).rolling(width, center=True, min_periods=1)
+    return backwards.mean().to_numpy()[::-1]
 
 
 _HASH = re.compile(r"-[0-9a-f]{10}$")  # at the end of a run directory's name
@@ -164,16 +159,16 @@ def write_csv(file: TextIO, runs: Sequence[TrainingCurves], share: float) -> Non
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(COLUMNS)
     for run in runs:
-        for measure, values in (
-            ("loss", run.loss),
-            ("loss_smoothed", run.smoothed(share)[0]),
-            ("lr", run.rate),
-        ):
+        by_step = {"loss": run.loss, "loss_smoothed": run.smoothed(share)[0], "lr": run.rate}
+        for measure, values in by_step.items():
             for step, tokens, attempt, value in zip(run.steps, run.tokens, run.attempts, values, strict=True):
                 writer.writerow([run.name, measure, "", step, f"{tokens:.0f}", attempt, f"{value:.10g}"])
-        points = ((length, point) for length, points in run.held_out.items() for point in points)
         marks: list[tuple[str, int | str, int, str]] = [
-            *(("held_out", length, step, f"{nll:.10g}") for length, (step, nll) in points),
+            *(
+                ("held_out", n, step, f"{nll:.10g}")
+                for n, points in run.held_out.items()
+                for step, nll in points
+            ),
             *(("resumed", "", step, "") for step in run.resumed),
             *(("change", "", step, overrides) for step, overrides in run.changes),
             *(("window", length, step, "") for step, length in run.resized),

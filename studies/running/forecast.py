@@ -2,7 +2,6 @@
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -27,31 +26,26 @@ from training.run.hardware import USUAL_SHARE, peak_flops
 COLUMNS = ["#", "cell", "parameters", "tokens", "train length", "training FLOPs", "state"]
 
 
-@dataclass
-class CellForecast:
-    plan: PlannedCell
-    parameters: int
-    flops: float  # of the whole training
-    left: float  # FLOPs of unfinished training and loss evaluations
-    missing: list[str]  # unfinished training and evaluations
-    unknown: bool  # some unfinished evaluations have no cost estimate
-
-    @property
-    def row(self) -> list:
-        cell, settings = self.plan.cell, self.plan.settings
-        state = f"left: {', '.join(self.missing)}" if self.missing else "done"
-        sizes = [f"{self.parameters:,}", f"{settings.trained_tokens:,}", settings.train_length]
-        return [cell.index, cell.id, *sizes, f"{self.flops:.3g}", state]
-
-
 def print_forecast(
     plans: Sequence[PlannedCell], texts: StudyTexts, folder: Path, jobs: int, console: Console
 ) -> None:
     """Print a table of all cells and one line about the remaining work."""
-    cells = [_forecast(plan, texts, folder) for plan in plans]
+    rows, left, n_left, is_partial = [], 0.0, 0, False
+    for plan in plans:
+        size, flops, missing = _forecast(plan, texts, folder)
+        numbers = [
+            f"{size:,}",
+            f"{plan.settings.trained_tokens:,}",
+            plan.settings.train_length,
+            f"{flops:.3g}",
+        ]
+        rows.append(
+            [plan.cell.index, plan.cell.id, *numbers, f"left: {', '.join(missing)}" if missing else "done"]
+        )
+        left += sum(cost or 0.0 for cost in missing.values())
+        n_left, is_partial = n_left + bool(missing), is_partial or None in missing.values()
     count = counted(len(plans), "cell")
-    console.table(f"{count} in {folder}", COLUMNS, [cell.row for cell in cells])
-    left, n_left = sum(cell.left for cell in cells), sum(bool(cell.missing) for cell in cells)
+    console.table(f"{count} in {folder}", COLUMNS, rows)
     if not n_left:
         print("everything is done")
         return
@@ -60,7 +54,7 @@ def print_forecast(
     if left:
         text += f", about {duration(left / rate / jobs)} at {rate / 1e9:.3g} GFLOP/s per job"
         text += f" with {counted(jobs, 'job')} ({source})"
-    if any(cell.unknown for cell in cells):
+    if is_partial:
         text += "; not included: evaluations other than losses, or on corpora that are not prepared yet"
     print(text)
 
@@ -81,24 +75,26 @@ def _rate(plans: Sequence[PlannedCell]) -> tuple[float, str]:
     ) * USUAL_SHARE, f"{USUAL_SHARE:.0%} of peak; small models reach less"
 
 
-def _forecast(plan: PlannedCell, texts: StudyTexts, folder: Path) -> CellForecast:
+def _forecast(
+    plan: PlannedCell, texts: StudyTexts, folder: Path
+) -> tuple[int, float, dict[str, float | None]]:
+    """(parameters, FLOPs of the whole training, FLOPs of unfinished training and evaluations by name; None:
+    unknown)."""
     vocabulary = _vocabulary(plan, texts.of_run(plan))
     with torch.device("meta"):
         model = make_model(plan.settings, vocabulary)
     flops, checkpoint, record = flops_of(plan.settings, vocabulary), trained(plan), CellRecord(folder, plan)
-    found = CellForecast(plan, model.parameter_count(), flops, 0.0, [], False)
+    missing = {}
     if checkpoint is None:
         done = max(steps_of(plan.run), default=0)
-        found.left = flops * (1 - plan.settings.tokens_after(done) / plan.settings.trained_tokens)
-        found.missing.append(f"training from step {done:,}" if done else "training")
+        name = f"training from step {done:,}" if done else "training"
+        missing[name] = flops * (1 - plan.settings.tokens_after(done) / plan.settings.trained_tokens)
     for evaluation in plan.evaluations:
         extra = texts.arguments(plan, evaluation)
         if checkpoint is None or not record.evaluated(evaluation, extra, checkpoint):
-            cost = _cost(plan, evaluation, texts.of_evaluation(plan, evaluation), model)
-            found.missing.append(evaluation.name)
-            found.left += cost or 0.0
-            found.unknown |= cost is None
-    return found
+            text = texts.of_evaluation(plan, evaluation)
+            missing[evaluation.name] = _cost(plan, evaluation, text, model)
+    return model.parameter_count(), flops, missing
 
 
 def _vocabulary(plan: PlannedCell, prepared: PreparedData | None) -> int:

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from data import DataError, DataSettings, prepared_folder
 from errors import StudyError, TrainingError
@@ -80,16 +80,6 @@ def running_order(cells: Sequence[GridCell], settings: StudySettings) -> list[Gr
     return sorted(cells, key=lambda cell: seeds.index(cell.axes[SEED]) if seeds else 0)
 
 
-class EvaluationKind(Protocol):
-    """A kind of evaluation in the registry of evaluate.py."""
-
-    @property
-    def title(self) -> str: ...
-
-    @property
-    def settings_class(self) -> type[MeasurementSettings]: ...
-
-
 @dataclass(frozen=True)
 class PlannedEvaluation:
     """One evaluation of one cell. `arguments`: evaluate.py's, without the path of another corpus."""
@@ -113,12 +103,12 @@ class PlannedCell:
 
 @dataclass(frozen=True)
 class StudyPlanner:
-    """Plans cells. `kind_of(arguments)` returns the kind of an evaluation; `builtin`: the methods of
-    configs/evaluation/methods.yaml."""
+    """Plans cells. `kind_of(arguments)`: the kind of an evaluation in the registry of evaluate.py; `builtin`:
+    the methods of configs/evaluation/methods.yaml."""
 
     study: StudySettings
     folder: Path
-    kind_of: Callable[[list[str]], EvaluationKind]
+    kind_of: Callable[[list[str]], Any]
     builtin: dict[str, list[str]]
 
     def plan(self, cells: Sequence[GridCell]) -> list[PlannedCell]:
@@ -174,7 +164,7 @@ class StudyPlanner:
         fields, arguments = kind.settings_class.model_fields, [*entry.overrides, f"folder={name}"]
         if "unreachable" in fields:  # all schemes use the targets of the longest length
             arguments.append("unreachable=dash")
-        settings: Any = load_settings(kind.settings_class, arguments)
+        settings = load_settings(kind.settings_class, arguments)
         if "methods" in fields:
             arguments += self._methods_of_variants(settings.methods, plan.cell)
             settings = load_settings(kind.settings_class, arguments)

@@ -1,17 +1,13 @@
 """The progress of a study: a live table in a terminal, and one line per event in study.log."""
 
 import json
-import sys
 import threading
 import time
 from collections import Counter
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
-from rich.console import Console as RichConsole
-from rich.live import Live
 from rich.table import Table
 
 from studies.running.plan import PlannedCell
@@ -32,15 +28,14 @@ class _CellState:
 
 
 class StudyProgress:
-    """The state of every cell, set by the worker threads. Events go to `journal`, with the time, and to the
-    console."""
+    """The state of every cell, set by the worker threads; rendered as a live table. Events go to `journal`,
+    with the time, and to the console."""
 
     def __init__(self, plans: list[PlannedCell], jobs: int, console: Console, journal: Path):
         self.plans, self.jobs, self.console, self.journal = plans, jobs, console, journal
         self._states = {plan.cell.id: _CellState() for plan in plans}
         self._seconds: list[float] = []  # per cell that ran in this call
         self._lock = threading.Lock()
-        self._live: Live | None = None
 
     def info(self, text: str) -> None:
         """Log one event."""
@@ -48,10 +43,7 @@ class StudyProgress:
             self.journal.parent.mkdir(parents=True, exist_ok=True)
             with open(self.journal, "a", encoding="utf-8") as file:
                 file.write(f"{datetime.now().isoformat(sep=' ', timespec='seconds')}  {text}\n")
-            if self._live is not None:
-                self._live.console.print(text, markup=False, highlight=False, soft_wrap=True)
-            else:
-                self.console.info(text)
+            self.console.info(text)
 
     def set(self, plan: PlannedCell, phase: str, log: Path | None = None, note: str = "") -> None:
         self._states[plan.cell.id] = _CellState(phase, log=log, note=note)
@@ -90,25 +82,7 @@ class StudyProgress:
             text += f"; about {duration(mean * left / self.jobs)} left"
         return text
 
-    @contextmanager
-    def shown(self):
-        """Show the live table if stderr is a terminal; `refresh()` of the value redraws it."""
-        if self.console.quiet or not sys.stderr.isatty():
-            yield self
-            return
-        screen = RichConsole(file=sys.stderr)
-        with Live(self._table(), console=screen, auto_refresh=False, transient=True) as live:
-            self._live = live
-            try:
-                yield self
-            finally:
-                self._live = None
-
-    def refresh(self) -> None:
-        if self._live is not None:
-            self._live.update(self._table(), refresh=True)
-
-    def _table(self) -> Table:
+    def __rich__(self) -> Table:
         table = Table(title=self.summary(), title_justify="left")
         for column in ("cell", "state", "step", "loss", "tokens/s", "left", "time"):
             table.add_column(column, justify="left" if column in ("cell", "state") else "right")

@@ -110,6 +110,7 @@ def _training(plan: PlannedCell, checkpoint: Checkpoint) -> tuple[dict, dict]:
     steps = [line for line in lines if line["kind"] == "train"]
     tokens, flops = settings.trained_tokens, flops_of(settings, about["vocab_size"])
     orders = [line.get("data") for line in steps]
+    order = hashlib.sha256(json.dumps(orders).encode()).hexdigest()
     training = {
         "run": f"runs/{plan.cell.id}",
         "tokens": tokens,
@@ -120,10 +121,7 @@ def _training(plan: PlannedCell, checkpoint: Checkpoint) -> tuple[dict, dict]:
         "loss": steps[-1]["loss"] if steps else None,
         "checkpoint_hash": checkpoint.hash,
         "data_hash": about.get("data_hash"),
-        # One hash of the batches of all steps in order.
-        "data_order": hashlib.sha256(json.dumps(orders).encode()).hexdigest()
-        if all(orders) and orders
-        else None,
+        "data_order": order if orders and all(orders) else None,  # of the batches of all steps
         "batch_size": settings.training.batch_size,
         "train_length": settings.train_length,
         "seed": settings.seed,
@@ -151,9 +149,8 @@ def _exposure(run: Path, step: int) -> dict | None:
     if found is None:
         return None
     entry: dict[str, Any] = {"tokens": found.tokens, "steps": found.steps, "counted": found.counted}
-    parts = (("positions", found.positions, found.first), ("distances", found.distances, 0))
-    for name, counts, first in parts:
-        context, share = thinned(*shares(counts, found.tokens, first))
+    for name, first in (("positions", found.first), ("distances", 0)):
+        context, share = thinned(*shares(getattr(found, name), found.tokens, first))
         entry[name] = {"context": context.tolist(), "share": share.tolist()}
     return entry
 

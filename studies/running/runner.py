@@ -63,11 +63,15 @@ class StudyRunner:
         """Run all cells; the signal that stopped it, or None."""
         before = {n: signal.signal(n, self._on_signal) for n in (signal.SIGINT, signal.SIGTERM)}
         try:
-            with ThreadPoolExecutor(self.options.jobs) as pool, self.progress.shown() as shown:
+            with (
+                ThreadPoolExecutor(self.options.jobs) as pool,
+                self.progress.console.live(self.progress) as draw,
+            ):
                 futures = [pool.submit(self._work, slot) for slot in range(self.options.jobs)]
                 while not all(future.done() for future in futures):
                     time.sleep(POLL)
-                    shown.refresh()
+                    if draw is not None:
+                        draw()
                     if self._ended.is_set():
                         self._ended.clear()
                         after_cell()

@@ -6,10 +6,10 @@ A corpus used only for evaluation is prepared with the tokenizer of the runs eva
 from collections.abc import Sequence
 from typing import Any
 
-from data import ByteTokenizer, DataSettings, PreparedData, prepare, prepared_folder
+from data import DataSettings, PreparedData, prepare, prepared_folder
 from data.files import read_object
 from data.hashing import canonical_hash
-from data.settings import BytesSettings, SentencePieceSettings
+from data.tokenizers import saved_settings
 from errors import StudyError
 from evaluation import EvaluationSettings
 from evaluation.scoring.evaluate import choose_targets
@@ -33,9 +33,7 @@ class StudyTexts:
         own, data = self.of_run(plan), evaluation.data
         if data is None or own is None:
             return own
-        model = str(own.folder / "tokenizer" / "tokenizer.model")
-        is_bytes = isinstance(own.tokenizer, ByteTokenizer)
-        tokenizer = BytesSettings() if is_bytes else SentencePieceSettings(model=model)
+        tokenizer = saved_settings(own.folder / "tokenizer")
         default_root = data.root == type(data).model_fields["root"].default
         root = plan.settings.data.root if default_root else data.root
         return self._prepared(data.model_copy(update={"tokenizer": tokenizer, "root": root}))

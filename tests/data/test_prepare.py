@@ -137,7 +137,7 @@ def stop_after(monkeypatch, target: str, calls: int) -> list:
         pytest.param("data.preparation.encoding.write_json", 3, marks=pytest.mark.slow),
         ("data.preparation.spool.write_json", 0),
         pytest.param("data.preparation.spool.atomic", 3, marks=pytest.mark.slow),
-        ("data.preparation.prepare.train_sentencepiece", 0),
+        ("data.preparation.prepare.train_tokenizer", 0),
         pytest.param("data.preparation.prepare.write_json", 1, marks=pytest.mark.slow),
         ("data.preparation.prepare.write_manifest", 1),
         ("data.preparation.prepare.split_summary", 0),
@@ -348,7 +348,7 @@ def test_corruption_after_preparation(settings):
         prepare(settings, workers=1)
     shard.write_bytes(good)
     (folder / "tokenizer" / "tokenizer.model").unlink()
-    with pytest.raises(DataError, match=r"tokenizer.model does not exist"):
+    with pytest.raises(DataError, match=r"tokenizer.model is missing"):
         open_prepared(folder)
 
 

@@ -6,8 +6,9 @@ import pytest
 import sentencepiece
 import torch
 
-from data.settings import BytesSettings, DataSettings
-from data.tokenizer import ByteTokenizer, SentencePieceTokenizer
+from data.settings import DataSettings
+from data.tokenizers import ByteTokenizer, SentencePieceTokenizer
+from data.tokenizers.settings import BytesSettings
 from model import ModelSettings, Transformer
 from training.checkpoint.storage import save_checkpoint
 from training.config.settings import RunSettings

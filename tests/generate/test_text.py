@@ -2,7 +2,7 @@
 
 import pytest
 
-from data.tokenizer import ByteTokenizer
+from data.tokenizers import ByteTokenizer
 from generation import TextStream
 
 TEXTS = [

@@ -17,7 +17,7 @@ from torch import nn
 from transformers import LlamaForCausalLM
 
 import generate
-from data.tokenizer import load_sentencepiece
+from data.tokenizers import load_tokenizer_file
 from errors import DataError
 from generation import TextStream
 from interop import InteropError, build_model, read_folder
@@ -58,7 +58,7 @@ def test_reference_config_and_prompt(reference, imported):
     assert found == tuple(message[key] for key in keys)
     assert (imported.train_length, ours.position.theta) == (message["max_seq_len"], message["rope_theta"])
     assert (ours.norm_eps, ours.tie_embeddings) == (message["norm_eps"], message["tied"])
-    tokenizer = load_sentencepiece(STORIES / "tok512.model")
+    tokenizer = load_tokenizer_file(STORIES / "tok512.model")
     assert [tokenizer.bos_id, *tokenizer.encode("Once upon a time")] == reference["prompt_ids"]
 
 
@@ -119,7 +119,7 @@ def exact_norm(norm) -> nn.Module:
 )
 def test_greedy_generation_matches_reference(reference, cache, dtype):
     model = build_model(read_folder(STORIES / "hf")).model.to(dtype)
-    tokenizer = load_sentencepiece(STORIES / "tok512.model")
+    tokenizer = load_tokenizer_file(STORIES / "tok512.model")
     expected, stream = reference["greedy_ids_bos_plus_200"], TextStream(tokenizer, begins=True)
     ids, text = [tokenizer.bos_id], ""
     for (new,) in Generation(

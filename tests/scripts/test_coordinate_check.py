@@ -3,11 +3,12 @@
 import csv
 import sys
 
+import pandas as pd
 import pytest
 
 from errors import TrainingError
 from scripts.checks import coordinate_check
-from scripts.checks.coordinate_check import OPTIMIZERS, ActivationRow, check, main
+from scripts.checks.coordinate_check import OPTIMIZERS, check, main, slope
 from tests.artists import close, labelled
 
 WIDTHS = [32, 64, 128]
@@ -17,15 +18,15 @@ WIDTHS = [32, 64, 128]
     ("optimizer", "grow"), [("adamw", "heads"), ("adamw", "features"), ("muon", "heads")]
 )
 def test_updates_grow_with_width_without_mup_only(optimizer, grow):
-    rows = check(WIDTHS, OPTIMIZERS[optimizer](0.01), grow=grow, steps=3, seeds=1)
-    slopes = {(row.kind, row.part): row.slope for row in rows}
-    assert len(slopes) == 2 * len(coordinate_check.PARTS)
-    for (kind, part), slope in slopes.items():
-        assert slope > 0.35 if kind == "standard" else abs(slope) < 0.3, (kind, part, slope)
+    table = check(WIDTHS, OPTIMIZERS[optimizer](0.01), grow=grow, steps=3, seeds=1)
+    assert len(table) == 2 * len(coordinate_check.PARTS)
+    for (kind, part), row in table.iterrows():
+        found = slope(row)
+        assert found > 0.35 if kind == "standard" else abs(found) < 0.3, (kind, part, found)
 
 
 def test_power_law_slope():
-    assert ActivationRow("", "", {width: 3 * width**0.7 for width in WIDTHS}).slope == pytest.approx(0.7)
+    assert slope(pd.Series({width: 3 * width**0.7 for width in WIDTHS})) == pytest.approx(0.7)
 
 
 def run(monkeypatch, *overrides):
@@ -51,12 +52,12 @@ def test_script_writes_table_and_figure(monkeypatch, tmp_path, capsys):
 
 
 def test_figure_shows_updates_by_width():
-    rows = [
-        ActivationRow(kind, part, {32: n + 1.0, 64: (n + 1) * 2.0**m})
+    found = {
+        (kind, part): {32: n + 1.0, 64: (n + 1) * 2.0**m}
         for m, kind in enumerate(("standard", "muP"))
         for n, part in enumerate(coordinate_check.PARTS)
-    ]
-    for n, axes in enumerate(coordinate_check.draw(rows).axes):
+    }
+    for n, axes in enumerate(coordinate_check.draw(pd.DataFrame(found).T).axes):
         assert axes.get_title() == coordinate_check.PARTS[n] and axes.get_xlabel() == "width"
         found = labelled(axes)
         close(found["standard (+0.00)"], (32, 64), (n + 1, n + 1))

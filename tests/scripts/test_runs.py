@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from data.tokenizer import ByteTokenizer
+from data.tokenizers import ByteTokenizer
 from errors import TrainingError
 from scripts import runs
 from training.config.settings import RunSettings

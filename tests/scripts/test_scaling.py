@@ -8,6 +8,7 @@ from scripts.docs import scaling
 from scripts.docs.scaling import GPUS, MemoryLayout, ModelShape
 from training.config.load import load_settings
 from training.config.settings import RunSettings
+from training.run.memory import block_parameters
 
 
 def shape_of(*overrides: str) -> ModelShape:
@@ -54,7 +55,7 @@ def test_memory_estimate():
     """configs/1b.yaml: 1,100,048,384 parameters, 22 layers of 44,044,288, V = 32,000, C = 2,048."""
     shape = next(one for one in scaling.shapes() if one.name == "1B")
     p, block = 1_100_048_384, 44_044_288
-    assert (shape.parameters, shape.block) == (p, block)
+    assert (shape.parameters, block_parameters(shape.model)) == (p, block)
     alone = scaling.memory(shape, MemoryLayout(1, False, 4))
     assert [alone[key] for key in ("weights", "gradients", "moments", "buckets")] == [4 * p, 4 * p, 8 * p, 0]
     assert alone["bfloat16 copies"] == 2 * (22 * block + 32_000 * 2048)

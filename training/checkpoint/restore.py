@@ -1,13 +1,10 @@
 """Load a checkpoint into a model, an optimizer and the random generators."""
 
-from collections.abc import Mapping
-
 import torch
-from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import nn
 
 from errors import TrainingError
-from training.checkpoint.sharded import any_sharded, own_part, read_into, read_like, shapes_in
+from training.checkpoint.sharded import own_part, read_into, read_like, shapes_in
 from training.checkpoint.snapshot import weights_of
 from training.checkpoint.storage import AVERAGE, OPTIMIZER, WEIGHTS, Checkpoint
 from training.optim.ema import EMA
@@ -20,47 +17,29 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
     Raises TrainingError naming weights that are missing, unknown or of another shape.
     """
     own = {clean_name(name): tensor for name, tensor in model.state_dict().items()}
-    kept = weights_of(model).keys()
-    in_parts = checkpoint.is_sharded or any_sharded(own.values())
-    if in_parts:
-        shapes = shapes_in(checkpoint.folder, (WEIGHTS,)).items()
-        stored = {name: torch.empty(shape, dtype=dtype, device="meta") for name, (shape, dtype) in shapes}
-    else:
-        stored = load_file(checkpoint.folder / WEIGHTS)
-    wrong = [f"{name} is missing" for name in kept if name not in stored]
-    for name, tensor in stored.items():
+    stored = shapes_in(checkpoint.folder, (WEIGHTS,))
+    wrong = [f"{name} is missing" for name in weights_of(model) if name not in stored]
+    for name, (shape, dtype) in stored.items():
         if name not in own:
             wrong.append(f"{name} is unknown to the model")
-        elif tensor.shape != own[name].shape:
-            wrong.append(f"{name} has shape {tuple(tensor.shape)}, the model's {tuple(own[name].shape)}")
-        elif tensor.is_floating_point() != own[name].is_floating_point():
-            wrong.append(f"{name} is stored as {tensor.dtype}")
+        elif shape != own[name].shape:
+            wrong.append(f"{name} has shape {tuple(shape)}, the model's {tuple(own[name].shape)}")
+        elif dtype.is_floating_point != own[name].is_floating_point():
+            wrong.append(f"{name} is stored as {dtype}")
     if wrong:
         more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-        raise TrainingError(
-            f"the weights of {checkpoint.folder} do not fit the settings: {'; '.join(wrong[:3])}{more}"
-        )
+        raise TrainingError(f"{checkpoint.folder} does not fit the settings: {'; '.join(wrong[:3])}{more}")
     with torch.no_grad():
-        if in_parts:
-            read_into(checkpoint.folder, {name: own[name] for name in stored}, (WEIGHTS,))
-            return
-        for name, tensor in stored.items():
-            own[name].copy_(tensor)
+        read_into(checkpoint.folder, {name: own[name] for name in stored}, (WEIGHTS,))
 
 
 def load_average(model: nn.Module, checkpoint: Checkpoint) -> None:
     """Copy a checkpoint's EMA into a model's weights."""
-    stored = stored_average(checkpoint, dict(named_weights(model)))
+    weights = dict(named_weights(model))
+    stored = read_like(checkpoint.folder, weights, weights, (AVERAGE,))
     with torch.no_grad():
-        for name, weight in named_weights(model):
+        for name, weight in weights.items():
             own_part(weight).copy_(own_part(stored[name]))
-
-
-def stored_average(checkpoint: Checkpoint, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A checkpoint's EMA by parameter name, sharded as the tensors of `like`."""
-    if checkpoint.is_sharded or any_sharded(like.values()):
-        return read_like(checkpoint.folder, like, like, (AVERAGE,))
-    return load_file(checkpoint.folder / AVERAGE)
 
 
 def restore(
@@ -75,20 +54,13 @@ def restore(
     Options of the parameter groups are those of the settings, which a fork may change; the learning rate is
     the saved one. Raises TrainingError where the checkpoint has no optimizer, or other groups.
     """
-    if not checkpoint.has_optimizer:
-        raise TrainingError(
-            f"{checkpoint.folder} contains only weights; it can be evaluated, but not resumed"
-        )
-    load_weights(model, checkpoint)
     saved = checkpoint.optimizer
+    load_weights(model, checkpoint)
     names = {id(weight): name for name, weight in named_weights(model)}
     weights = {name: weight.detach() for name, weight in named_weights(model)}
-    if checkpoint.is_sharded or any_sharded(weights.values()):
-        places = shapes_in(checkpoint.folder, (OPTIMIZER,))
-        like = {place: weights[name] for place in places if (name := place.partition("/")[2]) in weights}
-        stored = read_like(checkpoint.folder, places, like, (OPTIMIZER,))
-    else:
-        stored = load_file(checkpoint.folder / OPTIMIZER)
+    places = shapes_in(checkpoint.folder, (OPTIMIZER,))
+    like = {place: weights[name] for place in places if (name := place.partition("/")[2]) in weights}
+    stored = read_like(checkpoint.folder, places, like, (OPTIMIZER,))
     own = [[names[id(weight)] for weight in group["params"]] for group in optimizer.param_groups]
     if own != [group["weights"] for group in saved["groups"]]:
         raise TrainingError(f"{checkpoint.folder}: its optimizer groups differ from those of the settings")
@@ -110,6 +82,8 @@ def restore(
         if f"generator/cuda{i}" in stored:
             torch.cuda.set_rng_state(stored[f"generator/cuda{i}"], i)
     if average is not None:
-        means = stored_average(checkpoint, average.tensors()) if checkpoint.has_average else None
+        like, means = average.tensors(), None
+        if checkpoint.has_average:
+            means = read_like(checkpoint.folder, like, like, (AVERAGE,))
         average.load(means, checkpoint.step)
     return checkpoint.state

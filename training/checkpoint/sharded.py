@@ -18,12 +18,15 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystem
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from errors import TrainingError
 
 _PLACES = "DCP_SHARDING_INFO"  # header key of the offsets of the shards, as JSON
 _PART = re.compile(r"-\d{5}-of-\d{5}(?=\.safetensors$)")
@@ -62,10 +65,6 @@ def part_of(tensor: DTensor, copied: bool) -> TensorShard:
 def whole_name(name: str) -> str:
     """`model.safetensors` for `model-00001-of-00002.safetensors`; other names unchanged."""
     return _PART.sub("", name)
-
-
-def any_sharded(tensors: Iterable[Tensor]) -> bool:
-    return any(isinstance(tensor, DTensor) for tensor in tensors)
 
 
 def write_part(
@@ -155,7 +154,11 @@ def read_into(folder: Path, tensors: Mapping[str, Tensor], kinds: Collection[str
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
-        load(dict(tensors), storage_reader=_reader(folder, kinds), no_dist=True)
+        try:
+            load(dict(tensors), storage_reader=_reader(folder, kinds), no_dist=True)
+        except CheckpointException as error:  # not an Exception, which error barriers handle
+            failures = "; ".join(str(failure) for failure, _ in error.failures.values())
+            raise TrainingError(f"{folder} cannot be read: {failures}") from error
 
 
 def read_like(

@@ -59,21 +59,18 @@ class Checkpoint:
 
     @property
     def optimizer(self) -> dict:
-        """The optimizer's numbers, and its options by group, as in `Snapshot.options`."""
+        """The optimizer's numbers, and its options by group, as in `Snapshot.options`.
+
+        Raises TrainingError where only weights are saved.
+        """
+        if not self._has(OPTIMIZER):
+            raise TrainingError(f"{self.folder} contains only weights: it can be evaluated, but not resumed")
         file, found = self.folder / STATE, self._saved["optimizer"]
         for group in with_keys(file, found, {"groups": list, "numbers": dict})["groups"]:
             with_keys(file, group, {"weights": list, "options": dict})
         for numbers in found["numbers"].values():
             with_keys(file, numbers, {})
         return found
-
-    @property
-    def is_sharded(self) -> bool:
-        return any(whole_name(file.name) != file.name for file in self.folder.iterdir())
-
-    @property
-    def has_optimizer(self) -> bool:
-        return self._has(OPTIMIZER)
 
     @property
     def has_average(self) -> bool:
@@ -316,8 +313,7 @@ def while_training(run: Path, read: Callable[[], T]) -> T:
             if listed() == before:
                 raise
     raise TrainingError(
-        f"{run}: its training replaces checkpoints faster than they can be read; read it again later, "
-        "or raise training.checkpoint.keep"
+        f"{run}: checkpoints are replaced too fast to be read; raise training.checkpoint.keep"
     )
 
 
@@ -337,8 +333,5 @@ def _find(run: Path, console, step: int | None, only: tuple[str, ...] | None) ->
             raise FileNotFoundError(f"{folder} was removed while it was read")
         problems.append(f"{folder}: {problem}")
     if problems:
-        raise TrainingError(
-            f"no good checkpoint is left: {'; '.join(problems)}; restore one from a backup, or train a new "
-            "run"
-        )
+        raise TrainingError(f"no good checkpoint is left: {'; '.join(problems)}; restore one or train anew")
     return None

@@ -201,7 +201,7 @@ class SettingsLayers:
         parents = [parents] if isinstance(parents, str) else parents
         if not isinstance(parents, list) or not all(isinstance(parent, str) for parent in parents):
             raise ConfigError(
-                f"{file}:{lines[('extends',)]}: extends must name a YAML file, or a list of them"
+                f"{file}:{lines[('extends',)]}: extends must name a YAML file or a list of them"
             )
         for parent in parents:
             self.apply_file(file.parent / parent, (*above, file))
@@ -220,9 +220,7 @@ class SettingsLayers:
         choice = path if is_choice else path[:-1] if path[-1] == "name" else ()
         for earlier, text in self._overrides if choice else ():
             if earlier[: len(choice)] == choice and earlier not in (choice, (*choice, "name")):
-                raise ConfigError(
-                    f"{override}: makes a new choice and would discard {text}; put {override} before it"
-                )
+                raise ConfigError(f"{override}: a new choice would discard {text}; put {override} before it")
         self._overrides.append((path, override))
         self._merge(tree, {path[: i + 1]: "" for i in range(len(path))})
 

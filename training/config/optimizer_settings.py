@@ -4,10 +4,11 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from training.config.trainer_settings import Settings, ShareOrSteps, optional, setting, share_or_steps
+from errors import StrictSettings
+from training.config.trainer_settings import ShareOrSteps, optional, setting, share_or_steps
 
 
-class RoleSettings(Settings):
+class RoleSettings(StrictSettings):
     """Optimizer settings of the weights of one role."""
 
     lr: float | None = setting(None, "peak learning rate, on the same schedule; null: the optimizer's", gt=0)
@@ -16,7 +17,7 @@ class RoleSettings(Settings):
     )
 
 
-class RolesSettings(Settings):
+class RolesSettings(StrictSettings):
     """Weights by their role."""
 
     matrices: RoleSettings = setting(RoleSettings(), "linear layers except the head")
@@ -32,7 +33,7 @@ class RolesSettings(Settings):
 ROLES = tuple(RolesSettings.model_fields)
 
 
-class AdamWBase(Settings):
+class AdamWBase(StrictSettings):
     """AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101) for all weights that Muon does not update."""
 
     lr: float = setting(2e-3, "peak learning rate", gt=0)
@@ -80,7 +81,7 @@ class AdamWSettings(AdamWBase):
     name: Literal["adamw"] = "adamw"
 
 
-class MuonSettings(Settings):
+class MuonSettings(StrictSettings):
     """Muon for matrices (Jordan 2024, kellerjordan.github.io/posts/muon), AdamW for all other weights."""
 
     name: Literal["muon"] = "muon"
@@ -114,7 +115,7 @@ class MuonSettings(Settings):
 OptimizerSettings = Annotated[AdamWSettings | MuonSettings, Field(discriminator="name")]
 
 
-class EmaSettings(Settings):
+class EmaSettings(StrictSettings):
     """An exponential moving average of the weights, for evaluation."""
 
     decay: float = setting(
@@ -125,7 +126,7 @@ class EmaSettings(Settings):
     )
 
 
-class _Schedule(Settings):
+class _Schedule(StrictSettings):
     warmup: ShareOrSteps = setting(
         0.02, "linear rise from 0: below 1 a share of the run, from 1 on a number of steps", ge=0
     )

@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 
 from data.sampling.segments import Segment, SegmentPlan
 from data.settings import DataSettings
+from errors import StrictSettings
 from model.settings import ModelSettings
 from training.config.optimizer_settings import (
     AdamWSettings,
@@ -27,7 +28,6 @@ from training.config.trainer_settings import (
     ParallelSettings,
     ProfileSettings,
     SampleSettings,
-    Settings,
     SpikeSettings,
     StopOnNonFinite,
     ValidationSettings,
@@ -38,7 +38,7 @@ from training.config.trainer_settings import (
 )
 
 
-class TrainingSettings(Settings):
+class TrainingSettings(StrictSettings):
     """Optimization, validation and logging."""
 
     tokens: int = setting(2_000_000, "budget: target tokens of the whole run, e.g. 200M", ge=1)
@@ -94,7 +94,7 @@ class TrainingSettings(Settings):
     profile: ProfileSettings | None = free(None, "trace some steps with torch.profiler; null: none")
 
     @model_validator(mode="after")
-    def _best_is_measured(self) -> "TrainingSettings":
+    def _intervals_and_sizes_agree(self) -> "TrainingSettings":
         c, v = self.checkpoint, self.validation
         if c.best is not None and c.best not in v.multiples:
             raise ValueError(f"checkpoint.best = {c.best} is not measured: add it to validation.multiples")
@@ -104,18 +104,12 @@ class TrainingSettings(Settings):
                 f"checkpoint.best requires a validation at each checkpoint, every {c.interval} steps: "
                 f"{fix if v.interval else 'set validation.interval'}"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _micro_batch_fits(self) -> "TrainingSettings":
-        if self.micro_batch_size is not None and self.micro_batch_size > self.batch_size:
-            raise ValueError(
-                f"micro_batch_size {self.micro_batch_size} is larger than batch_size {self.batch_size}"
-            )
+        if (size := self.micro_batch_size) is not None and size > self.batch_size:
+            raise ValueError(f"micro_batch_size {size} is larger than batch_size {self.batch_size}")
         return self
 
 
-class ParentSettings(Settings):
+class ParentSettings(StrictSettings):
     """The checkpoint that an extension run or fork starts from, and whose settings are the defaults."""
 
     run: str = Field(
@@ -129,7 +123,7 @@ class ParentSettings(Settings):
     )
 
 
-class RunSettings(Settings):
+class RunSettings(StrictSettings):
     """All settings of one run."""
 
     train_length: int = setting(256, "tokens of a training window, L0", ge=2)
@@ -190,19 +184,15 @@ class RunSettings(Settings):
 
     @model_validator(mode="after")
     def _lengths_and_budget_agree(self) -> "RunSettings":
-        t = self.training
+        t, length, targets = self.training, self.train_length, self.training.validation.targets
         if self.steps < 1:
-            each = t.batch_size * self.train_length
             raise ValueError(
                 f"training.tokens = {t.tokens} is less than one step: training.batch_size × train_length = "
-                f"{each} tokens"
+                f"{t.batch_size * length} tokens"
             )
-        if t.validation.targets > self.train_length:
-            raise ValueError(
-                f"training.validation.targets = {t.validation.targets} must not exceed train_length = "
-                f"{self.train_length}"
-            )
-        self.data.positions.check(self.train_length)
+        if targets > length:
+            raise ValueError(f"training.validation.targets = {targets} exceeds train_length = {length}")
+        self.data.positions.check(length)
         decay = t.lr_schedule.decay if isinstance(t.lr_schedule, WsdSchedule) else 0.0
         warmup = t.lr_schedule.warmup / (1 if t.lr_schedule.warmup < 1 else self.steps)
         share = warmup + decay / (1 if decay <= 1 else self.steps)

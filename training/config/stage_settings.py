@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 
 from data.sampling.segments import Segment
-from training.config.trainer_settings import Settings, ShareOrSteps, setting
+from errors import StrictSettings
+from training.config.trainer_settings import ShareOrSteps, setting
 
 
-class StageSettings(Settings):
+class StageSettings(StrictSettings):
     """A part of the run with one window length, batch size and positional scheme.
 
     The optimizer state and the learning-rate schedule continue from stage to stage. DroPE (arXiv:2512.12167),

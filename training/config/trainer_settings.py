@@ -1,8 +1,10 @@
-"""Settings of checkpoints, parallelism, validation, logging and step guards; and the base of every class."""
+"""Settings of checkpoints, parallelism, validation, logging and step guards."""
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
+
+from errors import StrictSettings
 
 
 def setting(default: Any, description: str, **limits: Any) -> Any:
@@ -20,12 +22,6 @@ def optional(description: str, default: Any = None, **limits: Any) -> Any:
     return setting(default, description, json_schema_extra={"counts_if_changed": True}, **limits)
 
 
-class Settings(BaseModel):
-    """Immutable settings that reject unknown keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
 def share_or_steps(value: float) -> float:
     """Raise ValueError unless `value` is a share below 1 or a whole number of steps."""
     if value >= 1 and value != int(value):
@@ -36,7 +32,7 @@ def share_or_steps(value: float) -> float:
 ShareOrSteps = Annotated[float, AfterValidator(share_or_steps)]
 
 
-class CheckpointSettings(Settings):
+class CheckpointSettings(StrictSettings):
     """When to save checkpoints, and which to keep."""
 
     interval: int | None = free(
@@ -61,7 +57,7 @@ class CheckpointSettings(Settings):
         return self
 
 
-class ParallelSettings(Settings):
+class ParallelSettings(StrictSettings):
     """How processes share the run. The launcher sets their number (configs/accelerate)."""
 
     processes: int | None = free(None, "required number of processes; null: any", ge=1)
@@ -77,7 +73,7 @@ class ParallelSettings(Settings):
     )
 
 
-class StopOnNonFinite(Settings):
+class StopOnNonFinite(StrictSettings):
     """Stop before the update; the last checkpoint is unchanged."""
 
     name: Literal["stop"] = "stop"
@@ -88,7 +84,7 @@ class StopOnNonFinite(Settings):
         return 0
 
 
-class SkipNonFinite(Settings):
+class SkipNonFinite(StrictSettings):
     """Skip the update and continue; the data of the step are not used again."""
 
     name: Literal["skip"] = "skip"
@@ -98,7 +94,7 @@ class SkipNonFinite(Settings):
 NonFiniteSettings = Annotated[StopOnNonFinite | SkipNonFinite, Field(discriminator="name")]
 
 
-class SpikeSettings(Settings):
+class SpikeSettings(StrictSettings):
     """Skip the update of a step whose loss is far above those before it."""
 
     sigmas: float = setting(6.0, "a loss this many standard deviations above the mean is a spike", gt=0)
@@ -112,7 +108,7 @@ class SpikeSettings(Settings):
     limit: int = free(10, "maximum number of skipped steps in a run; one more stops it", ge=1)
 
 
-class ValidationSettings(Settings):
+class ValidationSettings(StrictSettings):
     """Held-out loss during training, on the same targets at every length."""
 
     interval: int | None = free(
@@ -140,7 +136,7 @@ class ValidationSettings(Settings):
         return at
 
 
-class SampleSettings(Settings):
+class SampleSettings(StrictSettings):
     """Text generated greedily during training."""
 
     interval: int | None = free(None, "steps between samples; null: only at the end", ge=1)
@@ -150,7 +146,7 @@ class SampleSettings(Settings):
     tokens: int = free(64, "new tokens in each sample", ge=1)
 
 
-class WandbSettings(Settings):
+class WandbSettings(StrictSettings):
     """Logging of metrics.jsonl to Weights & Biases."""
 
     mode: Literal["disabled", "offline", "online"] = free(
@@ -160,7 +156,7 @@ class WandbSettings(Settings):
     entity: str | None = free(None, "account or team; null: your own")
 
 
-class ProfileSettings(Settings):
+class ProfileSettings(StrictSettings):
     """A trace of some steps by torch.profiler, for chrome://tracing or Perfetto, in the run's profile folder.
     It slows these steps down and changes no number."""
 

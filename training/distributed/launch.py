@@ -30,64 +30,44 @@ def check_launch(t: TrainingSettings, environment: Mapping[str, str]) -> None:
 
     Raises TrainingError with the key of the accelerate config, the setting and the fix.
     """
+
+    def reject(is_wrong: bool, problem: str) -> None:
+        if is_wrong:
+            raise TrainingError(f"accelerate config: {problem}")
+
     enabled = {name for name, value in environment.items() if value.lower() not in ("", "false", "no")}
+    for name in ("DEEPSPEED", "MEGATRON_LM"):
+        reject(f"ACCELERATE_USE_{name}" in enabled, f"{name} is not supported: use one of configs/accelerate")
     bfloat16 = t.precision == "bfloat16" or (t.precision == "auto" and torch.cuda.is_available())
     mixed = environment.get("ACCELERATE_MIXED_PRECISION", "no")
+    reject(
+        mixed != "no" and not (mixed == "bf16" and bfloat16),
+        f"mixed_precision is {mixed}, but training.precision is {t.precision}: set mixed_precision: no",
+    )
+    reject("ACCELERATE_DYNAMO_BACKEND" in enabled, "remove dynamo_config; training.compile replaces it")
     steps = environment.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1")
-    sizes = {
-        f"{axis}_size": environment.get(f"PARALLELISM_CONFIG_{axis.upper()}_SIZE", "1")
-        for axis in ("tp", "cp", "sp")
-    }
-    checks = [
-        *(
-            (f"ACCELERATE_USE_{name}" in enabled, f"{name} is not supported: use one of configs/accelerate")
-            for name in ("DEEPSPEED", "MEGATRON_LM")
-        ),
-        (
-            mixed != "no" and not (mixed == "bf16" and bfloat16),
-            f"mixed_precision is {mixed}, but training.precision is {t.precision}: set mixed_precision: no",
-        ),
-        (
-            "ACCELERATE_DYNAMO_BACKEND" in enabled,
-            "dynamo_backend is set, but training.compile decides what is compiled: remove dynamo_config",
-        ),
-        (
-            steps not in ("1", "auto"),
-            f"gradient_accumulation_steps is {steps}, but training.batch_size and training.micro_batch_size "
-            "define the accumulation: remove it",
-        ),
-        *(
-            (size != "1", f"{axis} is {size}, but only data and weights are distributed: remove it")
-            for axis, size in sizes.items()
-        ),
-    ]
-    if requests_fsdp(environment):
-        version = environment.get("FSDP_VERSION", "1")
-        reshard = environment.get("FSDP_RESHARD_AFTER_FORWARD", "true")
-        recomputes = environment.get("FSDP_ACTIVATION_CHECKPOINTING", "false") == "true"
-        checks += [
-            (
-                t.parallel.sharding == "none",
-                "FSDP is enabled, but training.parallel.sharding is none: set it to auto or full",
-            ),
-            (version != "2", f"fsdp_version is {version}: set it to 2"),
-            (
-                reshard not in ("true", "FULL_SHARD"),
-                f"fsdp_reshard_after_forward is {reshard}: set it to true",
-            ),
-            (
-                environment.get("FSDP_OFFLOAD_PARAMS", "false") == "true",
-                "fsdp_offload_params is not supported: remove it",
-            ),
-            (
-                recomputes and not t.parallel.activation_checkpointing,
-                "fsdp_activation_checkpointing is true, but training.parallel.activation_checkpointing is "
-                "false: change one of them",
-            ),
-        ]
-    for is_wrong, what in checks:
-        if is_wrong:
-            raise TrainingError(f"accelerate config: {what}")
+    reject(
+        steps not in ("1", "auto"),
+        f"gradient_accumulation_steps is {steps}: remove it; training.micro_batch_size replaces it",
+    )
+    for axis in ("tp", "cp", "sp"):
+        size = environment.get(f"PARALLELISM_CONFIG_{axis.upper()}_SIZE", "1")
+        reject(size != "1", f"{axis}_size is {size}, but only data and weights are distributed: remove it")
+    if not requests_fsdp(environment):
+        return
+    reject(t.parallel.sharding == "none", "FSDP contradicts training.parallel.sharding none: set it to full")
+    version = environment.get("FSDP_VERSION", "1")
+    reject(version != "2", f"fsdp_version is {version}: set it to 2")
+    reshard = environment.get("FSDP_RESHARD_AFTER_FORWARD", "true")
+    is_full = reshard in ("true", "FULL_SHARD")
+    reject(not is_full, f"fsdp_reshard_after_forward is {reshard}: set it to true")
+    is_offloaded = environment.get("FSDP_OFFLOAD_PARAMS", "false") == "true"
+    reject(is_offloaded, "fsdp_offload_params is not supported: remove it")
+    recomputes = environment.get("FSDP_ACTIVATION_CHECKPOINTING", "false") == "true"
+    reject(
+        recomputes and not t.parallel.activation_checkpointing,
+        "fsdp_activation_checkpointing requires training.parallel.activation_checkpointing=true",
+    )
 
 
 def check_world(t: TrainingSettings, environment: Mapping[str, str], world: int) -> None:

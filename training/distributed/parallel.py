@@ -50,10 +50,8 @@ class Parallel(ProcessGroup):
         default = "full" if requests_fsdp(os.environ) else "none"
         self.sharded: bool = (default if t.parallel.sharding == "auto" else t.parallel.sharding) == "full"
         if self.sharded and not dist.is_initialized():
-            raise TrainingError(
-                "training.parallel.sharding=full requires several processes: start "
-                f"{COMMAND.format(n='N')}, or remove the setting"
-            )
+            start = COMMAND.format(n="N")
+            raise TrainingError(f"training.parallel.sharding=full requires several processes: start {start}")
         # Sharded: all processes save the model and report errors over `holders`. Otherwise the main process
         # saves it and reports errors to all processes over `listeners`.
         self.holders: ProcessGroup = SideChannelGroup(self.rank, self.world) if self.sharded else ALONE

@@ -96,10 +96,7 @@ class Watchdog:
             if (now := self._under_way) is None:
                 in_step.restart()
             elif in_step.seconds(now) > self.timeout:
-                text = (
-                    f"{now[1]} has not finished within {self.timeout:g} s: another process is dead or hangs"
-                )
-                self._leave(text)
+                self._leave(f"{now[1]} has not finished within {self.timeout:g} s: another process hangs")
             for peer, watch in silent.items():
                 if (beat := self._last_heartbeat(peer)) is None:
                     watch.restart()

@@ -90,9 +90,7 @@ class MetricsLogger:
     def check(self) -> None:
         """Raises TrainingError where part of the run directory is lost."""
         if (lost := self._lost()) is not None:
-            raise TrainingError(
-                f"{lost} was removed or moved during training: restore it, then run the same command again"
-            )
+            raise TrainingError(f"{lost} was removed or moved during training: restore it, then resume")
 
     def sync(self) -> None:
         """Flush the metrics to the disk before a checkpoint.
@@ -151,8 +149,7 @@ class MetricsLogger:
     def _skip(self, done: int, found: StepMetrics) -> None:
         """Warn of a step that was not applied; raise TrainingError where these are too many."""
         if found.stopped:
-            what = (found.loss, found.grad_norm, found.reason, found.count)
-            raise_stopped(done, *what, self.folder, self._applied)
+            raise_stopped(done, found, self.folder, self._applied)
         if self._file:
             self.console.warn(
                 f"step {done} is skipped, {REASONS[found.reason]}: loss {found.loss:g}, gradient norm "
@@ -168,12 +165,6 @@ class MetricsLogger:
         size = {"length": stage.length, "batch_size": stage.batch_size} if stage.is_resized else {}
         self.write(stage.start, "change", overrides=list(stage.overrides), **size)
         self.console.info(stage.describe())
-
-    def validation(
-        self, done: int, nll: dict[int, float], targets: int, documents: int, **values: object
-    ) -> None:
-        """Log the NLL (nats) of held-out targets by length."""
-        self.write(done, "validation", nll=nll, targets=targets, documents=documents, **values)
 
     def end(self, done: int) -> None:
         """Log the end of the run."""

@@ -2,25 +2,13 @@
 
 import time
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from errors import INTERRUPTED, REQUEUE
 from training.distributed.parallel import Parallel
-from training.optim.step_guard import StepDecision
-
-
-class StepMetrics(NamedTuple):
-    """The metrics of one step, on the host."""
-
-    loss: float
-    grad_norm: float  # before clipping
-    status: int  # exit status requested by any rank; 0: none
-    reason: int  # why the update was skipped, see step_guard.py; 0: it was applied
-    count: int  # steps of the run skipped for that reason so far
-    stopped: bool  # a limit of skipped steps is exceeded: no further update is applied
+from training.optim.step_guard import StepDecision, StepMetrics
 
 
 @dataclass(frozen=True)

@@ -1,40 +1,35 @@
 """The summary that train.py prints before the first and after the last step."""
 
+from __future__ import annotations
+
 import shlex
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-
-from data import BatchSampler
-from model import LinearMixer, Transformer
+from model import LinearMixer
 from model.position.schemes.rope import Rope
 from training.checkpoint.retention import best_of
 from training.config.settings import RunSettings
-from training.logging.console import Console
 from training.optim.optimizer import who_learns_at
 from training.run.checks import sampled
 from training.run.hardware import peak_memory
 from training.stages import stages_of
 
+if TYPE_CHECKING:
+    from training.run.setup import TrainingRun
+
 # The value of repeated tokens decays over about 15 repetitions (Muennighoff et al. 2023, arXiv:2305.16264).
 MANY_EPOCHS = 16
 
 
-def announce(
-    settings: RunSettings,
-    model: Transformer,
-    batches: BatchSampler,
-    folder: Path,
-    start: int,
-    console: Console,
-) -> None:
-    """Print the model, data and schedule of a run before the first step."""
+def announce(run: TrainingRun, start: int) -> None:
+    """Print the model, data and schedule of a run before it trains from step `start` on."""
+    settings, model, batches, console = run.settings, run.model, run.batches, run.console
     s, t = settings.model, settings.training
     scheme = ", ".join(
         f"{kind}: {choice.name}" if len(s.kinds) > 1 else choice.name for kind, choice in s.kinds.items()
     )
     linear = f", linear attention ({s.mixer.form})" if isinstance(s.mixer, LinearMixer) else ""
-    console.info(f"run {folder}")
+    console.info(f"run {run.folder}")
     console.info(
         f"model {model.parameter_count() / 1e6:.2f}M parameters, {s.layers} layers, width {s.dim}, "
         f"{s.heads} heads in {s.kv_heads} groups, vocabulary {model.vocab_size}, positions {scheme}"
@@ -67,7 +62,7 @@ def announce(
         console.info(stage.describe())
     if settings.data.positions.name != "plain":
         console.info(f"positions of training text: {sampled(settings)}; evaluation counts from 0")
-    for length in sorted({portion.length for portion in settings.plan}):
+    for length in sorted({segment.length for segment in settings.plan}):
         of = f" of {length} tokens" if t.stages else ""
         console.info(f"{batches.cut_share(length):.0%} of the documents are cut at a window boundary{of}")
     if start:
@@ -76,26 +71,20 @@ def announce(
 
 def steps_in_words(settings: RunSettings) -> str:
     """Windows per step of each stage: `16 × 128, then 4 × 512 tokens`."""
-    return ", then ".join(f"{portion.batch_size} × {portion.length}" for portion in settings.plan) + " tokens"
+    return ", then ".join(f"{size.batch_size} × {size.length}" for size in settings.plan) + " tokens"
 
 
-def say_done(
-    folder: Path,
-    settings: RunSettings,
-    batches: BatchSampler,
-    prompts: list[str],
-    device: torch.device,
-    console: Console,
-) -> None:
+def announce_end(run: TrainingRun, prompts: list[str]) -> None:
     """Print the summary of a completed run, and commands to evaluate it."""
-    console.info(f"done: {folder} (peak memory {peak_memory(device) / 2**20:,.0f} MiB)")
+    folder, settings, console = run.folder, run.settings, run.console
+    console.info(f"done: {folder} (peak memory {peak_memory(run.device) / 2**20:,.0f} MiB)")
     best_at = settings.training.checkpoint.best
     if best_at and (best := best_of(folder, best_at * settings.train_length)):
         console.info(f"best at {best_at} × train_length: step {best[0]}, held-out NLL {best[1]:.4f}")
-    if len(batches.texts) > 1:
-        passes = batches.passes_by_label(settings.steps).items()
+    if len(run.batches.texts) > 1:
+        passes = run.batches.passes_by_label(settings.steps).items()
         console.info(f"epochs: {', '.join(f'{label} {n:.2f}' for label, n in passes)}")
-    if words := [word for stage in stages_of(settings) for word in stage.overrides]:
-        console.info(f"evaluated and extended with the changes: {', '.join(words)}")
+    if overrides := [override for stage in stages_of(settings) for override in stage.overrides]:
+        console.info(f"evaluated and extended with the changes: {', '.join(overrides)}")
     prompt = shlex.quote(prompts[0] if prompts else "")
     console.info(f"next: python evaluate.py {folder}   or   python generate.py {folder} --prompt {prompt}")

@@ -84,9 +84,7 @@ class Tracker:
         except Exception as error:  # any error of a tracker: training continues
             self._calls = None
             first = (str(error).splitlines() or [type(error).__name__])[0]
-            self._console.warn(
-                f"{self.name} is disabled; training continues and metrics.jsonl is complete: {first}"
-            )
+            self._console.warn(f"{self.name} is disabled; training continues: {first}")
 
 
 def flat(values: dict, prefix: str) -> dict[str, Any]:
@@ -115,6 +113,4 @@ def make_trackers(settings: RunSettings, folder: Path, step: int, console: Conso
 def check_trackers(t: TrainingSettings) -> None:
     """Raise for a tracker whose package is not installed, before any data are read."""
     if t.tensorboard and importlib.util.find_spec("tensorboard") is None:
-        raise TrainingError(
-            f"training.tensorboard=true requires the package tensorboard: {INSTALL}; or set it to false"
-        )
+        raise TrainingError(f"training.tensorboard=true requires tensorboard: {INSTALL}; or set it to false")

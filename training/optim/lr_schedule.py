@@ -17,11 +17,6 @@ def steps_of(share_or_steps: float, steps: int) -> int:
     return round(share_or_steps * steps) if share_or_steps < 1 else int(share_or_steps)
 
 
-def warmup_steps(schedule: ScheduleSettings, steps: int) -> int:
-    """The number of warm-up steps."""
-    return steps_of(schedule.warmup, steps)
-
-
 def decay_steps(schedule: WsdSchedule, steps: int) -> int:
     """The number of decay steps at the end, at least one; a decay of 1 is the whole run."""
     return max(1, steps if schedule.decay == 1 else steps_of(schedule.decay, steps))
@@ -39,7 +34,7 @@ def learning_rate(schedule: ScheduleSettings, peak: float, step: int, steps: int
     """
     if not 0 <= step < steps:
         raise TrainingError(f"step {step} is outside the run's {steps} steps")
-    warmup = warmup_steps(schedule, steps)
+    warmup = steps_of(schedule.warmup, steps)
     if step < warmup:
         return peak * (step + 1) / warmup
     match schedule:

@@ -29,6 +29,17 @@ class StepDecision(NamedTuple):
         return (self.reason > 0) | self.stopped
 
 
+class StepMetrics(NamedTuple):
+    """The metrics of one step, on the host."""
+
+    loss: float
+    grad_norm: float  # before clipping
+    status: int  # exit status requested by any rank; 0: none
+    reason: int  # why the update was skipped: 0, NOT_FINITE or SPIKE
+    count: int  # steps of the run skipped for that reason so far
+    stopped: bool  # a limit of skipped steps is exceeded: no further update is applied
+
+
 class StepGuard:
     """Skips the update of a step whose loss or gradient norm is not finite, or whose loss is a spike.
 
@@ -99,10 +110,9 @@ class StepGuard:
             self._applied.fill_(state["applied"])
 
 
-def raise_stopped(
-    step: int, loss: float, norm: float, reason: int, count: int, folder: Path, applied: int
-) -> None:
+def raise_stopped(step: int, found: StepMetrics, folder: Path, applied: int) -> None:
     """Raise TrainingError for the step that stopped the run; `applied` is the last applied step."""
+    loss, reason, count = found.loss, found.reason, found.count
     steps = steps_of(folder)
     is_source = bool(steps) and reason != SPIKE and steps[-1] >= applied  # no update in between
     good = newest_sound(folder, before=applied if is_source else None)
@@ -121,6 +131,6 @@ def raise_stopped(
     if not is_source or math.isfinite(loss):  # else every later step has such a loss
         fixes.append(f"raise {limit}" if is_over else "set training.on_nonfinite.name=skip")
     raise TrainingError(
-        f"step {step}: the loss is {loss:g} and the gradient norm {norm:g}{number}. The step was not "
+        f"step {step}: the loss is {loss:g}, the gradient norm {found.grad_norm:g}{number}. The step was not "
         f"applied, and {saved}: {', or '.join(fixes)}"
     )

@@ -46,8 +46,7 @@ def check_model(settings: RunSettings) -> None:
     trace, first, last = settings.training.profile, settings.first_step, settings.steps
     if trace is not None and not first - trace.steps < trace.start < last:
         raise TrainingError(
-            f"training.profile.start = {trace.start} is outside the steps of this run: set {first} to "
-            f"{last - 1}"
+            f"training.profile.start = {trace.start} is outside the run: set {first} to {last - 1}"
         )
     validation_steps(settings.training.validation, settings.steps)
     check_trackers(settings.training)
@@ -99,8 +98,7 @@ def check_processes(settings: RunSettings, processes: int) -> None:
                 f"training.stages.{i}: a batch_size of" if settings.training.stages else "training.batch_size"
             )
             raise TrainingError(
-                f"{key} {segment.batch_size} cannot be shared by {processes} processes; make it a multiple "
-                f"of {processes}"
+                f"{key} {segment.batch_size} must be a multiple of the number of processes, {processes}"
             )
 
 

@@ -99,8 +99,7 @@ def check_extension(parent: ParentRun, settings: RunSettings) -> None:
     for key in type(old).model_fields:
         if key != "position" and getattr(old, key) != getattr(new, key):
             raise TrainingError(
-                f"model.{key} cannot change in an extension run: the weights of {parent.folder} were trained "
-                f"with {getattr(old, key)}"
+                f"model.{key} cannot change in an extension run: {parent.folder} has {getattr(old, key)}"
             )
     ours, theirs = (
         {name: tuple(weight.shape) for name, weight in meta_model(one).state_dict().items()}
@@ -160,8 +159,7 @@ def check_fork(step: int, old: RunSettings, new: RunSettings) -> None:
     before = [[s for s in stages_of(settings) if s.start < step] for settings in (old, new)]
     if before[0] != before[1]:
         raise TrainingError(
-            f"training.stages before step {step} cannot change in a fork (a share as `duration` depends on "
-            "training.tokens; give steps)"
+            f"training.stages before step {step} cannot change in a fork (give durations in steps)"
         )
 
 
@@ -179,12 +177,9 @@ def _segments_before(settings: RunSettings, step: int) -> list[Segment]:
 
 def _check_groups(parent: ParentRun, settings: RunSettings) -> None:
     """Check that the optimizer of the settings has the parameter groups of the checkpoint."""
-    checkpoint = parent.checkpoint
-    if not checkpoint.has_optimizer:
-        raise TrainingError(f"{checkpoint.folder} contains only weights, no optimizer state")
     # Parameter names do not depend on the vocabulary.
     own = make_optimizer(meta_model(settings), settings.training.optimizer).param_groups
-    saved = checkpoint.optimizer["groups"]
+    saved = parent.checkpoint.optimizer["groups"]
     if [group["names"] for group in own] != [group["weights"] for group in saved]:
         theirs = ", ".join(group["options"]["name"] for group in saved)
         raise TrainingError(

@@ -23,7 +23,7 @@ import torch
 
 from data import PreparedData, open_prepared
 from data.files import locked, read_object, with_keys, write_json, write_text
-from data.tokenizer import Tokenizer, load_tokenizer
+from data.tokenizers import Tokenizer, load_tokenizer
 from errors import ConfigError, TrainingError
 from model import ModelSettings, Transformer
 from training.checkpoint.restore import load_average, load_weights
@@ -89,9 +89,7 @@ def check_writable(folder: Path) -> None:
     """Raise TrainingError for a run directory that cannot be created, before any other work."""
     nearest = next(path for path in (folder, *folder.parents) if path.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-        raise TrainingError(
-            f"{folder} cannot be created: {nearest} is not a writable directory; choose another --run-dir"
-        )
+        raise TrainingError(f"{folder}: {nearest} is not a writable directory; choose another --run-dir")
 
 
 def is_run(folder: Path) -> bool:
@@ -139,9 +137,7 @@ def create_run(
     if is_run(folder):
         raise TrainingError(f"{folder} is already a run; resume it, or start again with --restart")
     if steps_of(folder):
-        raise TrainingError(
-            f"{folder} contains checkpoints but no {MANIFEST}: restore it, or start again with --restart"
-        )
+        raise TrainingError(f"{folder} contains checkpoints but no {MANIFEST}: restore it, or use --restart")
     rows = (extra or {}).get("vocab_size", tokenizer.vocab_size)
     if tokenizer.vocab_size > rows:
         raise TrainingError(
@@ -189,9 +185,9 @@ def resume_run(
         )
     for key, name in _FIXED_KEYS.items():  # the settings are equal, so these changed for another reason
         if key in about and key in now and about[key] != now[key]:
-            was, is_now = (str(value)[:12] for value in (about[key], now[key]))
+            was, new = (str(value)[:12] for value in (about[key], now[key]))
             raise TrainingError(
-                f"{folder}: its {name} has changed ({was}, now {is_now}); restore it, or use --restart"
+                f"{folder}: {name} has changed ({was}, now {new}); restore it or use --restart"
             )
     about["attempts"] = [*about.get("attempts", []), attempt(command, changes, processes)]
     write_json(folder / MANIFEST, about, allow_nan=False)
@@ -316,9 +312,7 @@ def load(
         chosen, notes = weights or usual, [changed] if changed else []
         if chosen == "ema":
             if not found.has_average:
-                raise TrainingError(
-                    f"{found.folder} contains no EMA weights; it was trained without training.ema"
-                )
+                raise TrainingError(f"{found.folder} has no EMA weights: it was trained without training.ema")
             load_average(model, found)
             notes.append("weights are their exponential mean (training.ema)")
         model.to(device).eval()

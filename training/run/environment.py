@@ -15,7 +15,16 @@ import torch
 
 from training.distributed.parallel import Parallel
 
-_LIBRARIES = ("torch", "accelerate", "datasets", "numpy", "pydantic", "safetensors", "sentencepiece")
+_LIBRARIES = (
+    "torch",
+    "accelerate",
+    "datasets",
+    "numpy",
+    "pydantic",
+    "safetensors",
+    "sentencepiece",
+    "tokenizers",
+)
 
 
 _DRIVER = "/proc/driver/nvidia/version"

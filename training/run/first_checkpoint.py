@@ -140,9 +140,7 @@ def _describe_fork(settings: RunSettings, parent: ParentRun) -> list[str]:
     old, new = TrainingSchedule(parent.settings), TrainingSchedule(settings)
     for i in range(step):
         if old.learning_rates(i) != new.learning_rates(i):
-            lines.append(
-                f"the learning rates before it differ from those of its own settings from step {i + 1} on"
-            )
+            lines.append(f"learning rates before it differ from those of its settings from step {i + 1} on")
             break
     return lines
 

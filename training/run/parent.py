@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from data.preparation.prepared import USE
-from data.settings import SentencePieceSettings
+from data.tokenizers.settings import BytesSettings
 from errors import TrainingError
 from training.checkpoint.storage import WEIGHTS, Checkpoint, find_checkpoint
 from training.config.load import identity, load_settings, setting_before_validation
@@ -62,9 +62,9 @@ class ParentRun:
     def trained_tokenizer(self) -> BaseModel:
         """The settings of the tokenizer, read from the file in the run directory."""
         tokenizer = self.settings.data.tokenizer
-        if not isinstance(tokenizer, SentencePieceSettings):
+        if isinstance(tokenizer, BytesSettings):
             return tokenizer
-        return tokenizer.model_copy(update={"model": str(self.folder / "tokenizer" / "tokenizer.model")})
+        return tokenizer.model_copy(update={"model": str(self.folder / "tokenizer" / tokenizer.file)})
 
     def complete(self, settings: RunSettings) -> RunSettings:
         """The settings with what only the parent determines: the hash of its checkpoint, the length of its

@@ -205,17 +205,14 @@ def held_out_targets(
     v, limit = settings.training.validation, reach_of(settings)
     if not data.valid.n_documents:
         raise TrainingError(
-            f"{data.valid.folder} has no documents for the held-out loss; set data.valid_fraction above 0 "
-            "or set data.valid_source"
+            f"{data.valid.folder} has no documents: raise data.valid_fraction or set data.valid_source"
         )
     requested = [multiple * settings.train_length for multiple in v.multiples]
     lengths = [length for length in requested if limit is None or length <= limit]
     if lengths < requested:
         console.info(f"positions end at {limit}: validation uses the lengths {lengths} only")
     if (best := settings.training.checkpoint.best) and best * settings.train_length not in lengths:
-        raise TrainingError(
-            f"training.checkpoint.best = {best} cannot be measured: positions end at {limit}; lower it"
-        )
+        raise TrainingError(f"training.checkpoint.best = {best} cannot be measured: positions end at {limit}")
     targets = draw(data.valid, lengths, v.targets, v.spans, settings.seed)
     if targets.note:
         console.info(targets.note)

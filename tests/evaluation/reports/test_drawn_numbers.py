@@ -204,6 +204,7 @@ def test_attention_shows_means_over_windows_layers_and_heads():
         seen={(method, length): seen(rng, length) for method in methods for length in lengths},
         pairs={("yarn", 32): [SimpleNamespace(kind="full", wavelength=w) for w in (6.0, 60.0, None)]},
     )
+    found.lengths_of = MethodType(AttentionResult.lengths_of, found)
     figure = attention_figures.by_length(found, "trained", lengths)
     for axes, measure in zip(figure.axes, attention_figures.DRAWN, strict=True):
         values = [found.seen["trained", n].values[measure].numpy() for n in lengths]

@@ -14,7 +14,6 @@ from evaluation import (
     resolve_methods,
 )
 from evaluation.reports.loss import LossReport
-from evaluation.reports.sentences import headline
 from evaluation.scoring import evaluate as matrix
 from evaluation.scoring.methods import new_sinks
 
@@ -261,8 +260,10 @@ def test_bits_per_byte_use_bytes_of_counted_targets(do, make_store, monkeypatch,
 
 def test_untested_lengths_have_no_verdict(do, make_store):
     tested, untested = do(), do(store=make_store([90, 120, 75], seed=1))
-    assert "Of 2 methods tested" in headline(tested, analyze(tested))
-    message = headline(untested, analyze(untested))  # three documents are points only
+    assert "Of 2 methods tested" in LossReport(tested, analyze(tested)).summary(brief=True)[0]
+    message = LossReport(untested, analyze(untested)).summary(brief=True)[
+        0
+    ]  # three documents are points only
     assert "held" not in message and "None of the 2 methods" in message and "best there is" in message
 
 

@@ -112,7 +112,7 @@ def test_every_derived_column_of_the_tables_by_hand():
     assert cells(tables.differences(comparison))["rope + yarn"]["4,096"] == with_ends(yarn, 16)
     rope = cells(tables.costs(study, GROUP, comparison))["rope"]
     assert rope["parameters"] == "1,245,097" and rope["tokens"] == "2,048,000"  # of cells 0, 1, 2
-    assert rope["training FLOPs"] == "16.6 T" and rope["FLOPs per token"] == "8.1 M"
+    assert rope["training FLOPs"] == "1.66e+13" and rope["FLOPs per token"] == "8.1e+06"
     assert rope["tokens/s"] == "5,990" and rope["seconds"] == "301" and rope["last training loss"] == "4.610"
     assert rope["peak memory, MiB"] == f"{9e8 / 2**20:.0f}"
     rows = tables.seen_units(derived(results(seen=2))).rows

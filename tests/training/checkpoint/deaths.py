@@ -33,7 +33,7 @@ from training.optim.optimizer import make_optimizer, set_learning_rates
 
 
 class RecordingConsole:
-    """A console that remembers its warnings."""
+    """A console that stores its warnings."""
 
     def __init__(self):
         self.lines = []
@@ -53,7 +53,7 @@ def trained(steps, seed=0, dtype=torch.float32, settings=None):
 
 
 def update(net, optimizer):
-    """One update; its loss tells whether weights, moments and generator were all as before."""
+    """One update; its loss shows whether weights, moments and generator were all as before."""
     tokens = torch.randint(11, (3, 5))
     rate = 0.01 + 0.001 * torch.rand(()).item()
     set_learning_rates(optimizer, {"lr": rate, "adamw_lr": rate})

@@ -42,9 +42,9 @@ def test_killed_runs_equal_uninterrupted_run(overrides, tmp_path, monkeypatch, c
     whole, killed = tmp_path / "out" / "reference", tmp_path / "out" / "killed"
     lines = read_metrics(killed / "metrics.jsonl", "train")
     assert len(edges_of(lines)) >= 1 and sum("skipped" in line for line in lines) >= 2
-    told, same = read_exposure(killed), read_exposure(whole)
-    assert told.positions.tolist() == same.positions.tolist() == [60 * 8] * 24
-    assert told.distances.tolist() == same.distances.tolist()
+    resumed, same = read_exposure(killed), read_exposure(whole)
+    assert resumed.positions.tolist() == same.positions.tolist() == [60 * 8] * 24
+    assert resumed.distances.tolist() == same.distances.tolist()
     (whole / "exposure.npz").unlink()  # as of a run from before there were ledgers
     assert exposure_of(whole).distances.tolist() == same.distances.tolist()
     assert exposure_of(whole, 40).positions.tolist() == [40 * 8] * 24
@@ -69,7 +69,7 @@ def test_difference_is_reported_with_its_step(overrides, tmp_path, monkeypatch):
         shutil.rmtree(folder_of(cut, step))
     assert differences(whole, whole, 0.0) == []
     plant(find_checkpoint(cut).folder)
-    assert find_checkpoint(cut).step == 6  # nothing tells that it was altered but its consequences
+    assert find_checkpoint(cut).step == 6  # only the later steps show that it was altered
     assert called(monkeypatch, train, *overrides, "--run-dir", cut) == 0
     step, tensor = differences(whole, cut, 0.0)
     assert step.startswith("step 8, train: grad_norm is ") and "attempt 2 of the killed run" in step
@@ -99,7 +99,7 @@ def test_first_difference_of_metrics():
         ([line(1), line(2, data="cd", loss=9.0), one[2]], "step 2, train: the data is ab in .* cd in att"),
         ([line(1, loss=2.5 + 1e-12), *one[1:]], "step 1, train: loss is 2.5 in the reference"),
         ([*one[:2], one[2] | {"nll": {"24": 1.1}}], "step 2, validation: nll"),
-        (one[:2], "step 2: only the reference run tells of a validation"),
+        (one[:2], "step 2: only the reference run logs a validation"),
         ([one[0], line(2, skipped="spike"), one[2]], "step 2, train: skipped is None in .* spike in"),
     ):  # fmt: skip
         with pytest.raises(AssertionError, match=message):

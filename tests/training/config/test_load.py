@@ -260,7 +260,7 @@ def oracle(layers):
 @settings(max_examples=200)
 @given(st.lists(layer, min_size=1, max_size=4))
 def test_merge_equals_reference(layers):
-    layers = [deepcopy(one) for one in layers]  # the oracle tells layers apart by identity
+    layers = [deepcopy(one) for one in layers]  # the oracle distinguishes layers by identity
     merged = {}
     for one in layers:
         before = repr(merged)

@@ -18,7 +18,7 @@ from training.config.settings import RunSettings
         (["training.lr_schedule={name: wsd, decay: 2.5}"], "neither a share"),
         (["training.optimizer={name: muon, adamw: {groups: {matrices: {lr: 1}}}}"], "Muon updates matrices"),
         (["training.optimizer={name: muon, momentum: 1}"], "less than 1"),
-        (["training.validation.targets=257"], "must not exceed train_length = 256"),
+        (["training.validation.targets=257"], "targets = 257 exceeds train_length = 256"),
         (["training.validation.multiples=[2, 2]"], "different whole numbers"),
         (["training.validation.multiples=[]"], "at least 1 item"),
         (["training.optimizer.betas=[0.9, 1]"], "less than 1"),

@@ -1,6 +1,6 @@
 """Two-process runs with injected faults: forks of one process that has done the imports, connected by gloo.
 
-python -m tests.training.distributed.ranks quick|slow FOLDER WORD...   writes FOLDER/results.json
+python -m tests.training.distributed.ranks quick|slow FOLDER OVERRIDE...   writes FOLDER/results.json
 """
 
 import hashlib
@@ -105,7 +105,7 @@ class Pair:
         file = Path(f"{self.folder}.{rank}.log")
         return file.read_text(encoding="utf-8") if file.exists() else ""
 
-    def told(self) -> dict:
+    def summary(self) -> dict:
         logs = [self.log(rank) for rank in self.ranks]
         return {"statuses": self.statuses, "logs": logs, "steps": steps_of(self.folder)}
 
@@ -147,7 +147,7 @@ def lost(folder: Path, overrides: list[str], number: signal.Signals) -> dict:
     took = wait_for(lambda: pair.poll(0))
     pair.send(signal.SIGKILL, 1)
     wait_for(lambda: pair.poll(1))
-    return pair.told() | {"seconds": took}
+    return pair.summary() | {"seconds": took}
 
 
 def signalled(folder: Path, overrides: list[str]) -> dict:
@@ -157,7 +157,7 @@ def signalled(folder: Path, overrides: list[str]) -> dict:
     pair.send(signal.SIGUSR1, 1)
     pair.send(signal.SIGTERM, 1)
     wait_for(pair.poll)
-    return pair.told()
+    return pair.summary()
 
 
 def failing(folder: Path, overrides: list[str]) -> dict:
@@ -167,7 +167,7 @@ def failing(folder: Path, overrides: list[str]) -> dict:
     file.write_bytes(file.read_bytes() + b"torn\n")
     pair = Pair(folder, [*overrides, *ENDLESS, "training.checkpoint.interval=null"])
     wait_for(pair.poll)
-    return pair.told()
+    return pair.summary()
 
 
 def slow_then_lost(number: signal.Signals):
@@ -207,7 +207,7 @@ def lost_early(folder: Path, overrides: list[str], number: signal.Signals) -> di
     took = time.time() - float(Path(f"{folder}.hit").read_text(encoding="ascii"))
     pair.send(signal.SIGKILL, 1)
     wait_for(pair.poll)
-    return pair.told() | {"seconds": took}
+    return pair.summary() | {"seconds": took}
 
 
 def hold_up(folder: Path, rank: int) -> None:
@@ -230,7 +230,7 @@ def signalled_early(folder: Path, overrides: list[str], number: signal.Signals) 
     took = wait_for(lambda: pair.poll(1))
     pair.send(number, 0)
     took += wait_for(lambda: pair.poll(0))
-    return pair.told() | {"seconds": took, "left": folder.exists()}
+    return pair.summary() | {"seconds": took, "left": folder.exists()}
 
 
 def fail_last(folder: Path, rank: int) -> None:
@@ -246,14 +246,14 @@ def fail_last(folder: Path, rank: int) -> None:
 def failing_last(folder: Path, overrides: list[str]) -> dict:
     pair = Pair(folder, overrides, fail_last)
     wait_for(pair.poll)
-    return pair.told()
+    return pair.summary()
 
 
 def poisoned(folder: Path, overrides: list[str]) -> dict:
     pair = Pair(folder, [*overrides, "training.on_nonfinite={name: skip, limit: 2}"], poison)
     wait_for(pair.poll)
     weights = [Path(f"{folder}.{rank}.weights").read_text(encoding="ascii").split() for rank in (0, 1)]
-    return pair.told() | {"weights": weights}
+    return pair.summary() | {"weights": weights}
 
 
 # Scenarios by name, those of the quick suite first: each kind of loss, and each phase of a run.
@@ -269,7 +269,7 @@ QUICK = {
 SLOW = {
     "killed": partial(lost, number=signal.SIGKILL),
     "stopped early": partial(lost_early, number=signal.SIGSTOP),
-    "told to end early": partial(signalled_early, number=signal.SIGTERM),
+    "signalled early": partial(signalled_early, number=signal.SIGTERM),
 }
 
 

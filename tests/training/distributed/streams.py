@@ -1,6 +1,6 @@
 """Runs whose data are still being prepared, on one and two processes: signals, kills and resumes.
 
-python -m tests.training.distributed.streams FOLDER WORD...   writes all results to FOLDER/results.json
+python -m tests.training.distributed.streams FOLDER OVERRIDE...   writes all results to FOLDER/results.json
 """
 
 import fcntl
@@ -50,7 +50,7 @@ def preparing(root: Path) -> list[int]:
 
 
 def one_sees_it_late(folder: Path, rank: int) -> None:
-    """Rank 1 sees the next group later than steps are waited for. Threads that are left are told."""
+    """Rank 1 sees the next group later than steps are waited for. The remaining threads are reported."""
     real, first = TextGroups.is_ready, []
 
     def is_ready(self, line, verify=False):
@@ -91,7 +91,7 @@ def waiting(folder: Path, overrides: list[str], root: Path, world: int) -> dict:
         threads = [json.loads(Path(f"{folder}.{rank}.threads").read_text()) for rank in range(world)]
         left = [child for child in preparing(root) if child in children]
     more = {"early": early, "seconds": took, "threads": threads}
-    return pair.told() | more | {"children": len(children), "left": left}
+    return pair.summary() | more | {"children": len(children), "left": left}
 
 
 def dying(folder: Path, overrides: list[str], root: Path) -> dict:
@@ -103,7 +103,7 @@ def dying(folder: Path, overrides: list[str], root: Path) -> dict:
         for child in preparing(root):
             os.kill(child, signal.SIGKILL)
         wait_for(pair.poll)
-    return pair.told()
+    return pair.summary()
 
 
 def killed(folder: Path, overrides: list[str], root: Path) -> dict:
@@ -114,10 +114,10 @@ def killed(folder: Path, overrides: list[str], root: Path) -> dict:
     wait_for(lambda: newest_epoch(folder) >= 2 or pair.poll())
     pair.send(signal.SIGKILL)
     wait_for(pair.poll)
-    before = pair.told()
+    before = pair.summary()
     last = Pair(folder, overrides)
     wait_for(last.poll)
-    return last.told() | {"killed": before}
+    return last.summary() | {"killed": before}
 
 
 def newest_epoch(folder: Path) -> int:
@@ -127,7 +127,7 @@ def newest_epoch(folder: Path) -> int:
 def alone(folder: Path, overrides: list[str], root: Path) -> dict:
     run = Pair(folder, [*overrides, f"data.root={root}"], world=1)
     wait_for(run.poll)
-    return run.told()
+    return run.summary()
 
 
 def main() -> None:

@@ -25,7 +25,7 @@ def settings(**more) -> TrainingSettings:
 
 
 @pytest.mark.parametrize(
-    ("environment", "expected", "world", "overrides"),
+    ("environment", "expected", "world", "message"),
     [
         ({}, 2, 1, "training.parallel.processes is 2.*--num_processes 2 train.py"),
         ({"WORLD_SIZE": "2"}, 4, 2, "training.parallel.processes is 4.* 2"),
@@ -41,8 +41,8 @@ def settings(**more) -> TrainingSettings:
         ),
     ],
 )
-def test_a_run_without_the_requested_processes_is_rejected(environment, expected, world, overrides):
-    with pytest.raises(TrainingError, match=overrides):
+def test_a_run_without_the_requested_processes_is_rejected(environment, expected, world, message):
+    with pytest.raises(TrainingError, match=message):
         check_world(settings(parallel={"processes": expected}), environment, world)
 
 
@@ -67,7 +67,7 @@ FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_RESHARD_AFTER_
 
 
 @pytest.mark.parametrize(
-    ("environment", "more", "overrides"),
+    ("environment", "more", "message"),
     [
         ({"ACCELERATE_MIXED_PRECISION": "fp16"}, {}, "mixed_precision is fp16.*training.precision is auto"),
         ({"ACCELERATE_MIXED_PRECISION": "bf16"}, {"precision": "float32"}, "bf16.*float32.*precision: no"),
@@ -77,15 +77,15 @@ FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_RESHARD_AFTER_
         ({"ACCELERATE_USE_DEEPSPEED": "true"}, {}, "DEEPSPEED"),
         ({"ACCELERATE_USE_MEGATRON_LM": "true"}, {}, "MEGATRON"),
         ({"PARALLELISM_CONFIG_TP_SIZE": "2"}, {}, "tp_size is 2"),
-        (FSDP, {"parallel": {"sharding": "none"}}, "training.parallel.sharding is none"),
+        (FSDP, {"parallel": {"sharding": "none"}}, "training.parallel.sharding none"),
         (FSDP | {"FSDP_VERSION": "1"}, {}, "fsdp_version is 1"),
         (FSDP | {"FSDP_OFFLOAD_PARAMS": "true"}, {}, "fsdp_offload_params"),
         (FSDP | {"FSDP_RESHARD_AFTER_FORWARD": "false"}, {}, "fsdp_reshard_after_forward"),
         (FSDP | {"FSDP_ACTIVATION_CHECKPOINTING": "true"}, {}, "training.parallel.activation_checkpointing"),
     ],
 )
-def test_an_accelerate_config_that_contradicts_the_settings_is_rejected(environment, more, overrides):
-    with pytest.raises(TrainingError, match=overrides):
+def test_an_accelerate_config_that_contradicts_the_settings_is_rejected(environment, more, message):
+    with pytest.raises(TrainingError, match=message):
         check_launch(settings(**more), environment)
 
 

@@ -140,6 +140,6 @@ def test_validation_is_shown_immediately(monkeypatch, tmp_path):
     monkeypatch.setenv("TERM", "xterm")
     with MetricsLogger(run_of(tmp_path, RunSettings(), console=Console()), 0) as recorder:
         for done, nll in ((4, 3.0), (8, 2.5)):
-            recorder.validation(done, {16: nll}, 8, 1)
+            recorder.write(done, "validation", nll={16: nll}, targets=8, documents=1)
             text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.getvalue())
             assert f"held out: step {done}, 8 targets" in text and re.search(rf"NLL +{nll:.4f}", text), done

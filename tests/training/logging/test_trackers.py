@@ -71,7 +71,7 @@ def test_wandb_logs_steps_and_is_disabled_after_error(tmp_path, monkeypatch):
     assert (calls["project"], calls["mode"], calls["name"]) == ("p", "offline", "run-1")
     assert 0 < calls["settings"]["finish_timeout"] < 30  # schedulers kill what has not ended by then
     assert calls["settings"]["finish_timeout_raises"] is True
-    assert console.lines == ["wandb is disabled; training continues and metrics.jsonl is complete: no route"]
+    assert console.lines == ["wandb is disabled; training continues: no route"]
 
 
 def test_tensorboard_purges_steps_repeated_on_resume(tmp_path, monkeypatch):
@@ -93,7 +93,7 @@ def test_tensorboard_purges_steps_repeated_on_resume(tmp_path, monkeypatch):
 def test_missing_tracker_package_is_rejected(monkeypatch):
     check_trackers(load_settings(RunSettings, []).training)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(TrainingError, match="requires the package tensorboard: pip install -c constraints"):
+    with pytest.raises(TrainingError, match="requires tensorboard: pip install -c constraints"):
         check_trackers(load_settings(RunSettings, ["training.tensorboard=true"]).training)
 
 

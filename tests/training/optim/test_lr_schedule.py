@@ -6,7 +6,7 @@ import pytest
 
 from errors import TrainingError
 from training.config.optimizer_settings import ConstantSchedule, CosineSchedule, LinearSchedule, WsdSchedule
-from training.optim.lr_schedule import learning_rate, warmup_steps
+from training.optim.lr_schedule import learning_rate, steps_of
 
 
 def rates(schedule, steps, peak=8.0):
@@ -14,7 +14,7 @@ def rates(schedule, steps, peak=8.0):
 
 
 def test_warmup_in_steps_and_as_fraction():
-    assert [warmup_steps(ConstantSchedule(warmup=w), 50) for w in (0, 0.02, 0.5, 1, 7)] == [0, 1, 25, 1, 7]
+    assert [steps_of(ConstantSchedule(warmup=w).warmup, 50) for w in (0, 0.02, 0.5, 1, 7)] == [0, 1, 25, 1, 7]
     assert rates(ConstantSchedule(warmup=4), 6) == [2, 4, 6, 8, 8, 8]
     assert rates(ConstantSchedule(warmup=0.5), 6)[:4] == pytest.approx([8 / 3, 16 / 3, 8, 8])
     assert rates(ConstantSchedule(warmup=0), 3) == [8, 8, 8]
@@ -53,7 +53,7 @@ def test_wsd_forks_agree_until_decay():
 def test_lr_is_positive_and_decreases_after_warmup(schedule):
     got = rates(schedule, 137)
     assert min(got) > 0 and max(got) == 8.0
-    after = got[warmup_steps(schedule, 137) :]
+    after = got[steps_of(schedule.warmup, 137) :]
     assert after == sorted(after, reverse=True)
 
 

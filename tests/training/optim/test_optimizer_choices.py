@@ -85,6 +85,6 @@ def test_muon_with_z_loss_and_ema(overrides, tmp_path, monkeypatch, capsys):
 
 def test_loading_missing_ema_raises(overrides, tmp_path, monkeypatch):
     assert here(monkeypatch, *overrides, "training.tokens=192", "--run-dir", str(tmp_path / "a")) == 0
-    with pytest.raises(TrainingError, match=r"contains no EMA weights; .* without training.ema"):
+    with pytest.raises(TrainingError, match=r"has no EMA weights: .* without training.ema"):
         load(tmp_path / "a", weights="ema")
     assert load(tmp_path / "a").weights == "last"

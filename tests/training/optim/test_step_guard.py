@@ -12,7 +12,7 @@ from tests.training.config.toy import Net
 from training.checkpoint.retention import DIVERGED
 from training.checkpoint.storage import save_checkpoint
 from training.config.trainer_settings import SkipNonFinite, SpikeSettings, StopOnNonFinite
-from training.optim.step_guard import NOT_FINITE, SPIKE, StepGuard, raise_stopped
+from training.optim.step_guard import NOT_FINITE, SPIKE, StepGuard, StepMetrics, raise_stopped
 
 NAN = math.nan
 
@@ -106,8 +106,8 @@ def test_error_suggests_how_to_resume():
         (NOT_FINITE, 4, r"number 4 of the run.*raise training.on_nonfinite.limit"),
         (SPIKE, 3, r"spike number 3 of the run.*raise training.on_spike.limit"),
     ):
-        with pytest.raises(TrainingError, match=f"step 7: the loss is nan .*{message}"):
-            raise_stopped(7, NAN, 2.0, reason, count, Path("runs/x"), 6)
+        with pytest.raises(TrainingError, match=f"step 7: the loss is nan.*{message}"):
+            raise_stopped(7, StepMetrics(NAN, 2.0, 0, reason, count, True), Path("runs/x"), 6)
 
 
 @pytest.mark.parametrize(
@@ -124,5 +124,5 @@ def test_good_checkpoint_precedes_the_failure(tmp_path, saved, applied, good, sk
     for step, state in saved:
         save_checkpoint(tmp_path, step, Net(), state=state)
     with pytest.raises(TrainingError) as error:
-        raise_stopped(7, NAN, 2.0, NOT_FINITE, 1, tmp_path, applied)
+        raise_stopped(7, StepMetrics(NAN, 2.0, 0, NOT_FINITE, 1, True), tmp_path, applied)
     assert good in str(error.value) and ("name=skip" in str(error.value)) == skip

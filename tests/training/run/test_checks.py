@@ -109,7 +109,8 @@ def test_rotation_coverage_is_reported_before_first_step(overrides, message, cap
     with torch.device("meta"):
         model = make_model(settings, 10)
     batches = SimpleNamespace(passes_by_label=lambda steps: {"": 0.1}, cut_share=lambda length: 0.1)
-    announce(settings, model, batches, tmp_path, 0, Console())  # type: ignore[arg-type]
+    run = SimpleNamespace(settings=settings, model=model, batches=batches, folder=tmp_path, console=Console())
+    announce(run, 0)  # type: ignore[arg-type]
     lines = [line for line in capsys.readouterr().err.splitlines() if "complete a turn" in line]
     assert lines == [f"pairs that complete a turn within train_length: {pairs}" for pairs in message]
 
@@ -121,7 +122,10 @@ def test_many_epochs_warn(epochs, warned, capsys, tmp_path):
         model = make_model(settings, 10)
     batches = SimpleNamespace(passes_by_label=lambda steps: {"": epochs}, cut_share=lambda length: 0.1)
     for console in (Console(), Console(quiet=True)):
-        announce(settings, model, batches, tmp_path, 0, console)  # type: ignore[arg-type]
+        run = SimpleNamespace(
+            settings=settings, model=model, batches=batches, folder=tmp_path, console=console
+        )
+        announce(run, 0)  # type: ignore[arg-type]
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning")]
     assert len(lines) == warned and all("57,320" in line and "training.tokens" in line for line in lines)
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from data.files import atomic, remove_drafts, write_json
-from data.tokenizer import ByteTokenizer
+from data.tokenizers import ByteTokenizer
 from errors import TrainingError
 from model import ModelError, TokenPositions, Transformer
 from training.checkpoint.storage import folder_of, save_checkpoint

@@ -99,7 +99,7 @@ def test_vocabulary_size_of_given_tokenizer_model(settings, tmp_path, monkeypatc
     with pytest.raises(DataError, match=r"some\.model"):
         expected_vocabulary(given)
     monkeypatch.setattr(
-        "data.preparation.prepared.load_sentencepiece", lambda path: SimpleNamespace(vocab_size=300)
+        "data.preparation.prepared.load_tokenizer_file", lambda *file: SimpleNamespace(vocab_size=300)
     )
     assert expected_vocabulary(given) == 300
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from data import ByteTokenizer, DataError, load_tokenizer
 from data.preparation.tokenizer_training import LONGEST_LINE, pieces_of, train_sentencepiece
-from data.settings import SentencePieceSettings
-from data.tokenizer import load_sentencepiece, lossless
+from data.tokenizers import load_tokenizer_file, lossless
+from data.tokenizers.settings import SentencePieceSettings
 from tests.corpora import STORIES, needs_stories
 
 TEXT = (
@@ -95,7 +95,7 @@ def test_trained_model_properties():
 def test_encoding_by_lines_matches_whole_text(tokenizer, monkeypatch):
     text = (TEXT + "a\u2581b\n\n\n  ") * 40
     whole = tokenizer.encode(text)
-    monkeypatch.setattr("data.tokenizer.BLOCK", 50)
+    monkeypatch.setattr("data.tokenizers.sentencepiece.BLOCK", 50)
     assert tokenizer.encode(text) == whole
 
 
@@ -152,7 +152,7 @@ def test_corrupted_or_replaced_model_is_rejected(tmp_path):
 
 @needs_stories
 def test_foreign_model_with_a_dummy_space():
-    foreign = load_sentencepiece(STORIES / "tok512.model")
+    foreign = load_tokenizer_file(STORIES / "tok512.model")
     assert (foreign.vocab_size, foreign.bos_id, foreign.eos_id, foreign.pad_id) == (512, 1, 2, None)
     assert foreign.prefix == b" "
     text = "Once upon a time 😀 there was\na girl."
@@ -160,11 +160,3 @@ def test_foreign_model_with_a_dummy_space():
     assert foreign.decode(ids) == text and lossless(foreign, ids, text)
     assert foreign.token_bytes[ids].sum() == len(text.encode()) + 1
     assert not lossless(foreign, foreign.encode("a \u2581 b"), "a \u2581 b")
-
-
-def test_tokenizer_json_is_identified(tmp_path):
-    file = tmp_path / "tokenizer.json"
-    file.write_text('{"version": "1.0", "model": {"type": "BPE"}}')
-    with pytest.raises(DataError, match=r"tokenizer.json is a JSON file.*tokenizer.model") as caught:
-        load_sentencepiece(file)
-    assert "damaged" not in str(caught.value)

@@ -1,0 +1,23 @@
+"""Conversion between text and ids: sentencepiece models, tokenizer.json files, or plain bytes."""
+
+from data.tokenizers.base import ByteTokenizer, Tokenizer, lossless
+from data.tokenizers.huggingface import HuggingFaceTokenizer
+from data.tokenizers.loading import (
+    load_folder_tokenizer,
+    load_tokenizer,
+    load_tokenizer_file,
+    saved_settings,
+)
+from data.tokenizers.sentencepiece import SentencePieceTokenizer
+
+__all__ = [
+    "ByteTokenizer",
+    "HuggingFaceTokenizer",
+    "SentencePieceTokenizer",
+    "Tokenizer",
+    "load_folder_tokenizer",
+    "load_tokenizer",
+    "load_tokenizer_file",
+    "lossless",
+    "saved_settings",
+]

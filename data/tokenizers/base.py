@@ -1,0 +1,83 @@
+"""The interface of tokenizers, and plain bytes.
+
+Every tokenizer provides the raw bytes of each id (`pieces`), so that losses can be reported in bits per byte
+and encoding can be checked to be lossless.
+"""
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from data.files import write_json
+
+CARD = "tokenizer_info.json"  # beside the tokenizer's own file: its name, its hash and its control symbols
+
+
+class Tokenizer(ABC):
+    """Base class of tokenizers."""
+
+    name: ClassVar[str]  # that of its settings
+    file: ClassVar[str]  # the file of its vocabulary in a saved folder
+    vocab_size: int  # the highest id + 1; the embedding of an imported model may have more rows
+    bos_id: int | None
+    eos_id: int | None  # the end of a document
+    eos_ids: tuple[int, ...]  # ids that end generated text: `eos_id` and, in some models, the end of a turn
+    pad_id: int | None
+    add_bos: bool  # whether models of this tokenizer expect `bos_id` before each document
+    hash: str  # sha256, hex, of everything that defines the encoding and the control symbols
+    pieces: list[bytes]  # the raw bytes of each id; empty for control symbols
+    prefix: bytes  # what the tokenizer inserts before each text (a space, in some external models)
+    normalization: str = ""  # a change of the text before encoding, such as NFC; for messages
+
+    @abstractmethod
+    def encode(self, text: str) -> list[int]:
+        """Encode `text`, without begin and end of document. Text that spells a control symbol is text."""
+
+    def decode(self, ids: list[int]) -> str:
+        """Decode `ids`. Control symbols are dropped; invalid UTF-8 becomes U+FFFD."""
+        raw = b"".join([self.pieces[i] for i in ids])
+        return raw.removeprefix(self.prefix).decode(errors="replace")
+
+    def save(self, folder: Path) -> None:
+        """Write the files that `load_tokenizer` reads."""
+        write_json(folder / CARD, {"name": self.name, "hash": self.hash, **self.controls})
+
+    @property
+    def controls(self) -> dict[str, Any]:
+        """What the tokenizer's own file does not define."""
+        return {"eos_ids": list(self.eos_ids), "add_bos": self.add_bos}
+
+    @cached_property
+    def token_bytes(self) -> np.ndarray:
+        """(V,) int64: number of raw bytes of each id, 0 for control symbols."""
+        return np.array([len(piece) for piece in self.pieces], dtype=np.int64)
+
+
+class ByteTokenizer(Tokenizer):
+    """UTF-8 bytes as ids 0-255, begin of document 256 and end of document 257."""
+
+    name, file = "bytes", CARD
+    vocab_size, bos_id, eos_id, pad_id = 258, 256, 257, None
+    eos_ids, add_bos = (257,), True
+    prefix = b""
+    hash = hashlib.sha256(b"sextant bytes: 256 bytes, bos 256, eos 257").hexdigest()
+    pieces = [bytes([value]) for value in range(256)] + [b"", b""]
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
+
+
+def end_ids(eos_id: int | None, more: Sequence[int], vocab_size: int) -> tuple[int, ...]:
+    """`eos_id` and `more`, without ids outside the vocabulary."""
+    return tuple(sorted({i for i in (eos_id, *more) if i is not None and 0 <= i < vocab_size}))
+
+
+def lossless(tokenizer: Tokenizer, ids: list[int], text: str) -> bool:
+    """Whether the ids represent exactly the bytes of the text."""
+    pieces = tokenizer.pieces
+    return b"".join([pieces[i] for i in ids]) == tokenizer.prefix + text.encode()

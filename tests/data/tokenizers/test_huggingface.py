@@ -1,0 +1,300 @@
+"""tokenizer.json files: ids as transformers gives them, exact bytes of every id, and text that stays text."""
+
+import inspect
+import json
+import re
+import textwrap
+
+import pytest
+import tokenizers
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
+
+from data import DataError, HuggingFaceTokenizer
+from data.preparation.tokenizer_training import train_tokenizer
+from data.tokenizers import load_tokenizer, lossless
+from data.tokenizers.settings import HuggingFaceSettings
+
+TEXT = (
+    "def rotate(x, angle=10000):\n    for i in range(128):\n\tyield x[i] * 0.5  # don't\n\n\n"
+    'Once upon a time, there was a <b>girl</b>; she said: "I\'m here!"\r\n  天下大势，分久必合。\n'
+)
+HARD = [
+    "",
+    " ",
+    "plain",
+    " leading and trailing  ",
+    "\ttabs\t\tand\nnewlines\r\n\r\n",
+    "天下大势，分久必合，合久必分。",
+    "emoji 😀👩‍👩‍👧 and é combining",
+    "a \u2581 literal \u2581\u2581 underline",
+    "NUL \0 inside \0",
+    "reserved \u2047 \u2585 \ufffd \ufeff \u0120",
+    "<|begin_of_text|><|end_of_text|></s><s><unk><0x0A>",
+    "a<|end_of_text|>b <|end_of_text|>",
+    "0123456789 ١٢٣ ²",
+    "\x00\x01\x7f",
+    "I'm, YOU'LL, 'tis",
+]
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
+
+
+def byte_level(**changes) -> HuggingFaceTokenizer:
+    settings = HuggingFaceSettings.model_validate({"vocab_size": 420} | changes)
+    found = train_tokenizer(settings, iter([TEXT * 3, inspect.getsource(textwrap)])).tokenizer
+    assert isinstance(found, HuggingFaceTokenizer)
+    return found
+
+
+def sentencepiece_bpe(prefix: bool) -> bytes:
+    """A BPE as transformers converts Llama 2's (with `prefix`) and Gemma's: spaces are U+2581, and bytes for
+    characters that are not in the vocabulary."""
+    space = tokenizers.Tokenizer(models.BPE())
+    space.normalizer = normalizers.Replace(" ", "\u2581")
+    trainer = trainers.BpeTrainer(vocab_size=200, show_progress=False)
+    space.train_from_iterator(["the cat sat on the mat", "天下 the dog", PRINTABLE] * 5, trainer)
+    spec = json.loads(space.to_str())["model"]
+    names = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    names += [name for name in spec["vocab"] if name not in names]
+    vocab = {name: i for i, name in enumerate(names)}
+    merges = [tuple(merge) for merge in spec["merges"]]
+    made = tokenizers.Tokenizer(
+        models.BPE(vocab=vocab, merges=merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+    )
+    steps = [normalizers.Prepend("\u2581")] if prefix else []
+    made.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", "\u2581")])
+    strip = [decoders.Strip(" ", 1, 0)] if prefix else []
+    made.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
+    )
+    made.add_special_tokens(["<unk>", "<s>", "</s>"])
+    made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    return made.to_str().encode()
+
+
+PRINTABLE = "".join(map(chr, range(0x21, 0x7F)))
+KINDS = {
+    "llama3": lambda: byte_level(split_digits=False),
+    "qwen2": byte_level,
+    "gpt2": lambda: byte_level(pre_tokenizer="gpt2", split_digits=False),
+    "smollm": lambda: byte_level(pre_tokenizer="gpt2"),
+    "gemma": lambda: HuggingFaceTokenizer(sentencepiece_bpe(prefix=False), bos_id="<s>", eos_id="</s>"),
+    "llama2": lambda: HuggingFaceTokenizer(sentencepiece_bpe(prefix=True), bos_id="<s>", eos_id="</s>"),
+}
+LITERAL_SPACE_IS_LOST = {"gemma", "llama2"}  # U+2581 in the text becomes a space
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def case(request):
+    ours = KINDS[request.param]()
+    theirs = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizers.Tokenizer.from_buffer(ours.content), split_special_tokens=True
+    )
+    return ours, theirs, request.param in LITERAL_SPACE_IS_LOST
+
+
+def check(case, text: str) -> None:
+    ours, theirs, spaces_are_lost = case
+    ids = ours.encode(text)
+    assert ids == theirs.encode(text, add_special_tokens=False)
+    assert not {ours.bos_id, ours.eos_id} & set(ids) and all(0 <= i < ours.vocab_size for i in ids)
+    if text and not (spaces_are_lost and "\u2581" in text):
+        assert lossless(ours, ids, text) and ours.decode(ids) == text
+        assert ours.token_bytes[ids].sum() == len(text.encode()) + len(ours.prefix)
+
+
+@pytest.mark.parametrize("text", HARD)
+def test_difficult_texts_have_the_ids_of_transformers(case, text):
+    check(case, text)
+
+
+@hypothesis_settings(max_examples=60, deadline=None)
+@given(text=TEXTS)
+def test_any_text_has_the_ids_of_transformers(case, text):
+    check(case, text)
+
+
+@hypothesis_settings(max_examples=60, deadline=None)
+@given(text=st.text("ab 1.'\n\r\t天é/\u2581", max_size=80))
+def test_whitespace_has_the_ids_of_transformers(case, text):
+    check(case, text)
+
+
+def test_every_piece_has_the_bytes_of_the_decoder(case):
+    """Between two letters, so that the decoder of transformers strips nothing."""
+    ours, theirs, _ = case
+    letter = ours.encode("xa")[-1]
+    assert ours.pieces[letter] == b"a"
+    whole = 0
+    for i, piece in enumerate(ours.pieces):
+        try:
+            expected = b"a" + piece.decode().encode() + b"a"
+        except UnicodeDecodeError:
+            continue  # part of a character
+        decoded = theirs.decode([letter, i, letter], skip_special_tokens=True)
+        assert decoded.encode() == expected, i
+        whole += bool(piece)
+    assert whole > 190
+    assert {piece for piece in ours.pieces if len(piece) == 1} == {bytes([byte]) for byte in range(256)}
+
+
+@hypothesis_settings(max_examples=60, deadline=None)
+@given(text=st.text("ab 1.'\n\r\t天é/", max_size=200), block=st.integers(1, 30))
+def test_encoding_in_blocks_matches_whole_text(case, text, block):
+    ours, _, _ = case
+    whole = ours.encode(text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("data.tokenizers.huggingface.BLOCK", block)
+        assert ours.encode(text) == whole
+
+
+@pytest.mark.parametrize("pre_tokenizer", ["llama3", "gpt2"])
+def test_long_text_is_encoded_in_blocks(pre_tokenizer, monkeypatch):
+    ours, sizes = byte_level(pre_tokenizer=pre_tokenizer), []
+    monkeypatch.setattr("data.tokenizers.huggingface.BLOCK", 100)
+    monkeypatch.setattr(ours, "_encode", lambda text: sizes.append(len(text)) or [])
+    ours.encode(TEXT * 20)
+    assert max(sizes) < 100 + len(TEXT) and sum(sizes) == 20 * len(TEXT)
+
+
+def test_trained_tokenizer_properties():
+    ours = byte_level(vocab_size=500)
+    assert ours.vocab_size == 500 == len(ours.pieces) and ours.token_bytes.dtype == "int64"
+    assert (ours.bos_id, ours.eos_id, ours.eos_ids, ours.pad_id, ours.add_bos) == (0, 1, (1,), None, True)
+    assert [ours.pieces[i] for i in ours.encode("2048")] == [b"2", b"0", b"4", b"8"]
+    assert ours.hash == byte_level(vocab_size=500).hash != byte_level(vocab_size=501).hash
+    assert len(ours.encode("    for i in")) < 8  # spaces of indentation are one token
+
+
+@pytest.mark.parametrize(
+    ("pre_tokenizer", "split_digits", "expected"),
+    [
+        ("llama3", True, [b"2", b"0", b"4", b"8", b"7"]),
+        ("gpt2", True, [b"2", b"0", b"4", b"8", b"7"]),
+        ("llama3", False, [b"204", b"87"]),
+        ("gpt2", False, [b"20487"]),
+    ],
+)
+def test_digits(pre_tokenizer, split_digits, expected):
+    settings = HuggingFaceSettings(vocab_size=270, pre_tokenizer=pre_tokenizer, split_digits=split_digits)
+    ours = train_tokenizer(settings, iter(["20487 20487 the cat sat on a mat, the end"] * 9)).tokenizer
+    assert [ours.pieces[i] for i in ours.encode("20487")] == expected
+
+
+def test_too_large_vocabulary_names_the_largest():
+    with pytest.raises(DataError, match=r"vocab_size=9000 is too large .* at most \d+") as caught:
+        byte_level(vocab_size=9000)
+    most = re.search(r"at most (\d+)", str(caught.value))
+    assert byte_level(vocab_size=int(most[1])).vocab_size == int(most[1])
+
+
+def test_save_and_load(case, tmp_path):
+    ours, _, _ = case
+    ours.save(tmp_path)
+    loaded = load_tokenizer(tmp_path)
+    for name in ("hash", "pieces", "bos_id", "eos_id", "eos_ids", "pad_id", "add_bos", "prefix"):
+        assert getattr(loaded, name) == getattr(ours, name)
+    assert loaded.encode(TEXT) == ours.encode(TEXT)
+    theirs = PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))  # the usual name
+    assert theirs.encode(TEXT, add_special_tokens=False) == ours.encode(TEXT)
+    file = tmp_path / "tokenizer.json"
+    file.write_bytes(file.read_bytes() + b" ")
+    with pytest.raises(DataError, match=r"tokenizer.json does not match"):
+        load_tokenizer(tmp_path)
+
+
+def changed(tokenizer: HuggingFaceTokenizer, **parts) -> bytes:
+    return json.dumps(json.loads(tokenizer.content) | parts).encode()
+
+
+def test_added_tokens_are_text_unless_special():
+    plain = byte_level()
+    library = tokenizers.Tokenizer.from_buffer(plain.content)
+    library.add_tokens(["<tool>", "    "])
+    library.add_special_tokens(["<|turn|>"])
+    ours = HuggingFaceTokenizer(library.to_str().encode(), bos_id=0, eos_id=1, eos_ids=[422])
+    tool, spaces, turn = (library.token_to_id(name) for name in ("<tool>", "    ", "<|turn|>"))
+    assert (tool, spaces, turn) == (420, 421, 422) and ours.eos_ids == (1, 422)
+    text = "x<tool>    <|turn|>y"
+    ids = ours.encode(text)
+    assert lossless(ours, ids, text) and {tool, spaces} <= set(ids) and turn not in ids
+    assert ours.pieces[tool] == b"<tool>" and ours.pieces[spaces] == b"    " and ours.pieces[turn] == b""
+
+
+def test_controls_named_elsewhere_are_not_produced_from_text():
+    """`<tool>` is an ordinary added token of the file, and the EOS of a config beside it."""
+    library = tokenizers.Tokenizer.from_buffer(byte_level().content)
+    library.add_tokens(["<tool>"])
+    content = library.to_str().encode()
+    assert 420 in HuggingFaceTokenizer(content, eos_id=1).encode("a<tool>b")
+    ours = HuggingFaceTokenizer(content, eos_id="<tool>")
+    ids = ours.encode("a<tool>b")
+    assert ours.eos_id == 420 and 420 not in ids and lossless(ours, ids, "a<tool>b")
+
+
+def test_controls_in_a_unigram_vocabulary_are_not_produced_from_text():
+    pieces = [("<unk>", 0.0), ("</s>", 0.0), *((f"<0x{byte:02X}>", -9.0) for byte in range(256))]
+    pieces += [("\u2581", -2.0), ("\n", -3.0), ("\t", -3.0), *((character, -4.0) for character in PRINTABLE)]
+    library = tokenizers.Tokenizer(models.Unigram(pieces, unk_id=0, byte_fallback=True))
+    library.normalizer = normalizers.Replace(" ", "\u2581")
+    library.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback()])
+    library.add_special_tokens(["</s>"])
+    ours = HuggingFaceTokenizer(library.to_str().encode(), eos_id="</s>")
+    for text in ("</s>", "a</s> b</s></s>", "天</s"):
+        ids = ours.encode(text)
+        assert ours.eos_id == 1 and 1 not in ids and lossless(ours, ids, text)
+
+
+def test_truncation_padding_and_dropout_are_disabled():
+    plain = byte_level()
+    spec = json.loads(plain.content)
+    library = tokenizers.Tokenizer.from_buffer(plain.content)
+    library.enable_truncation(5)
+    library.enable_padding(length=9)
+    spec = json.loads(library.to_str())
+    spec["model"]["dropout"] = 0.5
+    ours = HuggingFaceTokenizer(json.dumps(spec).encode())
+    assert ours.encode(TEXT) == ours.encode(TEXT) == plain.encode(TEXT) and ours.encode("a") == plain.encode(
+        "a"
+    )
+
+
+@pytest.mark.parametrize("normalizer", [{"type": "Lowercase"}, {"type": "StripAccents"}, {"type": "NFKC"}])
+def test_normalizers_that_lose_information(normalizer):
+    content = changed(byte_level(), normalizer=normalizer)
+    if normalizer["type"] == "Lowercase":  # most documents would be lossy
+        with pytest.raises(DataError, match="Lowercase"):
+            HuggingFaceTokenizer(content)
+        return
+    ours = HuggingFaceTokenizer(content)
+    text = "e\u0301 ﬁ" if normalizer["type"] == "NFKC" else "e\u0301"
+    assert lossless(ours, ours.encode(TEXT.replace("，", ",")), TEXT.replace("，", ","))
+    assert not lossless(ours, ours.encode(text), text)
+    assert ours.normalization == normalizer["type"]
+
+
+def test_word_piece_is_rejected():
+    library = tokenizers.Tokenizer(models.WordPiece({"[UNK]": 0, "the": 1, "##s": 2}, unk_token="[UNK]"))
+    library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    library.decoder = decoders.WordPiece()
+    with pytest.raises(DataError, match=r"some\.json.*WordPiece"):
+        HuggingFaceTokenizer(library.to_str().encode(), "some.json")
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"no json", b'{"version": "1.0", "model": {"type": "X"}}'])
+def test_damaged_files_are_rejected(content):
+    with pytest.raises(DataError, match=r"some\.json"):
+        HuggingFaceTokenizer(content, "some.json")
+
+
+def test_empty_and_missing_symbols_are_rejected():
+    empty = tokenizers.Tokenizer(models.BPE()).to_str().encode()
+    with pytest.raises(DataError, match="no vocabulary"):
+        HuggingFaceTokenizer(empty)
+    content = byte_level().content
+    for wrong in (420, -1, "<eos>"):
+        with pytest.raises(DataError, match=str(wrong)):
+            HuggingFaceTokenizer(content, eos_id=wrong)
