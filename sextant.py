@@ -22,8 +22,11 @@ import runpy
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -124,7 +127,7 @@ def evaluate(
         contextlib.redirect_stdout(printed),
         _command_line("evaluate.py", str(directory), *arguments, *overrides),
     ):
-        import_module("evaluate").main()
+        _script("evaluate").main()
     with (results / "results.csv").open(encoding="utf-8", newline="") as file:
         rows = [{key: _number(value) for key, value in row.items()} for row in csv.DictReader(file)]
     return EvaluationTable(rows, sorted(results.glob("*.png")), printed.getvalue(), results)
@@ -143,10 +146,20 @@ def train(*arguments: str, run_dir: str | Path | None = None) -> "LoadedRun":
     else:
         folder = Path(run_dir)
     with _command_line("train.py", *arguments, "--run-dir", str(folder)):
-        status = import_module("train").main()
+        status = _script("train").main()
     if status:
         raise RuntimeError(f"training stopped with status {status}; the same call resumes it")
     return load(folder)
+
+
+@cache
+def _script(name: str) -> ModuleType:
+    """A script of this repository as a module, also where an installed package has its name (`evaluate`)."""
+    spec = spec_from_file_location(f"sextant_{name}", ROOT / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @contextlib.contextmanager

@@ -137,6 +137,7 @@ SMALL |= {"prompts": 2, "items": 4, "haystacks": 4, "length": 512}
 LONG = (
     "check",
     "coordinate_check",
+    "lm_eval",
     "long_context",
     "plot_sweep",
     "verify_resume",

@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "training": {"model", "data"},
     "evaluation": {"model", "data"},
     "generation": {"model", "data", "training"},
-    "interop": {"model", "data", "training"},
+    "interop": {"model", "data", "training", "evaluation", "generation"},
     "studies": {"model", "data", "training", "evaluation"},
 }
 # Lower may be imported by higher; equal ranks by each other. A file of model/position not named is a scheme.

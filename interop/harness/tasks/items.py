@@ -1,0 +1,133 @@
+"""Pass keys, needles, associative recall and variable tracking as harness tasks, one task per length.
+
+The items are those of `evaluate.py protocol=tasks`. The YAML files beside this one name it; the harness loads
+it from its file, also where the repository is not on `sys.path`.
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+# Last, so that our evaluate.py does not hide the installed package `evaluate`.
+sys.path.append(str(Path(__file__).resolve().parents[3]))
+
+from datasets import Dataset
+from lm_eval.api.group import Group
+from lm_eval.api.task import ConfigurableTask
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from data.tasks import HaystackTask
+from data.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
+from errors import InteropError
+from evaluation.stores import haystacks
+from evaluation.tasks.items import draw_items
+from evaluation.tasks.settings import TaskEvaluationSettings
+from training.run.directory import read_settings
+
+
+class ItemMetadata(BaseModel):
+    """What `--metadata` may set; other keys, such as those of `--model_args`, are ignored."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    lengths: list[int] = Field([128, 256, 512, 1024], min_length=1)  # input tokens, with BOS
+    items: int = Field(100, ge=1)  # per length: the same questions in longer contexts
+    depths: int = Field(5, ge=1)
+    haystacks: int = Field(40, ge=1)
+    seed: int = 0
+    task_settings: dict[str, Any] = {}  # of the task, e.g. {"hops": 2}
+    tokenizer: str | None = None  # "bytes" or a run; default: that of `run`
+    run: str | None = None
+
+
+class LengthGroup(Group):
+    """The tasks of one kind of item, NAME_LENGTH for every length of the metadata."""
+
+    def __init__(self, config: dict[str, Any]):
+        name, item = config["task"], config["item"]
+        try:
+            metadata = ItemMetadata.model_validate(config["metadata"])
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise InteropError(f"metadata {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+        super().__init__(name, metadata=config["metadata"])
+        for length in metadata.lengths:
+            task = {
+                "task": f"{name}_{length}",
+                "output_type": "multiple_choice",
+                "custom_dataset": documents,
+                "dataset_kwargs": {"item": item, "length": length},
+                "test_split": "test",
+                "doc_to_text": "prompt",
+                "doc_to_choice": "choices",
+                "doc_to_target": "answer",
+                "target_delimiter": "",
+                "process_results": process_results,
+                "num_fewshot": 0,
+                "metric_list": [
+                    {"metric": metric, "aggregation": "mean", "higher_is_better": True}
+                    for metric in ("acc", "exact_match")
+                ],
+                "metadata": config["metadata"],
+            }
+            self.add(ConfigurableTask(config=task))
+
+
+def documents(item: dict[str, Any], length: int, **metadata: Any) -> dict[str, Dataset]:
+    """The items of one length: at most `length` input tokens, the last token of the answer not counted."""
+    given = ItemMetadata.model_validate(metadata)
+    tokenizer, bos = tokenizer_of(given)
+    room, shorter = length + 1 - bos, 0
+    while True:  # text that is encoded at once may have more tokens than its parts
+        fields = {"items", "depths", "haystacks", "seed"}
+        settings = TaskEvaluationSettings.model_validate(
+            given.model_dump(include=fields)
+            | {"task": item | given.task_settings, "lengths": [length - shorter]}
+        )
+        found = _draw(settings, tokenizer, bos)
+        most = max(len(tokenizer.encode(one["prompt"] + one["choices"][0])) for one in found)
+        if most <= room:
+            return {"test": Dataset.from_list(found)}
+        shorter += most - room
+
+
+def _draw(settings: TaskEvaluationSettings, tokenizer: Tokenizer, bos: bool) -> list[dict[str, Any]]:
+    task, texts, origin = settings.task, None, ""
+    assert task is not None and settings.lengths is not None
+    if isinstance(task, HaystackTask):
+        texts, origin = haystacks(task, None)
+    (length,) = settings.lengths
+    drawn = draw_items(
+        settings, task, tokenizer, bos=bos, trained_length=length, documents=texts, origin=origin
+    )
+    return [
+        {
+            # A haystack of bytes may begin within a character.
+            "prompt": tokenizer.decode(one.prompt).lstrip("\ufffd"),
+            "choices": [tokenizer.decode(answer) for answer in (one.answer, *one.others)],
+            "answer": 0,
+            "depth": one.depth,
+            "distance": one.distance,
+            "haystack": drawn.unit_names[drawn.unit[i]],
+        }
+        for i, one in enumerate(drawn.items[length])
+    ]
+
+
+def tokenizer_of(metadata: ItemMetadata) -> tuple[Tokenizer, bool]:
+    """The tokenizer that counts the tokens of an item, and whether BOS is one of them."""
+    if metadata.tokenizer == "bytes":
+        return ByteTokenizer(), True
+    folder = metadata.tokenizer or metadata.run
+    if folder is None:
+        raise InteropError(
+            "the length of an item is counted in tokens, but no tokenizer is given: pass --metadata with "
+            '{"tokenizer": "bytes"} or {"tokenizer": "RUN"}'
+        )
+    return load_tokenizer(Path(folder) / "tokenizer"), read_settings(Path(folder)).data.bos
+
+
+def process_results(doc: dict[str, Any], results: list[tuple[float, bool]]) -> dict[str, float]:
+    """acc: the right answer is more likely than every other; exact_match: greedy decoding generates it."""
+    (right, greedy), *others = results
+    return {"acc": float(right > max(score for score, _ in others)), "exact_match": float(greedy)}

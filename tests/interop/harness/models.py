@@ -1,0 +1,132 @@
+"""The same weights as a Sextant run and as the harness's `hf` model, and its requests."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import torch
+from lm_eval.api.instance import Instance
+from lm_eval.models.huggingface import HFLM
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from transformers import LlamaConfig, LlamaForCausalLM, LlamaTokenizer, PreTrainedTokenizerFast
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+from data.settings import BytesSettings, DataSettings
+from data.tokenizer import ByteTokenizer
+from model import ModelSettings, Transformer
+from scripts.import_hf import import_folder
+from tests.corpora import STORIES
+from training.checkpoint.storage import save_checkpoint
+from training.config.settings import RunSettings
+from training.run.directory import create_run, load
+
+LENGTH = 96
+NAMES = {
+    "attention_norm": "input_layernorm",
+    "attention.wq": "self_attn.q_proj",
+    "attention.wk": "self_attn.k_proj",
+    "attention.wv": "self_attn.v_proj",
+    "attention.wo": "self_attn.o_proj",
+    "mlp_norm": "post_attention_layernorm",
+    "mlp.gate": "mlp.gate_proj",
+    "mlp.up": "mlp.up_proj",
+    "mlp.down": "mlp.down_proj",
+}
+
+
+def byte_run(folder: Path, position: dict | None = None, bos: bool = True, eos: bool = True) -> Path:
+    """A run over bytes with random weights, large enough for attention to matter."""
+    shape = ModelSettings(
+        dim=24, layers=2, heads=6, kv_heads=2, ffn_dim=40, position=position or {"name": "rope"}
+    )
+    settings = RunSettings(
+        train_length=LENGTH,
+        model=shape,
+        data=DataSettings(tokenizer=BytesSettings(), bos=bos, eos=eos),
+        training={"validation": {"targets": 8}},
+    )
+    model = Transformer(shape, 258, LENGTH).initialize(5)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.ndim == 2 and "embed" not in name:
+                weight.mul_(20 if name == "head.weight" else 2)
+    create_run(folder, settings, ByteTokenizer(), ["test"])
+    save_checkpoint(folder, 0, model)
+    return folder
+
+
+def as_llama(model: Transformer, **config) -> LlamaForCausalLM:
+    """The weights of a plain Llama of ours in transformers' class."""
+    s = model.settings
+    llama = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=model.vocab_size,
+            hidden_size=s.dim,
+            intermediate_size=s.ffn_dim,
+            num_hidden_layers=s.layers,
+            num_attention_heads=s.heads,
+            num_key_value_heads=s.kv_heads,
+            head_dim=s.head_dim,
+            max_position_embeddings=model.train_length,
+            rms_norm_eps=s.norm_eps,
+            tie_word_embeddings=s.tie_embeddings,
+            **config,
+        )
+    ).eval()
+    own = {
+        "embed.weight": "model.embed_tokens.weight",
+        "norm.weight": "model.norm.weight",
+        "head.weight": "lm_head.weight",
+    }
+    for i in range(s.layers):
+        own |= {
+            f"layers.{i}.{ours}.weight": f"model.layers.{i}.{theirs}.weight" for ours, theirs in NAMES.items()
+        }
+    llama.load_state_dict({own[name]: weight for name, weight in model.state_dict().items()})
+    return llama
+
+
+def byte_tokenizer(bos: bool = True) -> PreTrainedTokenizerFast:
+    """The tokenizer of `byte_run` as one of transformers."""
+    letters = bytes_to_unicode()
+    made = Tokenizer(models.BPE(vocab={letters[i]: i for i in range(256)}, merges=[]))
+    made.add_special_tokens(["<s>", "</s>"])
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.decoder = decoders.ByteLevel()
+    if bos:
+        made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 256)])
+    special = {"bos_token": "<s>", "eos_token": "</s>"} if bos else {"eos_token": "</s>"}
+    return PreTrainedTokenizerFast(tokenizer_object=made, **special)
+
+
+def byte_pair(folder: Path) -> tuple[Path, LlamaForCausalLM, PreTrainedTokenizerFast]:
+    """A run over bytes and its `hf` counterpart."""
+    run = byte_run(folder / "run")
+    llama = as_llama(load(run).model, bos_token_id=256, eos_token_id=257)
+    return run, llama, byte_tokenizer()
+
+
+def stories_pair(folder: Path) -> tuple[Path, LlamaForCausalLM, PreTrainedTokenizerFast]:
+    """stories260K, imported as a run and loaded by transformers."""
+    sys.argv = ["import"]  # recorded as the command of the run
+    run, _ = import_folder(STORIES / "hf", STORIES / "tok512.model", folder / "run")
+    shutil.copytree(STORIES / "hf", folder / "hf", copy_function=shutil.copyfile)
+    (folder / "hf").chmod(0o755)
+    shutil.copyfile(STORIES / "tok512.model", folder / "hf" / "tokenizer.model")
+    tokenizer = LlamaTokenizer.from_pretrained(folder / "hf", add_bos_token=True)
+    # transformers 5 inserts no space before a text that begins with one; sentencepiece does.
+    tokenizer.backend_tokenizer.pre_tokenizer = None
+    tokenizer.backend_tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    return run, LlamaForCausalLM.from_pretrained(STORIES / "hf").eval(), tokenizer
+
+
+def hf_model(llama, tokenizer, **arguments) -> HFLM:
+    return HFLM(pretrained=llama, tokenizer=tokenizer, **arguments)
+
+
+def instances(kind: str, *arguments: tuple) -> list[Instance]:
+    return [Instance(kind, {}, one, i) for i, one in enumerate(arguments)]

@@ -1,0 +1,102 @@
+"""scripts/lm_eval.py, whose name and whose neighbor evaluate.py hide two packages of the harness."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.interop.harness.models import byte_run
+
+ROOT = Path(__file__).resolve().parents[3]
+SCRIPT = ROOT / "scripts" / "lm_eval.py"
+PACKAGES = ROOT / "interop" / "harness" / "packages.py"
+TASK = """
+task: local_packages
+dataset_path: json
+dataset_kwargs: {data_files: DOCS, cache_dir: CACHE}
+test_split: train
+output_type: loglikelihood
+doc_to_text: "{{question}}"
+doc_to_target: " yes"
+process_results: !function measured.process_results
+metric_list: [{metric: installed, aggregation: mean, higher_is_better: true}]
+"""
+MEASURED = """
+import evaluate
+import lm_eval
+
+
+def process_results(doc, results):
+    return {"installed": float(hasattr(evaluate, "load") and hasattr(lm_eval, "simple_evaluate"))}
+"""
+
+
+def test_installed_packages_are_found():
+    """From a directory that contains our script, and with the others on the path."""
+    code = (
+        f"import sys; sys.path[1:1] = [{str(ROOT)!r}, {str(ROOT / 'scripts')!r}]\n"
+        f"import runpy; runpy.run_path({str(PACKAGES)!r})['prefer_installed']()\n"
+        "import evaluate, lm_eval; names = [evaluate, lm_eval]\n"
+        # Reading the attribute in another way would execute the packages.
+        "print(*[object.__getattribute__(one, '__spec__').origin for one in names], sep='\\n')"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+    )
+    found = [Path(line).parts[-2:] for line in done.stdout.splitlines()]
+    assert found == [("evaluate", "__init__.py"), ("lm_eval", "__init__.py")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2])
+def test_command_line(tmp_path, processes):
+    run = byte_run(tmp_path / "run")
+    folder = tmp_path / "tasks"
+    folder.mkdir()
+    (folder / "docs.jsonl").write_text("\n".join(json.dumps({"question": f"{n}?"}) for n in range(5)))
+    filled = TASK.replace("DOCS", str(folder / "docs.jsonl")).replace("CACHE", str(folder / "cache"))
+    (folder / "packages.yaml").write_text(filled)
+    (folder / "measured.py").write_text(MEASURED)
+    launcher = (
+        ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"] if processes > 1 else []
+    )
+    words = ["--model", "sextant", "--model_args", f"run={run},method=yarn,max_length=128", "--limit", "5"]
+    for name, more in (
+        ("local", ["--tasks", "local_packages", "--include_path", str(folder)]),
+        ("ours", ["--tasks", "sextant_recall", "--metadata", '{"lengths": [128], "items": 4}']),
+    ):
+        out = tmp_path / name
+        done = subprocess.run(
+            [sys.executable, *launcher, SCRIPT, *words, *more, "--output_path", out],
+            cwd=ROOT,
+            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        (file,) = out.rglob("results*.json")
+        found = json.loads(file.read_text())
+        assert found["config"]["overrides"] and found["config"]["max_length"] == 128
+        if name == "local":
+            assert found["results"]["local_packages"]["installed,none"] == 1
+        else:
+            assert 0 <= found["results"]["sextant_recall_128"]["acc,none"] <= 1
+
+
+@pytest.mark.slow
+def test_user_error_is_one_line(tmp_path):
+    words = ["--model", "sextant", "--model_args", f"run={tmp_path / 'absent'}", "--tasks", "sextant_recall"]
+    done = subprocess.run(
+        [sys.executable, SCRIPT, *words, "--metadata", '{"tokenizer": "bytes"}'],
+        env=os.environ | {"HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith("error: ") and "absent" in done.stderr.splitlines()[-1]
