@@ -17,7 +17,7 @@ from lm_eval.api.task import ConfigurableTask
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from data.tasks import HaystackTask
-from data.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
+from data.tokenizers import ByteTokenizer, Tokenizer, load_tokenizer
 from errors import InteropError
 from evaluation.stores import haystacks
 from evaluation.tasks.items import draw_items

@@ -13,8 +13,8 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaTokenizer, PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from data.settings import BytesSettings, DataSettings
-from data.tokenizer import ByteTokenizer
+from data.settings import DataSettings
+from data.tokenizers import ByteTokenizer
 from model import ModelSettings, Transformer
 from scripts.import_hf import import_folder
 from tests.corpora import STORIES
@@ -44,7 +44,7 @@ def byte_run(folder: Path, position: dict | None = None, bos: bool = True, eos: 
     settings = RunSettings(
         train_length=LENGTH,
         model=shape,
-        data=DataSettings(tokenizer=BytesSettings(), bos=bos, eos=eos),
+        data=DataSettings(tokenizer={"name": "bytes"}, bos=bos, eos=eos),
         training={"validation": {"targets": 8}},
     )
     model = Transformer(shape, 258, LENGTH).initialize(5)

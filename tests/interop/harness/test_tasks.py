@@ -7,7 +7,7 @@ import pytest
 from lm_eval.tasks import TaskManager
 
 from data.tasks.closed import RecallTask
-from data.tokenizer import ByteTokenizer
+from data.tokenizers import ByteTokenizer
 from errors import InteropError
 from evaluation.tasks.items import draw_items
 from evaluation.tasks.scoring import TaskScorer, read_items
