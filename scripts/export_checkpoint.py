@@ -37,10 +37,10 @@ def main() -> int:
         raise TrainingError(f"{options.out}: its folder does not exist; make it first")
     loaded = load(options.run, checkpoint=options.step, weights=options.weights)
     weights = weights_of(loaded.model)
-    said = {"run": str(loaded.folder), "step": str(loaded.step), "hash": loaded.checkpoint_hash}
+    metadata = {"run": str(loaded.folder), "step": str(loaded.step), "hash": loaded.checkpoint_hash}
     draft = options.out.with_name(f".{options.out.name}.{os.getpid()}")
     try:
-        save_file(weights, draft, {"format": "pt"} | said)
+        save_file(weights, draft, {"format": "pt"} | metadata)
         sync(draft)
         os.replace(draft, options.out)
     except (OSError, SafetensorError) as error:

@@ -27,7 +27,7 @@ from training.script import Parser, run_main
 
 def parse() -> Namespace:
     parser = Parser(__doc__, add_help=False)
-    parser.add_argument("words", nargs="*", default=[], metavar="FILE.yaml | key.inner=value")
+    parser.add_argument("overrides", nargs="*", default=[], metavar="FILE.yaml | key.inner=value")
     parser.add_argument(
         "--workers", type=int, metavar="N", help="threads that tokenize; default: one per core"
     )
@@ -46,7 +46,7 @@ def parse() -> Namespace:
 
 def main() -> None:
     options, console = parse(), Console()
-    settings = load_settings(RunSettings, options.words)
+    settings = load_settings(RunSettings, options.overrides)
     old = (prepared_folder(settings.data) / "prepared.json").is_file()
     prepared = prepare(settings.data, console, workers=options.workers)
     if old:  # for a new one, prepare() has printed the tables

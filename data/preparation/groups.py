@@ -3,7 +3,7 @@
 The first group determines the tokenizer and the validation text. A background process prepares the other
 groups with that tokenizer and removes copies of that validation text. Training reads one group after another,
 each in its own order, and then repeats them. The order is a function of settings and text alone and does not
-depend on the progress of preparation. A list of groups, updated whenever a group is complete, tells readers
+depend on the progress of preparation. A list of groups, updated whenever a group is complete, records
 which groups are ready.
 """
 

@@ -103,10 +103,10 @@ def model_of(subject: str, length: int) -> Transformer:
     if is_run(Path(subject)):
         model = load(subject).model
     elif subject in SCHEMES:
-        words = [f"model.position.name={subject}"]
+        overrides = [f"model.position.name={subject}"]
         if subject == "learned":
-            words.append(f"model.position.max_length={length}")
-        settings = load_settings(RunSettings, [str(ROOT / "configs" / "tiny.yaml"), *words])
+            overrides.append(f"model.position.max_length={length}")
+        settings = load_settings(RunSettings, [str(ROOT / "configs" / "tiny.yaml"), *overrides])
         model = Transformer(settings.model, VOCABULARY, settings.train_length).initialize(0).eval()
     else:
         known = ", ".join(SCHEMES)

@@ -60,7 +60,7 @@ class Attempt:
 
 def parse() -> Namespace:
     parser = Parser(__doc__)
-    parser.add_argument("words", nargs="+", metavar="RUN | FILE.yaml | key.inner=value")
+    parser.add_argument("overrides", nargs="+", metavar="RUN | FILE.yaml | key.inner=value")
     parser.add_argument("--steps", type=int, metavar="N", help="a budget of N steps instead of the run's")
     parser.add_argument("--kills", type=int, default=3, metavar="N", help="at least 2 (default: 3)")
     parser.add_argument("--ranks", type=int, nargs=2, metavar=("A", "B"), help="numbers of processes")
@@ -76,7 +76,7 @@ def main() -> int:
     for name, least in (("steps", options.steps), ("ranks", min(options.ranks or (1,)))):
         if least is not None and least < 1:
             raise TrainingError(f"--{name} must be at least 1, not {least}")
-    words, steps, interval = words_of(options)
+    overrides, steps, interval = run_arguments(options)
     ranks = options.ranks or (1, 1)
     out = Path(options.out or tempfile.mkdtemp(prefix="verify-resume-"))
     for name in ("reference", "killed"):
@@ -84,11 +84,11 @@ def main() -> int:
             raise TrainingError(f"{out / name} already exists; remove it or choose another --out")
     out.mkdir(parents=True, exist_ok=True)
     console.info(f"reference: {steps} steps at world size {ranks[0]}, not interrupted")
-    run_through(words, out / "reference", ranks[0])
+    run_through(overrides, out / "reference", ranks[0])
     reference = read_metrics(out / "reference" / "metrics.jsonl")
     edges = edges_of(reference)
     moments = kill_steps(steps, options.kills, edges, interval, random.Random(options.seed))
-    attempts = run_killed(words, out / "killed", ranks, moments, console)
+    attempts = run_killed(overrides, out / "killed", ranks, moments, console)
     wrong = differences(out / "reference", out / "killed", 0.0 if ranks[0] == ranks[1] else TOLERANCE)
     status = report(attempts, edges, steps, wrong, ranks, console)
     if status == 0 and options.out is None:
@@ -98,15 +98,15 @@ def main() -> int:
     return status
 
 
-def words_of(options: Namespace) -> tuple[list[str], int, int]:
+def run_arguments(options: Namespace) -> tuple[list[str], int, int]:
     """The arguments of both runs, their number of steps and the interval of checkpoints."""
-    words = [settings_of(word) for word in options.words]
+    overrides = [settings_of(one) for one in options.overrides]
     if options.ranks and options.ranks[0] != options.ranks[1]:
-        words.append("training.precision=float64")
-    settings, _ = read_run_settings(words)
+        overrides.append("training.precision=float64")
+    settings, _ = read_run_settings(overrides)
     if options.steps:
-        words.append(f"training.tokens={-(-settings.trained_tokens * options.steps // settings.steps)}")
-        settings, _ = read_run_settings(words)
+        overrides.append(f"training.tokens={-(-settings.trained_tokens * options.steps // settings.steps)}")
+        settings, _ = read_run_settings(overrides)
     steps = settings.steps
     if steps < 3 * options.kills:
         fewer = f", or --kills {steps // 3}" if steps // 3 >= 2 else ""
@@ -117,21 +117,21 @@ def words_of(options: Namespace) -> tuple[list[str], int, int]:
     interval = settings.training.checkpoint.interval
     if interval is None or interval > steps // 4:
         interval = max(1, steps // 8)
-        words.append(f"training.checkpoint.interval={interval}")
-    return [*words, "training.log_interval=1000000", "training.wandb.mode=disabled"], steps, interval
+        overrides.append(f"training.checkpoint.interval={interval}")
+    return [*overrides, "training.log_interval=1000000", "training.wandb.mode=disabled"], steps, interval
 
 
-def settings_of(word: str) -> str:
+def settings_of(argument: str) -> str:
     """The settings of a run if an argument names one; other arguments unchanged."""
-    folder = Path(word)
+    folder = Path(argument)
     if (folder / SETTINGS).is_file():
         return str(folder / SETTINGS)
-    if "=" not in word and folder.suffix not in (".yaml", ".yml"):
+    if "=" not in argument and folder.suffix not in (".yaml", ".yml"):
         raise TrainingError(f"{not_a_run(folder)}; pass a run, YAML files or overrides (key=value)")
-    return word
+    return argument
 
 
-def started(words: list[str], folder: Path, ranks: int) -> subprocess.Popen:
+def started(overrides: list[str], folder: Path, ranks: int) -> subprocess.Popen:
     """Start train.py with `ranks` processes in a new session, with its output in `<folder>.log`."""
     environment = dict(os.environ)
     prefix = [sys.executable]
@@ -142,7 +142,7 @@ def started(words: list[str], folder: Path, ranks: int) -> subprocess.Popen:
             environment.setdefault("OMP_NUM_THREADS", "1")
     with open(f"{folder}.log", "ab") as log:
         return subprocess.Popen(
-            [*prefix, str(ROOT / "train.py"), *words, "--run-dir", str(folder)],
+            [*prefix, str(ROOT / "train.py"), *overrides, "--run-dir", str(folder)],
             stdout=log,
             stderr=log,
             env=environment,
@@ -150,7 +150,7 @@ def started(words: list[str], folder: Path, ranks: int) -> subprocess.Popen:
         )
 
 
-def last_words(folder: Path) -> str:
+def last_error(folder: Path) -> str:
     lines = Path(f"{folder}.log").read_text(encoding="utf-8", errors="replace").splitlines()
     errors = [line for line in lines if "rror:" in line]
     return f"{(errors or lines or ['no output'])[-1]} (all of it in {folder}.log)"
@@ -194,11 +194,11 @@ def progress(folder: Path) -> tuple[int, int]:
 
 
 def run_through(
-    words: list[str], folder: Path, ranks: int, stop_after: tuple[int, int] | None = None
+    overrides: list[str], folder: Path, ranks: int, stop_after: tuple[int, int] | None = None
 ) -> bool:
     """Train to the end, or kill the run once its metrics reach an (attempt, step); returns whether it was
     killed. Raises TrainingError with the last output if it fails."""
-    process = started(words, folder, ranks)
+    process = started(overrides, folder, ranks)
     try:
         while process.poll() is None:
             if stop_after is not None:
@@ -210,12 +210,12 @@ def run_through(
     finally:
         kill(process)
     if not is_killed and process.returncode:
-        raise TrainingError(f"the run ended with status {process.returncode}: {last_words(folder)}")
+        raise TrainingError(f"the run ended with status {process.returncode}: {last_error(folder)}")
     return is_killed
 
 
 def run_killed(
-    words: list[str], folder: Path, ranks: tuple[int, int], moments: list[int], console: Console
+    overrides: list[str], folder: Path, ranks: tuple[int, int], moments: list[int], console: Console
 ) -> list[Attempt]:
     """Train, kill after each of `moments`, resume, and train to the end."""
     attempts = []
@@ -224,7 +224,7 @@ def run_killed(
         number, begun = ranks[i % 2], checkpoint.step if checkpoint else 0
         goal = "to the end" if moment is None else f"to be killed after step {moment}"
         console.info(f"attempt {i}: from step {begun} at world size {number}, {goal}")
-        is_killed = run_through(words, folder, number, None if moment is None else (i, moment))
+        is_killed = run_through(overrides, folder, number, None if moment is None else (i, moment))
         attempts.append(Attempt(number, begun, progress(folder)[1], is_killed))
         if moment is not None and not is_killed:
             console.info(f"attempt {i} finished before it could be killed")

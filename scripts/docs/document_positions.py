@@ -20,6 +20,7 @@ from pydantic.fields import FieldInfo
 
 from data.files import write_text
 from data.settings import DataSettings
+from evaluation.reports.base import markdown_table
 from model import SCHEMES, ModelSettings, TokenPositions, Transformer
 from model.attention.kernels import choose
 from model.position import AttentionContext, PositionalScheme, PositionSettings
@@ -35,8 +36,6 @@ LOWERINGS = {
     "strided": "query blocks, strided mask",
     "explicit": "query blocks, materialized scores",
 }
-
-
 INTRODUCTION = """\
 All schemes of `model.position`. *Cached* is the form in which keys are cached; logits are the same with
 and without a cache. *CPU* and *GPU* are the kernels of a long pass over a single document. *At test
@@ -81,9 +80,8 @@ def document() -> str:
         "",
         *INTRODUCTION.splitlines(),
         "",
-        "| scheme | what it is | cached | CPU | GPU | at test time | exempt from |",
-        "|---|---|---|---|---|---|---|",
     ]
+    rows, columns = [], ["scheme", "what it is", "cached", "CPU", "GPU", "at test time", "exempt from"]
     for name, (settings, scheme) in SCHEMES.items():
         cpu, gpu = kernels(name)
         legal = sorted(settings.test_time - PositionSettings.test_time)
@@ -91,10 +89,11 @@ def document() -> str:
         exempt = ", ".join(own) if isinstance(own, dict) else ""
         summary = first_sentence(settings.__doc__)
         cells = [f"[{name}](#{name})", summary, scheme.cached_form, cpu, gpu, ", ".join(legal), exempt]
-        lines.append("| " + " | ".join(cell.replace("|", "\\|") or "–" for cell in cells) + " |")
+        rows.append([cell.replace("|", "\\|") or "–" for cell in cells])
+    lines.append(markdown_table(columns, rows, texts=len(columns)))
     for name, (settings, scheme) in SCHEMES.items():
         lines += ["", f"## {name}", "", *scheme_section(settings, scheme)]
-    lines += ["", "## With every scheme", "", *field_table(PositionSettings, ("name",))]
+    lines += ["", "## With every scheme", "", field_table(PositionSettings, ("name",))]
     lines += ["", *choices_section("temperature", PositionSettings.model_fields["temperature"])]
     rope = SCHEMES["rope"][0]
     for key in rope.model_fields:
@@ -109,8 +108,7 @@ def document() -> str:
 
 def scheme_section(settings: type[PositionSettings], scheme: type[PositionalScheme]) -> list[str]:
     lines = [prose(scheme.__doc__), ""]
-    rows = field_table(settings, COMMON)
-    lines += rows if len(rows) > 2 else ["No settings of its own."]
+    lines.append(field_table(settings, COMMON) or "No settings of its own.")
     facts = []
     if not scheme.supports_fractions:
         facts.append("Positions must be whole numbers.")
@@ -151,14 +149,12 @@ def first_sentence(doc: str | None) -> str:
     return re.split(r"(?<=[a-z0-9)\]])\. (?=[A-Z])", text)[0].rstrip(".")
 
 
-def field_table(cls: type[BaseModel], leave: tuple[str, ...]) -> list[str]:
-    """Settings of a class as a table, without those named in `leave`."""
-    lines = ["| setting | default | meaning |", "|---|---|---|"]
-    for key, field in cls.model_fields.items():
-        if key not in leave and key != "name":
-            meaning = (field.description or "").replace("|", "\\|")
-            lines.append(f"| `{key}` | {default(field)} | {meaning} |")
-    return lines
+def field_table(cls: type[BaseModel], leave: tuple[str, ...]) -> str:
+    """Settings of a class as a table, without those named in `leave`; '' if there are none."""
+    fields = {key: field for key, field in cls.model_fields.items() if key not in (*leave, "name")}
+    meanings = {key: (field.description or "").replace("|", "\\|") for key, field in fields.items()}
+    rows = [[f"`{key}`", default(field), meanings[key]] for key, field in fields.items()]
+    return markdown_table(["setting", "default", "meaning"], rows, texts=3) if rows else ""
 
 
 def default(field: FieldInfo) -> str:

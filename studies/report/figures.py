@@ -52,7 +52,7 @@ class FigureBuilder:
         text = FigureText(BY_LENGTH, _loss_subtitle(table), notes)
         seeds = [line for name in table.names for line in self._seeds(table, name)]
         marks = ReferenceLines(l0, levels, top=top)
-        more = "" if top is None else note("clipped")
+        more = note("same_targets") + ("" if top is None else note("clipped"))
         return self._chart(table, "nll_by_length", series, marks, text, NLL, plain, more, seeds=seeds)
 
     def each_alone(self, table: StudyComparison) -> list[ReportFigure]:
@@ -239,8 +239,9 @@ class FigureBuilder:
     ) -> ReportFigure:
         """One chart of lines. `number`: prints a value with so many digits."""
         figure = joint_figure(series, marks, text, y, width=plots.WIDTH, number=number, **how)
-        digits = 0 if marks.ceiling else 3
-        values = (f"{one.label} {number(one.y[-1], digits)} at {one.x[-1]:,.0f}" for one in series)
+        digits, unit = (0, "%") if marks.ceiling else (3, "")
+        values = [f"{one.label} {number(one.y[-1], digits)}{unit} at {one.x[-1]:,.0f}" for one in series]
+        values += [" ".join(label.split()) + unit for label, _ in marks.levels]
         return self._add(table, stem, figure, text, values, more)
 
     def _add(
