@@ -7,7 +7,7 @@ from evaluation.comparable import comparable
 from evaluation.monitor import monitor_targets
 from evaluation.reports.loss_figures import draw_figures
 from evaluation.run import EvaluatedModel
-from evaluation.scoring.evaluate import EvaluationResult, evaluate
+from evaluation.scoring.evaluate import EvaluationResult, EvaluationSession
 from evaluation.scoring.methods import Method, compatible_methods, read_methods, resolve_methods
 from evaluation.scoring.scoring import CellFailed, ModelScorer, gather, measure, unigram_nll
 from evaluation.scoring.targets import draw_targets, shorten_lengths
@@ -20,6 +20,7 @@ __all__ = [
     "EvaluatedModel",
     "EvaluationError",
     "EvaluationResult",
+    "EvaluationSession",
     "EvaluationSettings",
     "EvaluationText",
     "Method",
@@ -29,7 +30,6 @@ __all__ = [
     "compatible_methods",
     "draw_figures",
     "draw_targets",
-    "evaluate",
     "gather",
     "measure",
     "monitor_targets",

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import partial
 from hashlib import sha256
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from data.tasks import HaystackTask
 from errors import EvaluationError
@@ -34,13 +34,6 @@ from evaluation.tasks.session import TaskSession
 from evaluation.tasks.settings import TaskEvaluationSettings
 
 
-class Session(Protocol):
-    """Targets and cells of one run. `forecast` prints their cost; `run` scores each method at each length."""
-
-    def forecast(self) -> None: ...
-    def run(self) -> Any: ...
-
-
 class Evaluation(ABC):
     """One kind of evaluation of `runs`: makes a session for each run, and a report of their results."""
 
@@ -64,8 +57,9 @@ class Evaluation(ABC):
                 raise EvaluationError(f"protocol={protocol} does not support several {what}")
 
     @abstractmethod
-    def session(self, run: EvaluatedRun, dry_run: bool = False) -> Session:
-        """Choose the methods and draw the targets."""
+    def session(self, run: EvaluatedRun, dry_run: bool = False) -> Any:
+        """Choose the methods and draw the targets. `forecast` of the session prints the cost of its cells;
+        `run` measures them and returns the result."""
 
     @abstractmethod
     def report(self, results: list[Any], facts: dict) -> Report:
@@ -118,7 +112,7 @@ class LossEvaluation(Evaluation):
             methods += [method for method in found if method.label not in {one.label for one in methods}]
         return methods
 
-    def session(self, run: EvaluatedRun, dry_run: bool = False) -> Session:
+    def session(self, run: EvaluatedRun, dry_run: bool = False) -> Any:
         return EvaluationSession(
             self.settings,
             run.model,
@@ -198,7 +192,7 @@ class _DiagnosticEvaluation(Evaluation):
         super().__init__(settings, runs, ranks, console)
         self.stores = runs[0].open_stores(settings, ())
 
-    def session(self, run: EvaluatedRun, dry_run: bool = False) -> Session:
+    def session(self, run: EvaluatedRun, dry_run: bool = False) -> Any:
         return self.sessions(
             self.settings,
             run.model,

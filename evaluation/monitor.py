@@ -29,12 +29,12 @@ class MonitorTargets:
 
     @property
     def documents(self) -> int:
-        """How many documents the spans are of."""
+        """Number of documents that contain the spans."""
         return len(np.unique(self.targets.document))
 
     @property
     def hash(self) -> str:
-        """Of every span: numbers of two runs are of the same targets where it is the same."""
+        """Hash of the spans; runs with equal hashes are scored on the same targets."""
         return self.targets.hash
 
     def measure(
@@ -59,7 +59,7 @@ class MonitorTargets:
         return out
 
     def nll(self, model: Transformer, length: int, device: torch.device | str = "cpu") -> np.ndarray:
-        """NLL in nats of every target with `length` tokens of context, (n,) float64. Raises CellFailed where
+        """NLL in nats of every target with `length` tokens of context, (n,) float64. Raises CellFailed if
         a loss is not finite."""
         scorer = ModelScorer(model, device=device, length=length)
         return measure(scorer, self.text, fixed_windows(self.targets, length), batch=rows_of(length))

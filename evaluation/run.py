@@ -16,9 +16,12 @@ from model import Transformer
 
 @dataclass(frozen=True)
 class EvaluatedModel:
-    """The checkpoint under evaluation. `resolve(words)` -> position settings as evaluated (raises where
-    illegal); `load(words, dtype)` -> the model in eval mode on the evaluation's device; `longest(words)` ->
-    the longest input it can place (None: unlimited); `legal`: which settings may change, as a sentence."""
+    """The checkpoint under evaluation.
+
+    `resolve(overrides)` -> position settings as evaluated (raises where illegal); `load(overrides, dtype)` ->
+    the model in eval mode on the evaluation's device; `longest(overrides)` -> the longest input its positions
+    allow (None: unlimited); `legal`: which settings may change, as a sentence.
+    """
 
     name: str
     checkpoint_hash: str
@@ -27,7 +30,7 @@ class EvaluatedModel:
     original_length: int
     resolve: Callable[[Sequence[str]], dict]
     load: Callable[[Sequence[str], str], Transformer]
-    longest: Callable[[Sequence[str]], int | None] = lambda words: None
+    longest: Callable[[Sequence[str]], int | None] = lambda overrides: None
     legal: str = ""
     bos_first: str = ""  # why this model expects BOS as the first token, '' if it does not
 
@@ -66,7 +69,7 @@ def resolve_all(methods: Sequence[Method], subject: EvaluatedModel) -> dict[str,
     schemes, refused = {}, []
     for method in methods:
         try:
-            schemes[method.label] = subject.resolve(method.words)
+            schemes[method.label] = subject.resolve(method.overrides)
         except ValueError as error:
             refused.append(f"method {method.label!r}: {error}")
     if refused:
@@ -81,7 +84,7 @@ def absent_cells(
 
     Raises EvaluationError if no cell remains at a length, with `refuse`.
     """
-    limits = {method.label: subject.longest(method.words) for method in methods if not method.truncates}
+    limits = {method.label: subject.longest(method.overrides) for method in methods if not method.truncates}
     absent = {
         (label, length): f"its positions end after {limit} tokens"
         for label, limit in limits.items()

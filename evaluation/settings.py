@@ -71,35 +71,49 @@ class MeasurementSettings(StrictSettings):
         return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:8]
 
 
-class EvaluationSettings(MeasurementSettings):
+class TextSettings(MeasurementSettings):
+    """Settings shared by the evaluations of text."""
+
+    store: str | None = Field(
+        None, description="folder of another prepared corpus (same tokenizer); default: the run's own"
+    )
+    split: Literal["valid", "train"] = Field("valid", description="split of that corpus")
+    bos: Literal["as-trained", "none", "every-window"] = Field(
+        "as-trained", description="position of BOS: as stored, nowhere, or first in every window"
+    )
+    least_documents: int = Field(1, ge=1, description="fewer long enough documents than this are an error")
+
+
+class TargetSettings(TextSettings):
+    """Settings of fixed targets."""
+
+    lengths: list[int] | None = Field(
+        None, description="input tokens; the trained length L0 is always added; default: L0 x 1, 2, 4, 8, 16"
+    )
+    targets: int = Field(
+        64,
+        ge=1,
+        description="target tokens per span (K), or queries per window of attention; no length is below it",
+    )
+    documents: int = Field(200, ge=1, description="maximum number of documents, chosen by seed")
+    spans_per_document: int = Field(4, ge=1, description="disjoint spans in each document")
+    shorten: bool = Field(False, description="drop lengths that too few documents reach, with a warning")
+
+
+class EvaluationSettings(TargetSettings):
     """Protocol, lengths, targets, methods and statistics of one evaluation."""
 
     protocol: Literal["fixed-targets", "sliding", "non-overlapping", "by-position"] = Field(
         "fixed-targets", description="which tokens are scored, and with how much context"
     )
-    lengths: list[int] | None = Field(
-        None, description="input tokens; the trained length L0 is always added; default: L0 x 1, 2, 4, 8, 16"
-    )
-    targets: int = Field(64, ge=1, description="target tokens per span (K); every length is at least K")
-    documents: int = Field(200, ge=1, description="maximum number of documents, chosen by seed")
-    spans_per_document: int = Field(4, ge=1, description="disjoint spans in each document")
-    least_documents: int = Field(1, ge=1, description="fewer documents at a length are an error ...")
-    shorten: bool = Field(False, description="... or, with shorten=true, drop the length and log a warning")
     unreachable: Literal["refuse", "dash"] = Field(
         "refuse", description="a length beyond the reach of every method is an error, or a dash in the table"
     )
     stride: int | None = Field(None, ge=1, description="sliding: new targets per window; default: length / 8")
     windows_per_document: int = Field(4, ge=4, description="by-position: windows at random offsets")
-    bos: Literal["as-trained", "none", "every-window"] = Field(
-        "as-trained", description="position of BOS: as stored, nowhere, or first in every window"
-    )
     matrix: bool = Field(
         False, description="add every built-in method that applies to this checkpoint; same as --matrix"
     )
-    store: str | None = Field(
-        None, description="folder of another prepared corpus (same tokenizer); default: the run's own"
-    )
-    split: Literal["valid", "train"] = Field("valid", description="split of that corpus")
     contamination: ContaminationSettings = Field(
         ContaminationSettings(), description="exclusion of text that was seen in training"
     )

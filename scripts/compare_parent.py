@@ -18,7 +18,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from evaluate import provenance, show
-from evaluation import EvaluationError, EvaluationSettings, Method, evaluate
+from evaluation import EvaluationError, EvaluationSession, EvaluationSettings, Method
 from evaluation.comparison import RunComparison
 from evaluation.scoring.methods import TRAINED
 from studies.subjects import open_stores, subject_of
@@ -49,7 +49,7 @@ def main() -> int:
     settings = settings.model_copy(update={"lengths": sorted(lengths)})
     stores = open_stores(settings, run, extension.tokenizer)
     results = [
-        evaluate(
+        EvaluationSession(
             settings,
             subject_of(loaded, settings.device, console),
             store=stores.read,
@@ -60,7 +60,7 @@ def main() -> int:
             cells=run / "evaluation" / "cells",
             overlaps=stores.overlaps,
             console=console,
-        )
+        ).run()
         for loaded, under in ((extension, methods[:1]), (parent, methods))
     ]
     facts = {"corpus": stores.name, "settings": settings.model_dump(mode="json"), "note": note}

@@ -16,7 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from evaluation.statistics.power import RequiredSamples, half_to_see, needs, read_measured
+from evaluation.statistics.power import RequiredSamples, half_to_detect, needs, read_measured
 from training.logging.console import Console
 from training.script import Parser, run_main
 
@@ -48,7 +48,7 @@ def main() -> int:
         )
 
     level = {"alpha": 1 - options.confidence, "family": options.family}
-    half = half_to_see(options.difference, options.power, **level)
+    half = half_to_detect(options.difference, options.power, **level)
     schemes = read_measured(options.results, options.evaluation)
     found = needs(schemes, options.difference, power=options.power, wanted=wanted, **level)
     if not found:

@@ -31,7 +31,7 @@ from evaluation.statistics.intervals import unit_means
 from model import LinearMixer, ModelError, Transformer
 
 
-@dataclass
+@dataclass(kw_only=True)
 class AttentionResult(DiagnosticResult):
     """Everything measured; keys are (method, length). Windows are the same at every length and under each
     method.
@@ -39,7 +39,6 @@ class AttentionResult(DiagnosticResult):
     Attributes:
         seen: merged over the windows.
         drift: (method, length, dtype) -> result of `output_drift`.
-        absent: cells that do not exist, with the reason.
     """
 
     settings: AttentionDiagnosticSettings
@@ -49,7 +48,6 @@ class AttentionResult(DiagnosticResult):
     pairs: dict[tuple[str, int], list[RotaryPair]] = field(default_factory=dict)
     tables: dict[tuple[str, int], dict[str, float]] = field(default_factory=dict)
     drift: dict[tuple[str, int, str], dict[str, float]] = field(default_factory=dict)
-    absent: dict[tuple[str, int], str] = field(default_factory=dict)
 
     @property
     def windows(self) -> int:
@@ -140,7 +138,9 @@ class AttentionSession(DiagnosticSession):
     def _run(self, method: Method, lengths: list[int], advance: Callable[[float], None]) -> None:
         """All lengths under one method."""
         model = (
-            self.trained if method.label == TRAINED else self.subject.load(method.words, self.settings.dtype)
+            self.trained
+            if method.label == TRAINED
+            else self.subject.load(method.overrides, self.settings.dtype)
         )
         for length in lengths:
             where = method.label, length
@@ -170,7 +170,7 @@ class AttentionSession(DiagnosticSession):
         keep, chunk = self.settings.targets, self.settings.chunk
         exact: dict[int, tuple[Tensor, Tensor]] = {}
         for dtype in ("float64", *self.settings.precision):
-            model = self.subject.load(method.words, dtype)
+            model = self.subject.load(method.overrides, dtype)
             for length in lengths:
                 tokens = self._tokens(length, slice(0, self.few))
                 if dtype == "float64":

@@ -29,7 +29,7 @@ def source_of(temperature: float) -> str:
     return "greedy" if temperature == 0 else f"temperature {temperature:g}"
 
 
-@dataclass
+@dataclass(kw_only=True)
 class GenerationResult(DiagnosticResult):
     """Everything measured.
 
@@ -38,7 +38,7 @@ class GenerationResult(DiagnosticResult):
         values: (method, source) -> measure -> (prompts, buckets).
         tokens: (method, source) -> (prompts, N) ids, the prompt first, and (prompts,) the number of tokens.
         text: (method, source) -> continuation of the first prompt.
-        absent: methods with a limited reach, and why.
+        shorter: methods whose positions end before the full length, and why.
     """
 
     settings: GenerationDiagnosticSettings
@@ -47,7 +47,7 @@ class GenerationResult(DiagnosticResult):
     values: dict[tuple[str, str], dict[str, np.ndarray]] = field(default_factory=dict)
     tokens: dict[tuple[str, str], tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
     text: dict[tuple[str, str], str] = field(default_factory=dict)
-    absent: dict[str, str] = field(default_factory=dict)
+    shorter: dict[str, str] = field(default_factory=dict)
 
     @property
     def sources(self) -> list[str]:
@@ -108,7 +108,7 @@ class GenerationSession(DiagnosticSession):
         steps = sum(len(temperatures) * (end - prompt) for end in self.ends.values())
         with self.console.bar("generating", total=steps * len(self.real), unit="tokens") as bar:
             for method in self.result.methods:
-                model = self.subject.load(method.words, self.settings.dtype)
+                model = self.subject.load(method.overrides, self.settings.dtype)
                 rows = self.real[:, : self.ends[method.label]]
                 for temperature in temperatures:
                     tokens, ends = self._generate(model, rows, temperature, bar.advance)
@@ -180,13 +180,13 @@ def _prompts_each(lengths: np.ndarray, prompts: int, total: int, new: int) -> in
 
 def _reach(found: GenerationResult, method: Method, total: int) -> int:
     """Total tokens under a method: as many buckets as its positions reach."""
-    limit = found.subject.longest(method.words)
+    limit = found.subject.longest(method.overrides)
     if limit is None or total - 1 <= limit:  # the last token is generated and not read
         return total
-    found.absent[method.label] = f"its positions end after {limit} tokens"
+    found.shorter[method.label] = f"its positions end after {limit} tokens"
     if limit + 1 < found.edges[1]:
         raise EvaluationError(
             f"method {method.label!r} has no room for {found.edges[1] - found.edges[0]} tokens past a prompt "
-            f"of {found.edges[0]}: {found.absent[method.label]}; lower prompt or bucket"
+            f"of {found.edges[0]}: {found.shorter[method.label]}; lower prompt or bucket"
         )
     return max(edge for edge in found.edges if edge <= limit + 1)

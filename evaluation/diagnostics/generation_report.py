@@ -64,7 +64,9 @@ class GenerationReport(Report):
             "samples": [
                 {"method": r, "source": s, "text": text} for (r, s), text in self.result.text.items()
             ],
-            "absent": [{"method": method, "reason": reason} for method, reason in self.result.absent.items()],
+            "absent": [
+                {"method": method, "reason": reason} for method, reason in self.result.shorter.items()
+            ],
         }
 
     def by_place(self) -> dict[tuple[str, str, str], list[tuple[int, int, float]]]:

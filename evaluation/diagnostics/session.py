@@ -20,22 +20,19 @@ from evaluation.scoring.forecast import (
     memory_needed,
 )
 from evaluation.scoring.methods import Method
+from evaluation.scoring.session import MeasuredCells
 from evaluation.scoring.text import EvaluationText
 from model import Transformer, find_device
 
 
-@dataclass
-class DiagnosticResult:
-    """What every diagnostic is of. `unit`: the independent unit of each window or prompt."""
+@dataclass(kw_only=True)
+class DiagnosticResult(MeasuredCells):
+    """The common fields of the diagnostics. `unit`: the independent unit of each window or prompt."""
 
     settings: DiagnosticSettings
-    subject: EvaluatedModel
-    methods: list[Method]
-    schemes: dict[str, dict]
     unit: np.ndarray
     unit_kind: str
     documents: int
-    facts: dict
 
     def basis(self) -> dict:
         """What the numbers depend on."""

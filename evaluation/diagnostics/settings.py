@@ -4,42 +4,23 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from evaluation.settings import EvaluationSettings, MeasurementSettings
+from evaluation.settings import EvaluationSettings, MeasurementSettings, TargetSettings, TextSettings
 
 
-class DiagnosticSettings(MeasurementSettings):
-    """Settings shared by the diagnostics: the text."""
+class DiagnosticSettings(TextSettings):
+    """Settings shared by the diagnostics."""
 
     methods: list[str] | dict[str, list[str]] = Field(
         ["trained"],
         description="labels of configs/evaluation/methods.yaml, or label: [overrides of the model]",
     )
-    store: str | None = Field(
-        None, description="folder of another prepared corpus (same tokenizer); default: the run's own"
-    )
-    split: Literal["valid", "train"] = Field("valid", description="split of that corpus")
-    least_documents: int = Field(1, ge=1, description="fewer long enough documents than this are an error")
-    bos: Literal["as-trained", "none", "every-window"] = Field(
-        "as-trained", description="position of BOS: as stored, nowhere, or first in every window"
-    )
 
 
-class AttentionDiagnosticSettings(DiagnosticSettings):
-    """Attention weights at and beyond the trained length, on windows of the fixed targets."""
+class AttentionDiagnosticSettings(DiagnosticSettings, TargetSettings):
+    """Attention weights at and beyond the trained length, of the last queries of windows of fixed targets."""
 
     protocol: Literal["attention"] = "attention"
-    lengths: list[int] | None = Field(
-        None, description="input tokens; the trained length L0 is always added; default: L0 x 1, 2, 4, 8, 16"
-    )
-    targets: int = Field(
-        64, ge=1, description="last queries of a window that are recorded; at most the shortest length"
-    )
-    documents: int = Field(
-        200, ge=1, description="targets are drawn as for the loss: from this many documents"
-    )
-    spans_per_document: int = Field(4, ge=1, description="... and this many disjoint spans in each")
-    windows: int = Field(16, ge=1, description="number of those spans that are recorded, evenly spread")
-    shorten: bool = Field(False, description="drop lengths that too few documents reach, with a warning")
+    windows: int = Field(16, ge=1, description="number of spans whose queries are recorded, evenly spread")
     precision: list[Literal["float32", "bfloat16"]] = Field(
         ["float32", "bfloat16"], description="dtypes compared with float64; []: none"
     )
@@ -52,8 +33,8 @@ class AttentionDiagnosticSettings(DiagnosticSettings):
 
     def of_loss(self) -> EvaluationSettings:
         """The settings of an evaluation of loss with the same targets."""
-        shared = ("lengths", "targets", "documents", "spans_per_document", "least_documents", "shorten")
-        keys = {key: getattr(self, key) for key in (*shared, "bos", "methods", "seed")}
+        shared = {*TargetSettings.model_fields} - {*MeasurementSettings.model_fields, "store", "split"}
+        keys = {key: getattr(self, key) for key in (*shared, "methods", "seed")}
         return EvaluationSettings(protocol="fixed-targets", **keys)
 
 

@@ -79,7 +79,7 @@ def provenance(result) -> dict:
         **{key: result.facts[key] for key in ("command", "changed", "finished") if key in result.facts},
         "settings": result.settings.model_dump(mode="json"),
         "methods": {
-            method.label: {"words": list(method.words), "position": result.schemes[method.label]}
+            method.label: {"overrides": list(method.overrides), "position": result.schemes[method.label]}
             for method in result.methods
         },
     }

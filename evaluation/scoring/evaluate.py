@@ -44,29 +44,18 @@ class EvaluationResult(MeasuredCells):
     precision: dict[tuple[str, int], float] = field(default_factory=dict)  # mean bfloat16 - float32, nats
 
 
-def evaluate(
-    settings: EvaluationSettings, subject: EvaluatedModel, *, dry_run: bool = False, **inputs
-) -> EvaluationResult:
-    """Measure every cell that is not on disk yet; `inputs`: as for `EvaluationSession`.
-
-    With `dry_run` the cells and their cost are printed, nothing is measured, and the search for passages
-    shared with the training text is skipped. An interrupted call keeps every finished cell and the finished
-    part of the current one. With several `ranks` all of them must call; each measures its share and all
-    return the same result.
-    """
-    session = EvaluationSession(settings, subject, dry_run=dry_run, **inputs)
-    session.forecast() if dry_run else session.run()
-    return session.result
-
-
 class EvaluationSession(CellSession):
     """The targets and the cells of one evaluation of loss. Raises EvaluationError for invalid settings.
+
+    An interrupted `run` keeps every finished cell and the finished part of the current one. With several
+    `ranks` all of them must call it; each measures its share and all return the same result.
 
     Args:
         store: the text to read.
         train: the text the model was trained on (or None): gives the unigram baseline; passages that `store`
             shares with it, or with the text of `earlier` trainings, are excluded.
         overlaps: folder that caches the shared passages.
+        dry_run: skip the search for passages shared with the training text.
     """
 
     result: EvaluationResult

@@ -20,7 +20,7 @@ _LENGTH = re.compile(r"\{train_length(?:([-*])(\d+))?\}")
 @dataclass(frozen=True)
 class Method:
     label: str
-    words: tuple[str, ...]
+    overrides: tuple[str, ...]
 
     @property
     def truncates(self) -> bool:
@@ -58,7 +58,7 @@ def resolve_methods(
     Raises EvaluationError for an unknown label, or for overrides under a label with a fixed meaning.
     """
     table = {label: builtin.get(label) for label in asked} if isinstance(asked, list) else dict(asked)
-    unknown = [label for label, words in table.items() if words is None]
+    unknown = [label for label, overrides in table.items() if overrides is None]
     if unknown:
         raise EvaluationError(f"unknown method {unknown[0]!r}; choose from {', '.join(sorted(builtin))}")
     for label in (TRAINED, TRUNCATE):
@@ -84,11 +84,11 @@ def compatible_methods(
     methods, left_out, seen = [], {}, {}
     for method in resolve_methods(list(builtin), builtin, trained_length):
         try:
-            scheme = json.dumps(resolve(method.words), sort_keys=True)
+            scheme = json.dumps(resolve(method.overrides), sort_keys=True)
         except ValueError as error:
             left_out[method.label] = str(error)
             continue
-        if method.words and scheme in seen:
+        if method.overrides and scheme in seen:
             first = seen[scheme]
             same = "it was trained this way" if first == TRAINED else f"the same as {first} here"
             left_out[method.label] = same

@@ -120,8 +120,8 @@ def position_windows(
 def truncated_windows(whole: TargetWindows, length: int, span: int) -> TargetWindows:
     """The targets of `whole` again, each seeing at most `length` tokens of its own window.
 
-    Stepped by `span`, so that like a fixed target it sees between length - span + 1 and `length` tokens;
-    where the window itself offers fewer (its first `length` positions), exactly what the window offers.
+    Windows advance by `span`, so that a target sees between length - span + 1 and `length` tokens, as a fixed
+    target does. A target among the first `length` of its window sees all tokens before it in the window.
     """
     rows = []
     for document, end, inputs in np.stack([whole.document, whole.end, whole.inputs], axis=1).tolist():

@@ -166,7 +166,7 @@ class CellSession(ABC):
         return self.ranks.collect(read() if self.ranks.main else None)[0]
 
     def model(self, cell: EvaluationCell) -> Transformer:
-        wanted = cell.method.words, cell.key["dtype"]
+        wanted = cell.method.overrides, cell.key["dtype"]
         if self._loaded is None or self._loaded[0] != wanted:
             self._loaded = None  # free the old weights before loading the new ones
             self._loaded = wanted, self.subject.load(*wanted)

@@ -65,9 +65,9 @@ def tokens_needed(longest: int, span: int, spans_per_document: int) -> int:
 
 
 def reaches(text: EvaluationText, span: int, spans_per_document: int) -> np.ndarray:
-    """The longest length for which each document has room, (n_documents,): below `span` where there is none.
+    """The longest length for which each document has room, (n_documents,): less than `span` if there is none.
 
-    It is what the spans leave before them when they are packed at the end, outside excluded stretches.
+    It is the number of tokens before the spans if they are packed at the end, outside excluded ranges.
     """
     out = text.lengths - tokens_needed(0, span, spans_per_document)
     for document in np.unique(text.excluded[:, 0]).tolist():

@@ -7,7 +7,8 @@ Coordinates. Every index below is an index into the *text* of a document: the st
 - `every-window`: with a leading BOS, and the first token of every window overwritten by BOS, so that BOS is
 one of the L inputs and displaces the oldest token, at every L alike.
 
-Index 0 is never a target (nothing precedes it), hence BOS never is; EOS is cut off, hence never is either.
+Index 0 is never a target, as nothing precedes it, so BOS is not a target. EOS is removed and is not a target
+either.
 """
 
 import numpy as np

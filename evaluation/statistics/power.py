@@ -60,7 +60,7 @@ class RequiredSamples:
     more_seeds: int | None  # with these units
 
 
-def half_to_see(difference: float, power: float = 0.8, *, alpha: float = 0.05, family: int = 1) -> float:
+def half_to_detect(difference: float, power: float = 0.8, *, alpha: float = 0.05, family: int = 1) -> float:
     """The half-width whose interval leaves out zero with probability `power` where the true difference is
     this one; at power 0.5 the difference itself. Raises EvaluationError if there is no such half-width.
     """
@@ -145,7 +145,7 @@ def needs(
     """The requirements of every comparison: each cell against as trained at L0 of the same scheme, and each
     scheme against the first one at the same cell. `wanted(method, length)` chooses among the cells.
     """
-    half = half_to_see(difference, power, alpha=alpha, family=family)
+    half = half_to_detect(difference, power, alpha=alpha, family=family)
     how = {"alpha": alpha, "family": family}
     found = []
     for scheme in schemes:

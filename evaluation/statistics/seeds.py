@@ -131,20 +131,14 @@ def needed(interval: SeedInterval, half: float) -> tuple[int | None, int | None]
     if not half > 0:
         raise EvaluationError(f"a half-width of {half} nats is impossible; choose one above 0")
     parts, seeds, units, alpha = interval.variance, interval.seeds, interval.units, 1 - interval.level
+    if any(math.isnan(v) for v in (*parts.of_seeds, parts.of_units)):
+        return None, None
     more_seeds = more_units = None
-    if not any(math.isnan(v) for v in (*parts.of_seeds, parts.of_units)):
-        if units >= POINTS_ONLY_BELOW:
-
-            def with_seeds(n: int) -> bool:
-                return parts.half([n] * len(seeds), units, alpha) <= half
-
-            more_seeds = smallest(with_seeds, CLAIM_SEEDS, MANY_SEEDS)
-        if min(seeds) >= CLAIM_SEEDS:
-
-            def with_units(n: int) -> bool:
-                return parts.half(seeds, n, alpha) <= half
-
-            more_units = smallest(with_units, POINTS_ONLY_BELOW, MANY_UNITS)
+    if units >= POINTS_ONLY_BELOW:
+        each = len(seeds)
+        more_seeds = smallest(lambda n: parts.half([n] * each, units, alpha) <= half, CLAIM_SEEDS, MANY_SEEDS)
+    if min(seeds) >= CLAIM_SEEDS:
+        more_units = smallest(lambda n: parts.half(seeds, n, alpha) <= half, POINTS_ONLY_BELOW, MANY_UNITS)
     return more_seeds, more_units
 
 

@@ -109,7 +109,7 @@ class SextantLM(TemplateLM):
             loaded = load(run, (), place, arithmetic, checkpoint, weights=weights)
             if method is not None:
                 chosen = resolve_methods([method], builtin_methods(), loaded.settings.train_length)[-1]
-                words = [*chosen.words, *words]
+                words = [*chosen.overrides, *words]
             changed = override(loaded.settings, words)
             loaded.model.reposition(changed.model)
             loaded = replace(loaded, settings=changed)

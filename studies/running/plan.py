@@ -197,7 +197,7 @@ class StudyPlanner:
         problems = []
         for method in resolve_methods(labels, self.builtin, run.train_length):
             try:
-                override(last, method.words)
+                override(last, method.overrides)
             except (ModelError, TrainingError) as error:
                 problems.append(f"method {method.label!r}: {error}")
         if problems:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from evaluation import EvaluatedModel, EvaluationSettings, evaluate, resolve_methods
+from evaluation import EvaluatedModel, EvaluationSession, EvaluationSettings, resolve_methods
 from model import ModelError, ModelSettings, Transformer, check_override
 
 VOCAB, BOS, EOS = 23, 1, 2
@@ -143,7 +143,7 @@ def do(make_store, tokenizer, subject, tmp_path):
     def run(console=None, methods=("trained", "truncate", "yarn", "window"), store=store, train=train, **kw):
         how = {"lengths": [16, 32, 64], "targets": 5, "spans_per_document": 2, "device": "cpu"} | kw
         settings = EvaluationSettings(methods=list(methods), **how)
-        return evaluate(
+        return EvaluationSession(
             settings,
             subject,
             store=store,
@@ -152,6 +152,6 @@ def do(make_store, tokenizer, subject, tmp_path):
             methods=resolve_methods(list(methods), BUILTIN, 16),
             cells=tmp_path / "cells",
             console=console,
-        )
+        ).run()
 
     return run

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from evaluation import EvaluatedModel, EvaluationError, EvaluationSettings, evaluate, resolve_methods
+from evaluation import EvaluatedModel, EvaluationError, EvaluationSession, EvaluationSettings, resolve_methods
 from evaluation.ranks import EvaluationRanks, joined, refuse_silent_launch, this_process
 from evaluation.scoring.cells import CellStore
 from evaluation.scoring.scoring import ModelScorer
@@ -47,7 +47,7 @@ def measured(make_store, tokenizer, sharp, tmp_path):
         )
         methods = resolve_methods(["trained", "yarn"], {"trained": [], "yarn": ["yarn"]}, 16)
         folder = tmp_path / cells
-        result = evaluate(
+        result = EvaluationSession(
             settings,
             subject,
             store=store,
@@ -56,7 +56,7 @@ def measured(make_store, tokenizer, sharp, tmp_path):
             methods=methods,
             cells=folder,
             ranks=ranks,
-        )
+        ).run()
         return Numbers(result.nll, result.failed, result.plan.hash)
 
     return run

@@ -301,13 +301,13 @@ def test_bits_per_byte_need_the_bytes_of_every_target(do, tokenizer):
 def test_methods_and_overrides(builtin_methods):
     methods = resolve_methods(["yarn", "window"], builtin_methods, 48)
     assert [r.label for r in methods] == ["trained", "yarn", "window"]
-    assert methods[2].words == ("window=48",)
+    assert methods[2].overrides == ("window=48",)
     less = resolve_methods(
         {"mine": ["a={train_length-4}", "b={train_length} {train_length-10}"]}, builtin_methods, 48
     )
-    assert less[1].words == ("a=44", "b=48 38")
+    assert less[1].overrides == ("a=44", "b=48 38")
     own = resolve_methods({"truncate": [], "mine": ["a.b=1"]}, builtin_methods, 48)
-    assert [(r.label, r.words) for r in own] == [("trained", ()), ("truncate", ()), ("mine", ("a.b=1",))]
+    assert [(r.label, r.overrides) for r in own] == [("trained", ()), ("truncate", ()), ("mine", ("a.b=1",))]
     with pytest.raises(EvaluationError, match=r"unknown method 'yarm'.*alibi, trained"):
         resolve_methods(["yarm"], builtin_methods, 48)
     with pytest.raises(EvaluationError, match="trained"):

@@ -30,7 +30,7 @@ def host_of(label):
         slow = ["model.position.theta=100.0"] if scheme == "rope" else []
         try:
             root = apply_overrides(RunSettings(), [*SHAPE, f"model.position.name={scheme}", *slow])
-            return root, override(root, method.words)
+            return root, override(root, method.overrides)
         except (ModelError, ConfigError):
             continue
     raise AssertionError(f"no scheme can take {label}")
@@ -117,7 +117,7 @@ def test_applicable_methods_are_identified():
     ],
 )
 def test_results_record_remap_and_window(label, overrides):
-    asked = override(RunSettings(), resolve_methods([label], BUILTIN, L0)[-1].words)
+    asked = override(RunSettings(), resolve_methods([label], BUILTIN, L0)[-1].overrides)
     schemes = {label: asked.model.position.model_dump(mode="json")}
     lengths = SimpleNamespace(trained_length=L0, original_length=L0)
     assert describe_scheme(SimpleNamespace(schemes=schemes, subject=lengths), label, 128) == overrides

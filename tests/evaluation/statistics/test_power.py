@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from evaluation import EvaluationError
-from evaluation.statistics.power import half_to_see, needs, read_measured
+from evaluation.statistics.power import half_to_detect, needs, read_measured
 from scripts import power as script
 
 UNITS = 12
@@ -45,15 +45,15 @@ def file(tmp_path):
 
 def test_difference_is_detected_with_requested_power():
     """Simulated at a known spread: an interval of that half-width leaves out zero so often."""
-    assert half_to_see(0.02, 0.5) == pytest.approx(0.02)
+    assert half_to_detect(0.02, 0.5) == pytest.approx(0.02)
     for power, family in ((0.8, 1), (0.9, 8)):
-        half = half_to_see(0.02, power, family=family)
+        half = half_to_detect(0.02, power, family=family)
         sd = half / stats.norm.ppf(1 - 0.025 / family)
         seen = np.abs(np.random.default_rng(1).normal(0.02, sd, 100_000)) > half
         assert seen.mean() == pytest.approx(power, abs=0.005)
     for bad in ({"difference": 0.0}, {"difference": math.nan}, {"difference": 1.0, "power": 1.0}):
         with pytest.raises(EvaluationError):
-            half_to_see(**bad)
+            half_to_detect(**bad)
 
 
 def test_units_needed_for_one_checkpoint(file):
@@ -69,7 +69,7 @@ def test_units_needed_for_one_checkpoint(file):
     def half(units):
         return stats.t.ppf(0.975, units - 1) * (a - b).std(ddof=1) / math.sqrt(units)
 
-    assert half(one.more_units) <= half_to_see(0.02) < half(one.more_units - 1) and one.more_seeds is None
+    assert half(one.more_units) <= half_to_detect(0.02) < half(one.more_units - 1) and one.more_seeds is None
 
 
 def test_seeds_are_pooled_and_schemes_compared(file):
@@ -95,7 +95,7 @@ def test_seeds_are_pooled_and_schemes_compared(file):
         df = total**2 / sum(v**2 / n for v, n in parts)
         return stats.t.ppf(0.975, df) * math.sqrt(total)
 
-    wanted = half_to_see(0.05)
+    wanted = half_to_detect(0.05)
     assert half(one.more_seeds) <= wanted and (one.more_seeds == 3 or half(one.more_seeds - 1) > wanted)
 
 
