@@ -269,7 +269,12 @@ class _Preparation:
         summary = {
             "label": self.folder.name,
             **{split: split_summary(TokenStore(self.folder / split)) for split in ("train", "valid")},
-            "tokenizer": {"hash": self.tokenizer.hash, "vocab_size": self.tokenizer.vocab_size, **training},
+            "tokenizer": {
+                "hash": self.tokenizer.hash,
+                "vocab_size": self.tokenizer.vocab_size,
+                "normalization": self.tokenizer.normalization,
+                **training,
+            },
             "passed_over": dict(sum((Counter(spool.state["faults"]) for spool in spools), Counter())),
             "examples": {fault: name for spool in spools for fault, name in spool.state["examples"].items()},
             "read": text.state["read"],

@@ -91,9 +91,10 @@ def show(summary: dict[str, Any], console: Any, splits: Sequence[str] = ("train"
     for line in remarks(summary):
         console.info(line)
     if summary["lossy_documents"]:
+        change = summary["tokenizer"].get("normalization")  # not recorded by earlier versions
         console.warn(
-            f"{summary['lossy_documents']:,} documents are not reproduced exactly by this tokenizer: their "
-            "bits per byte are not exact"
+            f"{summary['lossy_documents']:,} documents are not reproduced exactly by this tokenizer"
+            f"{f', which applies {change}' if change else ''}: their bits per byte are not exact"
         )
 
 

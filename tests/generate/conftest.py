@@ -6,9 +6,10 @@ import pytest
 import sentencepiece
 import torch
 
+from data.preparation.tokenizer_training import train_tokenizer
 from data.settings import DataSettings
 from data.tokenizers import ByteTokenizer, SentencePieceTokenizer
-from data.tokenizers.settings import BytesSettings
+from data.tokenizers.settings import BytesSettings, HuggingFaceSettings
 from model import ModelSettings, Transformer
 from training.checkpoint.storage import save_checkpoint
 from training.config.settings import RunSettings
@@ -41,10 +42,12 @@ def sentencepiece_tokenizer(dummy_prefix: bool) -> SentencePieceTokenizer:
     return SentencePieceTokenizer(model.getvalue())
 
 
-@pytest.fixture(scope="session", params=["bytes", "sentencepiece", "foreign sentencepiece"])
+@pytest.fixture(scope="session", params=["bytes", "byte-level BPE", "sentencepiece", "foreign sentencepiece"])
 def tokenizer(request):
     if request.param == "bytes":
         return ByteTokenizer()
+    if request.param == "byte-level BPE":  # with parts of characters in one token
+        return train_tokenizer(HuggingFaceSettings(vocab_size=310), iter(TEXT * 4)).tokenizer
     return sentencepiece_tokenizer(dummy_prefix=request.param.startswith("foreign"))
 
 
