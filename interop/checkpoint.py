@@ -9,6 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
+from data import Tokenizer
+
 
 @dataclass(frozen=True)
 class StoredTensor:
@@ -39,7 +41,8 @@ class ForeignCheckpoint:
         tensors: every tensor, by its name in transformers (`model.layers.0.self_attn.q_proj.weight`). Rows of
             queries and keys have the order of transformers' Llama: pairs of rotated features in halves.
         generation: the content of generation_config.json, if there is one.
-        tokenizer: tokenizer.json or tokenizer.model, or None if the checkpoint has neither.
+        tokenizer: tokenizer.json or tokenizer.model, the tokenizer itself if it is part of the weights' file,
+            or None if the checkpoint has neither.
     """
 
     name: str
@@ -47,7 +50,7 @@ class ForeignCheckpoint:
     config_file: str
     tensors: Mapping[str, StoredTensor]
     generation: dict[str, Any] = field(default_factory=dict)
-    tokenizer: Path | None = None
+    tokenizer: Path | Tokenizer | None = None
 
     @property
     def files(self) -> list[Path]:
