@@ -1,24 +1,19 @@
-"""llama.cpp loads the exports and computes the same: logits, greedy text and ids of text.
+"""llama.cpp loads the exports and computes the same: logits, greedy text and ids of text."""
 
-llama-cpp-python is no dependency, since it is compiled when it is installed: `pip install llama-cpp-python`.
-"""
-
-import importlib.util
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from data.tokenizers import HuggingFaceTokenizer
+from data.tokenizers.settings import HuggingFaceSettings
 
 from data import ByteTokenizer, Tokenizer
 from data.preparation.tokenizer_training import train_byte_level_bpe
-from data.tokenizers import HuggingFaceTokenizer
-from data.tokenizers.settings import HuggingFaceSettings
+from errors import InteropError
 from interop import build_model
 from interop.gguf import read_gguf, write_gguf
+from interop.gguf.llama_cpp_process import is_installed, run_jobs
 from interop.gguf.pretokenizers import PRE_TOKENIZERS
 from model import ModelSettings, TokenPositions, Transformer
 from tests.interop.gguf.files import random_model, write_model
@@ -41,9 +36,7 @@ from tests.interop.gguf.test_tokenizers import (
     trained_sentencepiece,
 )
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("llama_cpp") is None, reason="llama-cpp-python is not installed"
-)
+pytestmark = pytest.mark.skipif(not is_installed(), reason="llama-cpp-python is not installed")
 ROOT = Path(__file__).resolve().parents[3]
 TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 PROMPT, NEW = list(b"The evaluation of long texts"), 60  # together beyond the trained length
@@ -51,16 +44,6 @@ QUICK = ("learned_rope", "partial", "windows_and_nope", "alibi")
 in_turn = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in SCHEMES]
 )
-
-
-def llama_cpp(tmp_path: Path, jobs: list[dict]) -> dict[str, np.ndarray]:
-    (tmp_path / "jobs.json").write_text(json.dumps(jobs))
-    script, out = Path(__file__).with_name("llama_cpp_runner.py"), tmp_path / "out.npz"
-    command = [sys.executable, str(script), str(tmp_path / "jobs.json"), str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-2000:]
-    with np.load(out, allow_pickle=False) as found:
-        return dict(found)
 
 
 def trained(settings: dict) -> Transformer:
@@ -80,8 +63,8 @@ def trained(settings: dict) -> Transformer:
     return model.eval()
 
 
-def check(name: str, found: dict[str, np.ndarray], expected: torch.Tensor, number: int = 0) -> None:
-    error = np.abs(found[f"logits{number}"] - expected.numpy()).max() / float(expected.abs().max())
+def check(name: str, found: np.ndarray, expected: torch.Tensor) -> None:
+    error = np.abs(found - expected.numpy()).max() / float(expected.abs().max())
     assert error < 1e-4, (name, error)
 
 
@@ -91,17 +74,17 @@ def test_trained_run(name, tmp_path):
     model = trained(SCHEMES[name][2])
     write_gguf(model, ByteTokenizer(), tmp_path / "m.gguf")
     job = {"file": str(tmp_path / "m.gguf"), "ids": PROMPT, "new": NEW, "texts": ["x"]}
-    found = llama_cpp(tmp_path, [job])
-    greedy = found["greedy0"].tolist()
+    (found,) = run_jobs([job])
+    greedy = found["greedy"].tolist()
     expected = logits(model, PROMPT + greedy)
-    check(name, found, expected[: len(PROMPT)])
+    check(name, found["logits"], expected[: len(PROMPT)])
     # Token by token: each is our most likely one after those before it, up to ties within rounding.
     steps = expected[len(PROMPT) - 1 : -1]
     chosen = steps.gather(1, torch.tensor(greedy)[:, None])[:, 0]
     assert (steps.max(-1).values - chosen <= 1e-4 * steps.abs().max()).all()
     assert float((steps.argmax(-1) == torch.tensor(greedy)).float().mean()) > 0.95
     assert len(set(greedy)) > 1
-    assert found["first0"].tolist() == [256]  # BOS, as in our runs
+    assert found["first"].tolist() == [256]  # BOS, as in our runs
 
 
 @in_turn
@@ -110,8 +93,8 @@ def test_random_weights(name, tmp_path):
     model = random_transformer(SCHEMES[name][2])
     write_gguf(model, ByteTokenizer(), tmp_path / "m.gguf")
     ids = np.random.default_rng(2).integers(0, 256, 100).tolist()
-    found = llama_cpp(tmp_path, [{"file": str(tmp_path / "m.gguf"), "ids": ids}])
-    check(name, found, logits(model, ids))
+    (found,) = run_jobs([{"file": str(tmp_path / "m.gguf"), "ids": ids}])
+    check(name, found["logits"], logits(model, ids))
 
 
 IMPORTED = ("llama", "llama-llama3", "llama-yarn", "smollm3", "qwen3", "phi3", "granite_swa", "ministral3")
@@ -132,9 +115,8 @@ def test_files_of_other_models(tmp_path):
         )
         jobs.append({"file": str(path), "ids": ids})
         expected.append(logits(build_model(read_gguf(path)).model, ids))
-    found = llama_cpp(tmp_path, jobs)
-    for number, name in enumerate(IMPORTED):
-        check(name, found, expected[number], number)
+    for name, found, ours in zip(IMPORTED, run_jobs(jobs), expected, strict=True):
+        check(name, found["logits"], ours)
 
 
 def tokenizer_cases() -> dict[str, Tokenizer]:
@@ -166,10 +148,14 @@ def test_tokenizers(tmp_path):
         model = Transformer(settings, tokenizer.vocab_size + 3, TRAINED).initialize(0)
         write_gguf(model, tokenizer, tmp_path / f"{number}.gguf")
         jobs.append({"file": str(tmp_path / f"{number}.gguf"), "texts": TEXTS})
-    found = llama_cpp(tmp_path, jobs)
-    for number, (name, tokenizer) in enumerate(cases.items()):
-        for i, text in enumerate(TEXTS):
-            assert found[f"text{number}-{i}"].tolist() == tokenizer.encode(text), (name, text)
-            back = found[f"back{number}-{i}"].tobytes().decode()
-            assert back.removeprefix(tokenizer.prefix.decode()) == text, name
-        assert found[f"first{number}"].tolist() == [tokenizer.bos_id], name
+    for (name, tokenizer), found in zip(cases.items(), run_jobs(jobs), strict=True):
+        assert found["texts"] == [tokenizer.encode(text) for text in TEXTS], name
+        prefix = tokenizer.prefix.decode()
+        assert [text.removeprefix(prefix) for text in found["decoded"]] == TEXTS, name
+        assert found["first"].tolist() == [tokenizer.bos_id], name
+
+
+def test_files_that_llama_cpp_does_not_load(tmp_path):
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    with pytest.raises(InteropError, match=r"m\.gguf"):
+        run_jobs([{"file": str(tmp_path / "m.gguf"), "texts": ["x"]}])
