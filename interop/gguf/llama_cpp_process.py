@@ -1,6 +1,6 @@
 """llama.cpp in a process of its own, since its assertions abort the process.
 
-As a script it reads a list of jobs and writes arrays: `python -m interop.gguf.llama_cpp_process JOBS OUT`.
+As a script it reads a list of jobs and writes arrays: `python llama_cpp_process.py JOBS.json OUT.npz`.
 llama-cpp-python is no dependency, because pip compiles it: `pip install llama-cpp-python`.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -43,8 +44,9 @@ def run_jobs(jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         jobs_file, out = Path(folder) / "jobs.json", Path(folder) / "out.npz"
         jobs_file.write_text(json.dumps(jobs))
-        command = [sys.executable, "-m", __spec__.name, str(jobs_file), str(out)]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
+        command = [sys.executable, __file__, str(jobs_file), str(out)]
+        environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
         if done.returncode:
             reason = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
             raise InteropError(

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from data.tokenizers.huggingface import ALPHABET
-
 from data import ByteTokenizer, HuggingFaceTokenizer, SentencePieceTokenizer, Tokenizer
+from data.tokenizers.huggingface import ALPHABET
 from errors import InteropError
 from interop.extras import load_extra
 from interop.gguf.pretokenizers import PRE_TOKENIZERS

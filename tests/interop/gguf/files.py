@@ -4,11 +4,7 @@ from pathlib import Path
 
 import gguf
 import numpy as np
-import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM
-
-from tests.interop.llamas import SMALL
 
 # `gguf` 0.19 does not know this one, but llama.cpp names its tensors as those of Granite.
 GRANITE_SWA = "granite_swa"
@@ -21,19 +17,6 @@ def permute(rows: Tensor, heads: int) -> Tensor:
         .swapaxes(1, 2)
         .reshape(rows.shape)
     )
-
-
-def random_model(model_type: str, **changes):
-    """A model of transformers with weights large enough for attention and norms to matter."""
-    model = AutoModelForCausalLM.from_config(
-        AutoConfig.for_model(model_type, **(SMALL | {"pad_token_id": 0} | changes))
-    ).eval()
-    generator = torch.Generator().manual_seed(11)
-    with torch.no_grad():
-        for weight in model.parameters():
-            drawn = torch.randn(weight.shape, generator=generator)
-            weight.copy_(1 + 0.3 * drawn if weight.ndim == 1 else 2 * drawn * weight.shape[1] ** -0.5)
-    return model
 
 
 def metadata(config) -> dict:

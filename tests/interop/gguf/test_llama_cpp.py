@@ -5,18 +5,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from data.tokenizers import HuggingFaceTokenizer
-from data.tokenizers.settings import HuggingFaceSettings
 
 from data import ByteTokenizer, Tokenizer
 from data.preparation.tokenizer_training import train_byte_level_bpe
+from data.tokenizers import HuggingFaceTokenizer
+from data.tokenizers.settings import HuggingFaceSettings
 from errors import InteropError
 from interop import build_model
 from interop.gguf import read_gguf, write_gguf
 from interop.gguf.llama_cpp_process import is_installed, run_jobs
 from interop.gguf.pretokenizers import PRE_TOKENIZERS
 from model import ModelSettings, TokenPositions, Transformer
-from tests.interop.gguf.files import random_model, write_model
+from tests.interop.gguf.files import write_model
 from tests.interop.gguf.models import (
     ORIGINAL,
     SCHEMES,
@@ -35,12 +35,13 @@ from tests.interop.gguf.test_tokenizers import (
     trained_bpe,
     trained_sentencepiece,
 )
+from tests.interop.models import make
 
 pytestmark = pytest.mark.skipif(not is_installed(), reason="llama-cpp-python is not installed")
 ROOT = Path(__file__).resolve().parents[3]
 TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 PROMPT, NEW = list(b"The evaluation of long texts"), 60  # together beyond the trained length
-QUICK = ("learned_rope", "partial", "windows_and_nope", "alibi")
+QUICK = ("partial_ntk", "windows_and_nope")
 in_turn = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in SCHEMES]
 )
@@ -87,7 +88,8 @@ def test_trained_run(name, tmp_path):
     assert found["first"].tolist() == [256]  # BOS, as in our runs
 
 
-@in_turn
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SCHEMES)
 def test_random_weights(name, tmp_path):
     """Weights for which each part of the model matters."""
     model = random_transformer(SCHEMES[name][2])
@@ -107,7 +109,7 @@ def test_files_of_other_models(tmp_path):
     ids = np.random.default_rng(2).integers(0, 53, 60).tolist()
     for name in IMPORTED:
         architecture, model_type, config, about, extra, permuted = CASES[name]
-        theirs = random_model(model_type, **config)
+        theirs = make(model_type, **config)
         heads = (theirs.config.num_attention_heads, theirs.config.num_key_value_heads) if permuted else None
         keys = {"model": "no_vocab"}
         path = write_model(

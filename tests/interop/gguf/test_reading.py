@@ -12,7 +12,8 @@ from interop import build_model
 from interop.gguf import read_gguf
 from interop.gguf.file import GGUFFile
 from model import TokenPositions
-from tests.interop.gguf.files import GRANITE_SWA, metadata, random_model, raw_blocks, write, write_model
+from tests.interop.gguf.files import GRANITE_SWA, metadata, raw_blocks, write, write_model
+from tests.interop.models import make
 
 LENGTH = 96  # beyond max_position_embeddings, 64
 THETA = 10_000.0
@@ -107,7 +108,7 @@ CASES = {
     "smollm3": (
         "smollm3",
         "smollm3",
-        {"num_hidden_layers": 5, "no_rope_layer_interval": 4, "use_sliding_window": False},
+        {"no_rope_layer_interval": 4, "use_sliding_window": False},
         {},
         {},
         True,
@@ -164,13 +165,19 @@ CASES = {
         {
             "sliding_window": 20,
             "attention_multiplier": 0.3,
-            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
-            "layer_rope_theta": [THETA, THETA, 0],
+            "layer_types": [
+                "full_attention",
+                "sliding_attention",
+                "full_attention",
+                "sliding_attention",
+                "full_attention",
+            ],
+            "layer_rope_theta": [THETA, THETA, 0, 0, THETA],
         },
         {
             "attention.sliding_window": 20,
-            "attention.sliding_window_pattern": [False, True, False],
-            "attention.rope_pattern": [True, True, False],
+            "attention.sliding_window_pattern": [False, True, False, True, False],
+            "attention.rope_pattern": [True, True, False, False, True],
             "attention.scale": 0.3,
             "logit_scale": 1.0,
         },
@@ -208,7 +215,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_logits_match_transformers(name, tmp_path):
     architecture, model_type, config, about, extra, permuted = CASES[name]
-    theirs = random_model(model_type, **config)
+    theirs = make(model_type, **config)
     heads = (theirs.config.num_attention_heads, theirs.config.num_key_value_heads) if permuted else None
     path = write_model(tmp_path / "m.gguf", architecture, theirs, about, heads=heads, extra=extra)
     imported = build_model(read_gguf(path))
@@ -223,7 +230,7 @@ def test_logits_match_transformers(name, tmp_path):
 
 def test_transformers_reads_the_same_weights(tmp_path):
     """transformers' own conversion undoes the permutation of the rows too."""
-    theirs = random_model("llama")
+    theirs = make("llama")
     keys = {"model": "no_vocab", "tokens": [f"t{i}" for i in range(53)]}
     path = write_model(tmp_path / "m.gguf", "llama", theirs, heads=(6, 2), tokenizer=keys)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=path.name).state_dict()
@@ -291,7 +298,7 @@ def test_metadata_of_all_types(tmp_path):
 
 
 def test_vocabulary_size_from_the_embedding(tmp_path):
-    theirs = random_model("llama")
+    theirs = make("llama")
     about = metadata(theirs.config)
     del about["vocab_size"]
     path = write(tmp_path / "m.gguf", "llama", theirs.state_dict(), about, heads=(6, 2))

@@ -12,12 +12,13 @@ from errors import InteropError
 from interop import build_model
 from interop.gguf import read_gguf
 from interop.gguf.file import GGUFFile
-from tests.interop.gguf.files import metadata, random_model, write, write_model
+from tests.interop.gguf.files import metadata, write, write_model
+from tests.interop.models import make
 
 
 @pytest.fixture(scope="module")
 def theirs():
-    return random_model("llama")
+    return make("llama")
 
 
 @pytest.fixture
@@ -112,8 +113,8 @@ def test_unknown_quantization(path):
     [
         ({"embedding_length": 32}, r"has shape"),
         ({"feed_forward_length": 45}, r"has shape"),
-        ({"block_count": 2}, r"contains blk.2"),
-        ({"block_count": 4}, r"requires model.layers.3"),
+        ({"block_count": 4}, r"contains blk.4"),
+        ({"block_count": 6}, r"requires model.layers.5"),
         ({"vocab_size": 54}, r"54"),
         ({"attention.head_count": 4}, r"cannot share|has shape"),
         ({"attention.head_count_kv": 3}, r"cannot share|has shape"),
