@@ -9,6 +9,7 @@
     python evaluate.py RUN --dry-run                           list the cells, estimate memory and time
     torchrun --nproc_per_node 2 evaluate.py RUN                on two processes (CPU) or two GPUs
     python evaluate.py RUN configs/tasks/passkey.yaml          a task: accuracy by length and depth
+    python evaluate.py hf:HuggingFaceTB/SmolLM2-135M           a model of Hugging Face: hub name or folder
     python evaluate.py --help                                  every setting
 
 `protocol` selects what is measured: the loss of text (fixed-targets, sliding, non-overlapping, by-position),
@@ -30,7 +31,8 @@ skips the search for overlaps with the training text.
 
 Results are written to RUN/evaluation/<folder>/: results.csv, results.json, summary.txt and figures. Cells
 measured before are reused, so an interrupted evaluation continues where it stopped. Several processes give
-the same numbers as one; rank 0 writes and prints.
+the same numbers as one; rank 0 writes and prints. A model of Hugging Face is first converted to a run in
+runs/imported/, where its results are written.
 """
 
 from training.config.command_line import answer_quickly, parse
@@ -49,6 +51,7 @@ from evaluation import EvaluationError
 from evaluation.kinds import Evaluation, kind_of_protocol
 from evaluation.ranks import joined
 from evaluation.reports.base import Report
+from interop.runs import run_of
 from studies.subjects import open_runs
 from training.config.load import dump, is_override, load_settings, setting_before_validation
 from training.logging.console import Console, printable
@@ -92,7 +95,7 @@ def split_runs(arguments: list[str]) -> tuple[list[Path], list[str]]:
     runs = [word for word in arguments if Path(word).is_dir() or word not in settings]
     if not runs:
         raise EvaluationError(f"RUN is missing: python evaluate.py RUN {shlex.join(arguments)}")
-    return [Path(run) for run in runs], [word for word in arguments if word not in runs]
+    return [run_of(run) for run in runs], [word for word in arguments if word not in runs]
 
 
 def kind_of(overrides: list[str]) -> type[Evaluation]:

@@ -5,8 +5,9 @@
   echo "Once upon a time" | python generate.py RUN --greedy
   python generate.py RUN --tokens 2000 model.position.scaling.name=yarn model.position.scaling.factor=auto
 
-RUN is a run directory. Prompts come from --prompt, --file or standard input (one prompt). Without a prompt,
-the model starts a new document. Text is printed as it is generated.
+RUN is a run directory, or hf:FOLDER or hf:NAME: a model of Hugging Face, which is first converted to a run.
+Prompts come from --prompt, --file or standard input (one prompt). Without a prompt, the model starts a new
+document. Text is printed as it is generated.
 
 Overrides such as model.position.window=256 change the positional scheme for this call, where the trained
 weights allow it, in every layer kind that has the setting. Standard error reports the resulting scheme.
@@ -29,6 +30,7 @@ from dataclasses import asdict
 import torch
 
 from generation import JsonLinesWriter, TextWriter, generate_samples, make_samples, read_prompts
+from interop.runs import run_of
 from model import find_device
 from model.sampling import SamplingParams
 from training.logging.console import Console
@@ -55,7 +57,7 @@ def main() -> int | None:
     prompts = read_prompts(args.prompt, args.file, sys.stdin, args.stdin)
 
     dtype = DTYPES.get(args.dtype)
-    loaded = load(args.run, args.overrides, device, dtype, console=console, weights=args.weights)
+    loaded = load(run_of(args.run), args.overrides, device, dtype, console=console, weights=args.weights)
     if loaded.changed:
         console.info(loaded.changed)
     samples = make_samples(

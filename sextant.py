@@ -67,11 +67,13 @@ def load(run: str | Path, *overrides: str, device: str = "auto", **options: Any)
     """The newest checkpoint of a run directory, in evaluation mode, with `model`, `tokenizer` and `settings`.
 
     Args:
+        run: a run directory, or `hf:NAME_OR_FOLDER`, a model of Hugging Face.
         overrides: context-extension settings such as `model.position.scaling.name=yarn`.
         options: `dtype`, `checkpoint` (a step) and `weights` ("ema" or "last").
     """
     found = import_module("model").find_device(device)
-    return import_module("training.run.directory").load(run, overrides, found, **options)
+    folder = import_module("interop.runs").run_of(run)
+    return import_module("training.run.directory").load(folder, overrides, found, **options)
 
 
 def generate(
@@ -120,7 +122,7 @@ def evaluate(
         folder: name of the results directory under RUN/evaluation.
         settings: top-level settings, such as `lengths=[256, 512]`, `methods=["trained", "yarn"]`.
     """
-    directory = Path(run) if isinstance(run, (str, Path)) else run.folder
+    directory = import_module("interop.runs").run_of(run) if isinstance(run, (str, Path)) else run.folder
     overrides = [f"{key}={json.dumps(value)}" for key, value in (settings | {"folder": folder}).items()]
     results, printed = directory / "evaluation" / folder, io.StringIO()
     with (
@@ -140,12 +142,13 @@ def train(*arguments: str, run_dir: str | Path | None = None) -> "LoadedRun":
         arguments: settings files and overrides, such as `configs/tiny.yaml`, `training.tokens=1M`.
         run_dir: run directory; by default the one that train.py chooses.
     """
+    words = import_module("interop.runs").with_imported_parent(arguments)
     if run_dir is None:
-        settings, _ = import_module("training.run.parent").read_run_settings(arguments)
-        folder = Path(import_module("training.run.directory").run_folder(settings, arguments))
+        settings, _ = import_module("training.run.parent").read_run_settings(words)
+        folder = Path(import_module("training.run.directory").run_folder(settings, words))
     else:
         folder = Path(run_dir)
-    with _command_line("train.py", *arguments, "--run-dir", str(folder)):
+    with _command_line("train.py", *words, "--run-dir", str(folder)):
         status = _script("train").main()
     if status:
         raise RuntimeError(f"training stopped with status {status}; the same call resumes it")

@@ -6,6 +6,7 @@ command-line overrides come last.
   python train.py configs/tiny.yaml
   python train.py configs/small.yaml configs/position/alibi.yaml configs/data/folder.yaml training.tokens=200M
   python train.py configs/extension/yarn.yaml parent.run=runs/quickstart      extension run of a trained run
+  python train.py configs/extension/yarn.yaml parent.run=hf:HuggingFaceTB/SmolLM2-135M    of a foreign model
   python train.py training.tokens=30M --fork runs/tiny-012345678     continue a copy under other settings
   accelerate launch --config_file configs/accelerate/one_node.yaml train.py configs/base.yaml
 """
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from evaluation import monitor_targets
+from interop.runs import with_imported_parent
 from training.checkpoint.checkpointer import Checkpointer
 from training.distributed.parallel import Parallel
 from training.interrupts import Interrupts
@@ -40,6 +42,7 @@ from training.validation import Validator
 def main() -> int:
     assert __doc__
     options = parse("train", __doc__)
+    options.overrides = with_imported_parent(options.overrides)
     with Interrupts() as interrupts:
         if options.dry_run:
             return dry_run(options)

@@ -290,6 +290,7 @@ def quick_start(folder: Path, miniature: bool) -> Clone:
     extension = ["configs/extension/yarn.yaml", "parent.run=runs/quickstart", "--run-dir", "runs/extension"]
     assert clone.train(*extension) == 0
     make("llama", vocab_size=320).save_pretrained(folder / "llama")
+    shutil.copy(folder / "runs/quickstart/tokenizer/tokenizer.model", folder / "llama")
     return clone
 
 

@@ -23,8 +23,8 @@ from generation import TextStream
 from interop import InteropError, build_model, read_folder
 from model import ModelSettings, TokenPositions, Transformer
 from model.sampling import Generation, SamplingParams
-from scripts import import_hf
-from scripts.import_hf import import_folder
+from interop.runs import write_run
+from scripts import import_model
 from tests.corpora import STORIES, needs_stories
 from training.run.directory import load
 
@@ -194,14 +194,14 @@ def test_both_checkpoint_layouts_agree(reference, imported):
 def test_import_run_and_generate(reference, imported, tmp_path, monkeypatch, capsys):
     """The two commands a user types."""
     run = tmp_path / "stories"
-    overrides = [str(STORIES / "hf"), "--out", str(run), "--tokenizer", str(STORIES / "tok512.model")]
-    monkeypatch.setattr(sys, "argv", ["import_hf.py", *overrides])
-    import_hf.main()
+    overrides = [f"hf:{STORIES / 'hf'}", "--out", str(run), "--tokenizer", str(STORIES / "tok512.model")]
+    monkeypatch.setattr(sys, "argv", ["import_model.py", *overrides])
+    import_model.main()
     loaded = load(run)
     ids = reference["prompt_ids"]
     assert torch.equal(logits(loaded.model, ids), logits(imported, ids))
-    with pytest.raises(InteropError, match="is already a run"):
-        import_folder(STORIES / "hf", STORIES / "tok512.model", run)
+    with pytest.raises(InteropError, match="already exists"):
+        import_model.main()
     capsys.readouterr()
     overrides = ["--prompt", "Once upon a time", "--greedy", "--tokens", "196"]
     monkeypatch.setattr(sys, "argv", ["generate.py", str(run), *overrides])
@@ -221,9 +221,9 @@ def test_mismatched_tokenizer_is_rejected(tmp_path):
     )
     file = tmp_path / "other.model"
     file.write_bytes(other.getvalue())
-    with pytest.raises(InteropError, match=r"other.model is not the tokenizer .* config.json says 512"):
-        import_folder(STORIES / "hf", file, tmp_path / "run")
+    with pytest.raises(InteropError, match=r"other.model is not the tokenizer .* vocab_size 512"):
+        write_run(read_folder(STORIES / "hf"), tmp_path / "run", file)
     assert not (tmp_path / "run").exists()
     file.write_bytes(b"no model")
     with pytest.raises(DataError, match=r"other.model is not a sentencepiece model"):
-        import_folder(STORIES / "hf", file, tmp_path / "run")
+        write_run(read_folder(STORIES / "hf"), tmp_path / "run", file)

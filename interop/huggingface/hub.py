@@ -1,0 +1,43 @@
+"""Models of the Hugging Face hub, by name."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from errors import InteropError
+from interop.huggingface.folder import TOKENIZERS
+
+# Settings, weights and tokenizer at the top level; the second copy of the weights in Mistral's format is not
+# needed.
+WANTED = ["*.json", "*.safetensors", *TOKENIZERS]
+UNWANTED = ["*/*", "consolidated*.safetensors"]
+NAME = re.compile(r"(?P<name>[\w][\w.-]*(/[\w][\w.-]*)?)(@(?P<revision>[\w./-]+))?")
+
+
+def download(name: str) -> Path:
+    """The folder of a model in the local cache of huggingface_hub, downloaded if it is not there.
+
+    Args:
+        name: such as `Qwen/Qwen2.5-0.5B`, or with a revision `Qwen/Qwen2.5-0.5B@main`.
+
+    Raises:
+        InteropError: not a name of the hub, or a model that can neither be downloaded nor is cached.
+    """
+    found = NAME.fullmatch(name)
+    if found is None:
+        raise InteropError(f"hf:{name}: no such folder, and not a name on the Hugging Face hub (ORG/MODEL)")
+    import huggingface_hub  # imported here: takes a second that local folders do not need
+
+    try:
+        return Path(
+            huggingface_hub.snapshot_download(
+                found["name"], revision=found["revision"], allow_patterns=WANTED, ignore_patterns=UNWANTED
+            )
+        )
+    except Exception as error:  # of the hub, of its HTTP client, or of the file system
+        reason = str(error).strip().partition("\n")[0]
+        raise InteropError(
+            f"hf:{name}: no such folder, and the model cannot be downloaded and is not cached ({reason}); "
+            "check the name and the network"
+        ) from error

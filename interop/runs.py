@@ -1,0 +1,201 @@
+"""Foreign checkpoints as run directories, so that every command that takes a run takes them too.
+
+`hf:FOLDER` and `hf:NAME` are a Hugging Face folder or a model of the hub, `gguf:FILE` is a GGUF file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from data.files import locked
+from data.settings import DataSettings
+from data.tokenizers import Tokenizer, load_folder_tokenizer, load_tokenizer_file
+from data.tokenizers.settings import HuggingFaceSettings, SentencePieceSettings
+from errors import InteropError
+from interop.build import ImportedModel, build_model
+from interop.checkpoint import ForeignCheckpoint
+from interop.huggingface.folder import read_folder
+from interop.huggingface.hub import download
+from training.checkpoint.storage import save_checkpoint
+from training.config.load import setting_before_validation
+from training.config.settings import RunSettings, TrainingSettings
+from training.config.trainer_settings import ValidationSettings
+from training.logging.console import Console
+from training.run.directory import create_run, is_run
+
+IMPORTED = Path("runs/imported")
+FORMAT = 1  # part of the names of imported runs; raise it when the conversion changes
+
+
+@dataclass(frozen=True)
+class CheckpointSource:
+    """A foreign checkpoint that has been found but not read.
+
+    Attributes:
+        name: what to call it.
+        files: the files that determine it.
+        read: reads it.
+    """
+
+    name: str
+    files: list[Path]
+    read: Callable[[], ForeignCheckpoint]
+
+    @property
+    def folder(self) -> Path:
+        """The run directory of its import: another one whenever a file changes."""
+        about = [
+            (str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in sorted(self.files)
+        ]
+        digest = hashlib.sha256(json.dumps([FORMAT, about]).encode()).hexdigest()[:10]
+        return IMPORTED / f"{self.name}-{digest}"
+
+
+def _huggingface(name: str) -> CheckpointSource:
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        short = folder.resolve().name
+    else:
+        folder, short = download(name), name.replace("/", "-")
+    files = [file for file in folder.iterdir() if file.is_file()]
+    return CheckpointSource(short, files, lambda: read_folder(folder, short))
+
+
+_FORMATS: dict[str, Callable[[str], CheckpointSource]] = {"hf": _huggingface}
+
+
+def is_foreign(word: object) -> bool:
+    """Whether an argument names a foreign checkpoint rather than a run directory."""
+    return isinstance(word, str) and word.partition(":")[0] in _FORMATS and ":" in word
+
+
+def find_source(word: str) -> CheckpointSource:
+    """The checkpoint that `hf:...` or `gguf:...` names. Raises InteropError if there is none."""
+    if not is_foreign(word):
+        raise InteropError(f"{word} must begin with {' or '.join(f'{kind}:' for kind in _FORMATS)}")
+    kind, _, name = word.partition(":")
+    return _FORMATS[kind](name)
+
+
+def run_of(word: str | Path) -> Path:
+    """The run directory that an argument names; a foreign checkpoint is imported first, unless it already is.
+
+    Raises:
+        InteropError, DataError: a checkpoint or tokenizer that cannot be imported.
+    """
+    if not is_foreign(word):
+        return Path(word)
+    source = find_source(str(word))
+    folder = source.folder
+    with _alone(folder):  # several processes may be given the same checkpoint
+        if not is_run(folder):
+            Console().info(f"importing {word} into {folder}, where its results are written too")
+            write_run(source.read(), folder)
+    return folder
+
+
+def with_imported_parent(overrides: Sequence[str]) -> list[str]:
+    """The files and overrides of train.py, with the run directory of a foreign `parent.run`."""
+    parent = setting_before_validation(list(overrides), "parent")
+    word = parent.get("run") if isinstance(parent, dict) else None
+    return [*overrides, f"parent.run={run_of(word)}"] if is_foreign(word) else list(overrides)
+
+
+def write_run(
+    checkpoint: ForeignCheckpoint, folder: Path, tokenizer_file: Path | None = None
+) -> ImportedModel:
+    """Convert a checkpoint to a run directory. It appears only when it is complete.
+
+    Args:
+        tokenizer_file: tokenizer.json or tokenizer.model, for a checkpoint without one.
+
+    Raises:
+        InteropError: the folder is already a run, or the checkpoint cannot be imported.
+        DataError: a tokenizer that cannot be read.
+    """
+    if folder.exists():
+        raise InteropError(f"{folder} already exists; choose another --out")
+    tokenizer = _tokenizer(checkpoint, tokenizer_file)
+    imported = build_model(checkpoint)
+    _check_tokenizer(tokenizer, imported, tokenizer_file)
+    draft = folder.with_name(f".{folder.name}.tmp")
+    shutil.rmtree(draft, ignore_errors=True)
+    source = {"imported_from": [str(path) for path in checkpoint.files]}
+    about = source | {"vocab_size": imported.model.vocab_size}  # the tokenizer may have fewer ids
+    try:
+        create_run(draft, _settings(imported, tokenizer, folder), tokenizer, sys.argv, about)
+        save_checkpoint(draft, 0, imported.model, state=source)
+        os.rename(draft, folder)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return imported
+
+
+def _tokenizer(checkpoint: ForeignCheckpoint, file: Path | None) -> Tokenizer:
+    if file is not None:
+        return load_tokenizer_file(file)
+    if checkpoint.tokenizer is None:
+        raise InteropError(
+            f"{checkpoint.config_file}: there is no tokenizer.json or tokenizer.model beside it; import it "
+            "with scripts/import_model.py --tokenizer FILE"
+        )
+    return load_folder_tokenizer(checkpoint.tokenizer.parent)
+
+
+def _check_tokenizer(tokenizer: Tokenizer, imported: ImportedModel, file: Path | None) -> None:
+    """The embedding has a row for every id, and few more; a tokenizer given separately has the BOS and EOS of the model."""
+    shape, name = imported.shape, file or imported.checkpoint.tokenizer
+    config = imported.checkpoint.config_file
+    # Embeddings are padded by a few rows or a few percent, never by as many rows as there are ids.
+    if not tokenizer.vocab_size <= shape.vocab_size < 2 * tokenizer.vocab_size:
+        raise InteropError(
+            f"{name} is not the tokenizer of this model: it has {tokenizer.vocab_size} ids, {config} has "
+            f"vocab_size {shape.vocab_size}"
+        )
+    if file is None:
+        return
+    for what, own, accepted in (
+        ("begin-of-document id", tokenizer.bos_id, () if shape.bos_id is None else (shape.bos_id,)),
+        ("end-of-document id", tokenizer.eos_id, shape.eos_ids),
+    ):
+        if accepted and own not in accepted:
+            raise InteropError(
+                f"{name} is not the tokenizer of this model: its {what} is {own}, {config} has "
+                f"{', '.join(map(str, accepted))}"
+            )
+
+
+def _settings(imported: ImportedModel, tokenizer: Tokenizer, folder: Path) -> RunSettings:
+    shape, plain = imported.shape, TrainingSettings()
+    kind = SentencePieceSettings if tokenizer.name == "sentencepiece" else HuggingFaceSettings
+    saved = str(folder / "tokenizer" / tokenizer.file)
+    choice = kind(model=saved, vocab_size=max(264, tokenizer.vocab_size))
+    # The training data of an imported model are unknown; only its length and sizes are recorded.
+    targets = min(plain.validation.targets, shape.train_length)
+    steps = 1000 * plain.batch_size * shape.train_length
+    return RunSettings(
+        train_length=shape.train_length,
+        original_length=shape.original_length,
+        model=shape.model,
+        data=DataSettings(tokenizer=choice, bos=tokenizer.add_bos, eos=tokenizer.eos_id is not None),
+        training=TrainingSettings(
+            tokens=max(plain.tokens, steps), validation=ValidationSettings(targets=targets)
+        ),
+    )
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Wait until no other process imports the same checkpoint."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with open(folder.with_name(f".{folder.name}.lock"), "a") as lock:
+        locked(lock, wait=True)
+        yield

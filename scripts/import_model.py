@@ -1,0 +1,39 @@
+"""Convert a model of another codebase to a run directory.
+
+  python scripts/import_model.py hf:HuggingFaceTB/SmolLM2-135M --out runs/smollm2
+  python scripts/import_model.py hf:FOLDER --tokenizer tokenizer.model --out runs/NAME
+
+The model is a Hugging Face folder, or a name on its hub. evaluate.py, generate.py and parent.run accept the
+same names and convert the model to runs/imported/ themselves; this script chooses another folder, or a
+tokenizer that is not part of the checkpoint. No pickle is read and no code of the checkpoint is run. Models
+that would compute something other than in transformers are rejected.
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # when run as a script, from any directory
+
+from interop.runs import find_source, write_run
+from training.logging.console import Console
+from training.script import Parser, run_main
+
+
+def main() -> None:
+    parser = Parser(__doc__)
+    parser.add_argument("model", metavar="hf:MODEL", help="hf:FOLDER, or hf:NAME of the Hugging Face hub")
+    parser.add_argument(
+        "--tokenizer", metavar="FILE", help="tokenizer.json or tokenizer.model; default: the checkpoint's own"
+    )
+    parser.add_argument("--out", metavar="RUN", help="run directory to create; default: in runs/imported/")
+    args = parser.parse_args()
+    source = find_source(args.model)
+    run = Path(args.out) if args.out else source.folder
+    model = write_run(source.read(), run, Path(args.tokenizer) if args.tokenizer else None).model
+    console = Console()
+    console.info(f"{run}: {model.parameter_count():,} parameters, trained length {model.train_length}")
+    console.info(f'next: python generate.py {run} --prompt "Once upon a time"')
+
+
+if __name__ == "__main__":
+    run_main(main)

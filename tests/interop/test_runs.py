@@ -1,0 +1,196 @@
+"""`hf:...` wherever a run is accepted: imported once, then a run directory like any other."""
+
+import csv
+import json
+import os
+import sys
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AutoModelForCausalLM
+
+import evaluate
+import generate
+import sextant
+from data import prepare
+from errors import InteropError
+from interop import huggingface
+from interop.runs import IMPORTED, is_foreign, run_of
+from scripts import import_model
+from tests.interop.models import make
+from training.logging.console import Console
+from training.run.directory import load
+
+TEXT = "the quick brown fox jumps over the lazy dog and the cat sat on the mat. " * 400
+IDS, ROWS = 280, 320  # of the tokenizer, and of the padded embedding
+
+
+def save(folder, **changes):
+    """A small model with a tokenizer.json, and two end tokens in generation_config.json."""
+    theirs = make("qwen2", vocab_size=ROWS, bos_token_id=None, eos_token_id=0, **changes)
+    theirs.save_pretrained(folder)
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=IDS,
+        special_tokens=["<end>", "<turn>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([TEXT], trainer)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<end>", "bos_token": None}))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, 1]}))
+    return theirs
+
+
+@pytest.fixture
+def theirs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return save(tmp_path / "small")
+
+
+def greedy(theirs, ids: list[int], count: int) -> list[int]:
+    """Token by token, without the padded rows."""
+    for _ in range(count):
+        with torch.no_grad():
+            logits = theirs(torch.tensor([ids])).logits[0, -1]
+        ids = [*ids, int(logits[:IDS].argmax())]
+    return ids
+
+
+def test_run_of_an_argument(theirs, tmp_path, capsys):
+    assert run_of("runs/mine").as_posix() == "runs/mine" and not is_foreign("runs/mine")
+    run = run_of("hf:small")
+    assert run.parent == IMPORTED and run.name.startswith("small-")
+    assert str(run) in capsys.readouterr().err
+    loaded = load(run)
+    assert (loaded.model.vocab_size, loaded.tokenizer.vocab_size) == (ROWS, IDS)
+    assert set(loaded.tokenizer.eos_ids) == {0, 1} and loaded.tokenizer.bos_id is None
+    assert (loaded.settings.data.bos, loaded.settings.data.eos) == (False, True)
+    written = (run / "manifest.json").stat().st_mtime_ns
+    assert run_of(f"hf:{tmp_path}/small") == run, "another spelling of the same folder"
+    assert (run / "manifest.json").stat().st_mtime_ns == written, "imported once"
+    assert capsys.readouterr().err == ""
+    save(tmp_path / "small", tie_word_embeddings=True)
+    assert run_of("hf:small") != run, "the files changed"
+
+
+def test_generate_and_load(theirs, monkeypatch, capsys):
+    loaded = sextant.load("hf:small", device="cpu")
+    prompt = loaded.tokenizer.encode("the quick brown")
+    expected = loaded.tokenizer.decode(greedy(theirs, prompt, 12))
+    overrides = ["--prompt", "the quick brown", "--greedy", "--tokens", "12"]
+    monkeypatch.setattr(sys, "argv", ["generate.py", "hf:small", *overrides])
+    generate.main()
+    assert capsys.readouterr().out == expected + "\n"
+    # past the trained length of 64
+    assert len(sextant.generate("hf:small", "the quick brown", tokens=90, temperature=0)) == 1
+
+
+def test_evaluate(theirs, tmp_path, monkeypatch, capsys):
+    (tmp_path / "texts").mkdir()
+    for i in range(8):
+        (tmp_path / "texts" / f"{i}.txt").write_text(f"{i} " + TEXT[: 4000 + i])
+    trained = load(run_of("hf:small")).settings.data
+    source = {"source": {"name": "files", "path": "texts"}, "valid_fraction": 0.9}
+    store = prepare(type(trained).model_validate(trained.model_dump() | source), Console(quiet=True)).folder
+    overrides = ["lengths=[32,64,96]", "methods=[trained,truncate]", "targets=16", "folder=mine"]
+    overrides += [f"store={store}", "documents=4", "spans_per_document=1", "least_documents=1"]
+    monkeypatch.setattr(sys, "argv", ["evaluate.py", "hf:small", *overrides])
+    evaluate.main()
+    results = run_of("hf:small") / "evaluation" / "mine" / "results.csv"
+    rows = list(csv.DictReader(results.read_text().splitlines()))
+    assert {row["length"] for row in rows} == {"32", "64", "96"}
+    assert str(results) in capsys.readouterr().out
+
+
+def test_extension_run(theirs, tmp_path):
+    (tmp_path / "texts").mkdir()
+    for i in range(6):
+        (tmp_path / "texts" / f"{i}.txt").write_text(f"{i} " + TEXT)
+    overrides = [
+        "parent.run=hf:small",
+        "data.source={name: files, path: texts}",
+        "data.valid_fraction=0.4",
+        "train_length=128",
+        "model.position.scaling={name: linear, factor: 2}",
+        "training.tokens=1024",
+        "training.batch_size=2",
+        "training.compile=false",
+        "training.validation.spans=2",
+        "training.validation.targets=8",
+    ]
+    loaded = sextant.train(*overrides, run_dir="extended")
+    assert loaded.model.vocab_size == ROWS and loaded.settings.original_length == 64
+    assert loaded.settings.parent.run == str(run_of("hf:small"))
+    before = load(run_of("hf:small")).model.state_dict()["layers.0.attention.wq.bias"]
+    after = loaded.model.state_dict()["layers.0.attention.wq.bias"]
+    assert not torch.equal(before, after) and torch.allclose(before, after, atol=0.1)
+
+
+def test_failed_import_leaves_nothing(theirs, tmp_path):
+    file = tmp_path / "small" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"intermediate_size": 45}))
+    with pytest.raises(InteropError, match=r"gate_proj.weight has shape \(44, 24\), .* \(45, 24\)"):
+        run_of("hf:small")
+    (tmp_path / "small" / "tokenizer.json").unlink()
+    with pytest.raises(InteropError, match=r"no tokenizer.json or tokenizer.model"):
+        run_of("hf:small")
+    assert not [path for path in IMPORTED.iterdir() if path.is_dir()]
+
+
+def test_tokenizer_with_more_ids_than_the_embedding(theirs, tmp_path):
+    make("qwen2", vocab_size=IDS - 1, eos_token_id=0).save_pretrained(tmp_path / "small")
+    with pytest.raises(InteropError, match=f"{IDS} ids, .* vocab_size {IDS - 1}"):
+        run_of("hf:small")
+
+
+def test_import_script(theirs, tmp_path, monkeypatch):
+    (tmp_path / "small" / "tokenizer.json").rename(tmp_path / "small" / "other.json")
+    words = ["hf:small", "--tokenizer", "small/other.json", "--out", "runs/mine"]
+    monkeypatch.setattr(sys, "argv", ["import_model.py", *words])
+    import_model.main()
+    assert load("runs/mine").model.vocab_size == ROWS
+    with pytest.raises(InteropError, match="already exists"):
+        import_model.main()
+    monkeypatch.setattr(sys, "argv", ["import_model.py", "small"])
+    with pytest.raises(InteropError, match="must begin with hf:"):
+        import_model.main()
+
+
+def test_hub_name_from_the_cache(theirs, tmp_path, monkeypatch):
+    """The layout of huggingface_hub's cache; nothing is requested when the network is off."""
+    commit = "a" * 40
+    model = tmp_path / "cache" / "models--org--small"
+    (model / "snapshots" / commit).mkdir(parents=True)
+    (model / "refs").mkdir()
+    (model / "refs" / "main").write_text(commit)
+    for file in (tmp_path / "small").iterdir():
+        os.symlink(file, model / "snapshots" / commit / file.name)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    run = run_of("hf:org/small")
+    assert run.name.startswith("org-small-")
+    ids = load(run).tokenizer.encode("the lazy dog")
+    reference = AutoModelForCausalLM.from_pretrained(tmp_path / "small").eval()
+    assert greedy(reference, ids, 3) == greedy(theirs, ids, 3)
+    with pytest.raises(InteropError, match=r"hf:org/absent: .*not cached"):
+        run_of("hf:org/absent")
+    with pytest.raises(InteropError, match="not a name on the Hugging Face hub"):
+        run_of("hf:no/such/folder")
+
+
+def test_hub_downloads_only_what_is_needed(monkeypatch, theirs, tmp_path):
+    asked = {}
+
+    def snapshot_download(name, **options):
+        asked.update(options, name=name)
+        return str(tmp_path / "small")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    assert huggingface.hub.download("org/small@v1.0") == tmp_path / "small"
+    assert (asked["name"], asked["revision"]) == ("org/small", "v1.0")
+    assert not [pattern for pattern in asked["allow_patterns"] if pattern.endswith((".bin", ".pt", ".py"))]
