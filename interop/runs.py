@@ -151,7 +151,7 @@ def _tokenizer(checkpoint: ForeignCheckpoint, file: Path | None) -> Tokenizer:
 
 
 def _check_tokenizer(tokenizer: Tokenizer, imported: ImportedModel, file: Path | None) -> None:
-    """The embedding has a row for every id, and few more; a tokenizer given separately has the BOS and EOS of the model."""
+    """The embedding has a row for every id; a tokenizer given separately has the BOS and EOS of `config`."""
     shape, name = imported.shape, file or imported.checkpoint.tokenizer
     config = imported.checkpoint.config_file
     # Embeddings are padded by a few rows or a few percent, never by as many rows as there are ids.

@@ -7,6 +7,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from interop import InteropError, build_model, read_folder
+from interop.huggingface.config import read_config
+from tests.interop.models import FULL, SLIDING, YARN, make
 
 
 def change(folder, **keys) -> None:
@@ -66,6 +68,43 @@ def test_unsupported_configs(folder, keys, overrides):
     change(folder, **keys)
     with pytest.raises(InteropError, match=f"config.json.*{overrides}"):
         build_model(read_folder(folder))
+
+
+NESTED = {
+    FULL: YARN | {"rope_theta": 1e4},
+    SLIDING: YARN | {"rope_theta": 1e4, "original_max_position_embeddings": 16},
+}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "keys", "message"),
+    [
+        ("qwen2", {"layer_types": [SLIDING] * 5, "sliding_window": None}, "sliding_window is null"),
+        ("qwen2", {"layer_types": [FULL] * 4}, "layer_types must be 5 times"),
+        ("qwen3", {"layer_types": ["chunked_attention"] * 5}, "layer_types must be 5 times"),
+        ("llama", {"layer_types": [SLIDING] * 5}, "llama models have no sliding_attention"),
+        ("qwen3", {"mlp_bias": True}, "mlp_bias = true .*qwen3 models do not have it"),
+        ("olmo2", {"clip_qkv": 8.0}, "clip_qkv = 8.0"),
+        ("mistral", {"sliding_window": 0}, "sliding_window must be an integer above 0"),
+        ("mistral", {"partial_rotary_factor": 0.5}, "partial_rotary_factor must be 1 in this family"),
+        ("smollm3", {"no_rope_layers": [1, 0]}, "no_rope_layers must have 5 entries, got 2"),
+        (
+            "granite_swa",
+            {"layer_rope_theta": [1e4, "x", 0, 0, 0]},
+            "layer_rope_theta must be a list of numbers",
+        ),
+        ("granite", {"residual_multiplier": -1.0}, "residual_multiplier must be a number above 0"),
+        ("phi3", {"partial_rotary_factor": 0.3, "rope_parameters": None}, "rotates 3 of 10 features"),
+        ("phi3", {"rope_parameters": {"partial_rotary_factor": 1.5}}, "must be at most 1"),
+        ("ministral3", {"rope_parameters": YARN}, "no 'llama_4_scaling_beta'"),
+        ("olmo3", {"rope_parameters": NESTED}, "different original lengths .16, 32."),
+        ("llama", {"rope_parameters": {FULL: [1.0]}}, "full_attention must be an object"),
+    ],
+)
+def test_unsupported_configs_of_families(model_type, keys, message):
+    config = make(model_type).config.to_dict() | {"rope_parameters": None} | keys
+    with pytest.raises(InteropError, match=f"config.json.*{message}"):
+        read_config(config, "config.json")
 
 
 def spoil(folder, **tensors) -> None:
