@@ -15,8 +15,9 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from data.settings import DataSettings
 from data.tokenizers import ByteTokenizer
+from interop import read_folder
+from interop.runs import write_run
 from model import ModelSettings, Transformer
-from scripts.import_hf import import_folder
 from tests.corpora import STORIES
 from training.checkpoint.storage import save_checkpoint
 from training.config.settings import RunSettings
@@ -111,7 +112,8 @@ def byte_pair(folder: Path) -> tuple[Path, LlamaForCausalLM, PreTrainedTokenizer
 def stories_pair(folder: Path) -> tuple[Path, LlamaForCausalLM, PreTrainedTokenizerFast]:
     """stories260K, imported as a run and loaded by transformers."""
     sys.argv = ["import"]  # recorded as the command of the run
-    run, _ = import_folder(STORIES / "hf", STORIES / "tok512.model", folder / "run")
+    run = folder / "run"
+    write_run(read_folder(STORIES / "hf"), run, STORIES / "tok512.model")
     shutil.copytree(STORIES / "hf", folder / "hf", copy_function=shutil.copyfile)
     (folder / "hf").chmod(0o755)
     shutil.copyfile(STORIES / "tok512.model", folder / "hf" / "tokenizer.model")
