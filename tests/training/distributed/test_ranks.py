@@ -44,7 +44,7 @@ def scenarios(corpus, prepared_root, tmp_path_factory):
 
 
 @pytest.fixture
-def told(scenarios, request) -> tuple[Path, dict]:
+def results(scenarios, request) -> tuple[Path, dict]:
     return scenarios("slow" if request.node.get_closest_marker("slow") else "quick")
 
 
@@ -52,8 +52,8 @@ def lines(folder: Path) -> list[dict]:
     return read_metrics(folder / "metrics.jsonl", "train")
 
 
-def test_non_finite_gradient_on_one_rank_skips_all_ranks(told):
-    folder, found = told[0], told[1]["poisoned"]
+def test_non_finite_gradient_on_one_rank_skips_all_ranks(results):
+    folder, found = results[0], results[1]["poisoned"]
     assert found["statuses"] == [0, 0], found["logs"]
     zero, one = found["weights"]
     assert zero == one and len(zero) == 8  # after every step
@@ -65,23 +65,23 @@ def test_non_finite_gradient_on_one_rank_skips_all_ranks(told):
     assert "step 3 is skipped, not finite" in found["logs"][0] and "number 2 of the run" in found["logs"][0]
 
 
-def test_signal_to_one_rank_saves_and_requeues_all_ranks(told):
-    folder, found = told[0], told[1]["signalled"]
+def test_signal_to_one_rank_saves_and_requeues_all_ranks(results):
+    folder, found = results[0], results[1]["signalled"]
     assert found["statuses"] == [REQUEUE, REQUEUE], found["logs"]
     assert "stopped by" in found["logs"][0] and "to resume" in found["logs"][0]
     assert steps_of(folder / "signalled") == [lines(folder / "signalled")[-1]["step"]]  # nothing is lost
 
 
-def test_error_on_one_rank_is_not_requeued(told):
-    found = told[1]["failing"]
+def test_error_on_one_rank_is_not_requeued(results):
+    found = results[1]["failing"]
     assert found["statuses"] == [FAILED, FAILED], found["logs"]
     main, other = (log.strip().splitlines()[-1] for log in found["logs"])
-    error = f"{told[0] / 'failing' / 'metrics.jsonl'}: its last line is not a line of metrics; remove it"
+    error = f"{results[0] / 'failing' / 'metrics.jsonl'}: its last line is not a line of metrics; remove it"
     assert main == f"error: {error}" and other == f"error: (process 1) process 0 failed: {error}"
 
 
-def test_error_after_last_step_stops_all_ranks(told):
-    found = told[1]["failing last"]
+def test_error_after_last_step_stops_all_ranks(results):
+    found = results[1]["failing last"]
     assert found["statuses"] == [FAILED, FAILED], found["logs"]
     assert all("failed last" in log for log in found["logs"])
 
@@ -90,8 +90,8 @@ def test_error_after_last_step_stops_all_ranks(told):
     ("name", "number"),
     [pytest.param("killed", signal.SIGKILL, marks=pytest.mark.slow), ("stopped", signal.SIGSTOP)],
 )
-def test_lost_rank_is_detected_and_resumes_from_checkpoint(told, name, number):
-    folder, found = told[0], told[1][name]
+def test_lost_rank_is_detected_and_resumes_from_checkpoint(results, name, number):
+    folder, found = results[0], results[1][name]
     assert found["statuses"] == [RANK_LOST, -signal.SIGKILL], found["logs"]
     text = found["logs"][0]
     assert "error: (process 0) " in text and "resume from the last checkpoint" in text
@@ -108,9 +108,9 @@ def test_lost_rank_is_detected_and_resumes_from_checkpoint(told, name, number):
     ("name", "number"),
     [("killed", signal.SIGKILL), pytest.param("stopped", signal.SIGSTOP, marks=pytest.mark.slow)],
 )
-def test_lost_rank_before_first_step_is_detected(told, name, number):
+def test_lost_rank_before_first_step_is_detected(results, name, number):
     """The main rank prepared for longer than training.rank_timeout, then the other was lost."""
-    found = told[1][f"{name} early"]
+    found = results[1][f"{name} early"]
     assert found["statuses"] == [RANK_LOST, -signal.SIGKILL] and found["steps"] == 0, found["logs"]
     text = found["logs"][0]
     assert "error: (process 0) " in text and text.count("error: ") == 1 and found["logs"][1] == ""
@@ -120,7 +120,7 @@ def test_lost_rank_before_first_step_is_detected(told, name, number):
         )
     else:
         assert "connection to another process was lost" in text and found["seconds"] < TIMEOUT + BUSY
-    assert not (told[0] / f"{name}-early" / "checkpoints").exists()
+    assert not (results[0] / f"{name}-early" / "checkpoints").exists()
 
 
 @pytest.mark.parametrize(
@@ -129,8 +129,8 @@ def test_lost_rank_before_first_step_is_detected(told, name, number):
                   marks=pytest.mark.slow),
      ("interrupted", INTERRUPTED, "interrupted")],
 )  # fmt: skip
-def test_signal_before_first_step_exits_immediately(told, name, status, message):
-    found = told[1][f"{name} early"]
+def test_signal_before_first_step_exits_immediately(results, name, status, message):
+    found = results[1][f"{name} early"]
     assert found["statuses"] == [status, status], found["logs"]
     assert found["seconds"] < BUSY and not found["left"]
     assert all(message in log and "Traceback" not in log for log in found["logs"])
