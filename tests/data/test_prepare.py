@@ -15,7 +15,16 @@ import pytest
 
 import data.preparation.encoding
 import data.preparation.prepare
-from data import DataError, DataSettings, PreparedData, TokenStore, open_prepared, prepare, prepared_folder
+from data import (
+    DataError,
+    DataSettings,
+    HuggingFaceTokenizer,
+    PreparedData,
+    TokenStore,
+    open_prepared,
+    prepare,
+    prepared_folder,
+)
 from data.files import locked
 from tests.corpora import STORIES, needs_stories
 
@@ -328,6 +337,39 @@ def test_max_bytes_and_tokenizer_sample(settings):
     used = sampled["tokenizer"]["bytes_used"]
     assert 4500 < used <= 9000
     assert sampled["tokenizer"]["unused_share"] == pytest.approx(1 - used / sampled["train"]["bytes"])
+
+
+def test_byte_level_bpe(settings, tmp_path):
+    """Trained, and then read from the saved file; other texts of a mixture have the same tokenizer."""
+    trained = prepare(changed(settings, tokenizer={"name": "huggingface", "vocab_size": 300}), workers=2)
+    tokenizer = trained.tokenizer
+    assert isinstance(tokenizer, HuggingFaceTokenizer) and trained.summary["lossy_documents"] == 0
+    assert trained.summary["tokenizer"]["bytes_used"] > 0
+    document = trained.train.document(0)
+    assert (document[0], document[-1]) == (tokenizer.bos_id, tokenizer.eos_id)
+    assert tokenizer.token_bytes[document].sum() == trained.train.bytes[0]
+    file = {"name": "huggingface", "model": str(trained.folder / "tokenizer" / "tokenizer.json")}
+    extra = tmp_path / "extra"
+    extra.mkdir()
+    (extra / "a.txt").write_text("another text " * 30)
+    source = {"name": "files", "path": str(extra)}
+    mixed = prepare(changed(settings, tokenizer=file, mixture=[{"share": 0.25, "source": source}]), workers=1)
+    assert {text.tokenizer.hash for text in mixed.texts} == {tokenizer.hash} and len(mixed.texts) == 2
+    assert mixed.train.hash == trained.train.hash
+
+
+def test_lossy_documents_are_counted(settings, tmp_path, capsys):
+    """NFC composes an e and an accent in one document."""
+    trained = prepare(changed(settings, tokenizer={"name": "huggingface", "vocab_size": 300}), workers=1)
+    spec = json.loads((trained.folder / "tokenizer" / "tokenizer.json").read_text())
+    file = tmp_path / "nfc" / "tokenizer.json"
+    file.parent.mkdir()
+    file.write_text(json.dumps(spec | {"normalizer": {"type": "NFC"}}))
+    (tmp_path / "corpus" / "accent.txt").write_text("cafe\u0301 " * 40)
+    tokenizer = {"name": "huggingface", "model": str(file)}
+    found = prepare(changed(settings, tokenizer=tokenizer, bos=False, eos=False), workers=1)
+    assert found.summary["lossy_documents"] == 1
+    assert found.summary["tokenizer"]["normalization"] == "NFC"
 
 
 @needs_stories

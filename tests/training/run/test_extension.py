@@ -14,13 +14,14 @@ import train
 from data.sampling.exposure import read_exposure
 from errors import TrainingError
 from evaluation import monitor_targets
+from model import Transformer
 from training.checkpoint.storage import find_checkpoint, save_checkpoint
 from training.config.load import identity
 from training.config.settings import RunSettings
 from training.exposure import exposure_of
 from training.logging.metrics_file import read_metrics
 from training.run import first_checkpoint, setup
-from training.run.directory import load, open_run_data, read_settings
+from training.run.directory import create_run, load, open_run_data, read_settings
 from training.run.first_checkpoint import describe_comparison
 from training.run.parent import read_run_settings
 from training.run.setup import step0_score
@@ -248,6 +249,22 @@ def test_dry_run_reports_parent_and_changes(parent, monkeypatch, capsys, tmp_pat
     assert f"{parent}, step 12 (checkpoint {find_checkpoint(parent).hash[:10]}), trained at 24 tokens" in out
     assert "train_length: 24 → 48" in out and "model.position.scaling: none → yarn" in out
     assert not (tmp_path / "runs").exists()
+
+
+def test_extension_of_padded_vocabulary_keeps_its_rows(parent, tmp_path, monkeypatch):
+    """The embedding has 270 rows and the tokenizer 258 ids."""
+    whole = load(parent)
+    model = Transformer(whole.settings.model, 270, 24).initialize(3)
+    extra = {"vocab_size": 270, "data": about(parent)["data"], "data_hash": about(parent)["data_hash"]}
+    padded = create_run(tmp_path / "padded", whole.settings, whole.tokenizer, ["test"], extra)
+    save_checkpoint(padded, 12, model, state={"tokens": 2304})
+    assert load(padded).model.vocab_size == 270
+    folder = tmp_path / "longer"
+    for _ in range(2):  # the second call resumes it
+        assert trained(monkeypatch, f"parent.run={padded}", *LONGER, "--run-dir", folder) == 0
+    assert about(folder)["vocab_size"] == 270 and load(folder).model.vocab_size == 270
+    with pytest.raises(TrainingError, match=r"258 ids .* 250 rows"):
+        create_run(tmp_path / "small", whole.settings, whole.tokenizer, ["test"], {"vocab_size": 250})
 
 
 def test_parameter_free_scheme_change_skips_comparison(parent, tmp_path, monkeypatch):
