@@ -33,6 +33,18 @@ def _pick(x: Tensor, index: Tensor, dim: int) -> Tensor:
     return x.gather(dim, index.view(shape).expand(size))
 
 
+def _selected(positions: TokenPositions | None, rows: Tensor) -> TokenPositions | None:
+    """The positions of these rows; those that apply to all rows stay as they are."""
+    if positions is None or (len(positions.order) == 1 and len(positions.lengths) == 1):
+        return positions
+    lengths = positions.lengths
+    if len(lengths) > 1:
+        lengths = tuple(lengths[row] for row in rows.tolist())
+    if len(positions.order) == 1:
+        return replace(positions, lengths=lengths)
+    return positions.map(lambda x: x.index_select(0, rows.to(x.device)), lengths=lengths)
+
+
 @dataclass(frozen=True)
 class CacheStep:
     """How the layers of one kind store the keys of one pass.
@@ -59,11 +71,17 @@ class CacheIndex:
 
     def __init__(self, capacity: int, window: int | None, sinks: int):
         self.window, self.sinks = window, sinks
-        # Later queries attend to window − 1 + sinks keys; twice that makes compaction rare.
-        self.slots = capacity if window is None else min(capacity, 2 * window + sinks)
-        self.capacity, self.step = capacity, CacheStep(None, 0, None)
+        self.step = CacheStep(None, 0, None)
         self.positions: TokenPositions | None = None
         self._filled = 0
+        self.grow(capacity)
+
+    def grow(self, capacity: int) -> None:
+        """Set the capacity; keys stay where they are."""
+        # Later queries attend to window − 1 + sinks keys; twice that makes compaction rare.
+        window = self.window
+        self.slots = capacity if window is None else min(capacity, 2 * window + self.sinks)
+        self.capacity = capacity
 
     def advance(self, new: TokenPositions) -> TokenPositions:
         """Add the new tokens; returns the positions of all keys of the pass."""
@@ -149,6 +167,11 @@ class LayerCache:
         """Append the extras (B, T, E) of the new tokens; returns those of all keys (B, S, E)."""
         return self._append("extras", new[:, None])[:, 0]
 
+    def select_rows(self, rows: Tensor) -> None:
+        """Keep these rows of all buffers, in this order."""
+        for name, buffer in self._buffers.items():
+            self._buffers[name] = buffer.index_select(0, rows.to(buffer.device))
+
     def _append(self, name: str, x: Tensor) -> Tensor:
         step, count = self.index.step, x.shape[2]
         if name not in self._buffers:
@@ -157,6 +180,10 @@ class LayerCache:
             self._buffers[name] = x.new_empty(shape)
             self._filled[name] = 0
         buffer = self._buffers[name]
+        if buffer.shape[2] < self.index.slots:  # the cache has grown
+            larger = buffer.new_empty(*buffer.shape[:2], self.index.slots, buffer.shape[3])
+            larger[:, :, : buffer.shape[2]] = buffer
+            buffer = self._buffers[name] = larger
         if step.kept is not None:
             stays = _pick(buffer[:, :, : self._filled[name]], step.kept, 2)
             buffer[:, :, : step.start] = stays
@@ -198,6 +225,16 @@ class LinearLayerCache:
     def __init__(self):
         self.sums: LinearState | None = None
 
+    def select_rows(self, rows: Tensor) -> None:
+        """Keep these rows of the state, in this order."""
+        if self.sums is not None:
+            rows = rows.to(self.sums.values.device)
+            values, keys = (x.index_select(0, rows) for x in (self.sums.values, self.sums.keys))
+            document = self.sums.document
+            if document is not None and len(document) > 1:
+                document = document.index_select(0, rows)
+            self.sums = LinearState(values, keys, document)
+
     def keep(self, sums: LinearState) -> None:
         """Store a copy: `sums` may be a view of the sums of all chunks of a pass."""
         document = None if sums.document is None else sums.document.clone()
@@ -232,6 +269,21 @@ class Cache:
         self._kinds = list(s.kinds)
         self._depends_on_length = model.depends_on_length
         self._last: TokenPositions | None = None
+
+    def grow(self, capacity: int) -> None:
+        """Raise the capacity to this number of tokens per row."""
+        self.capacity = capacity
+        for index in self._indices.values():
+            index.grow(capacity)
+
+    def select_rows(self, rows: Tensor) -> None:
+        """Keep these rows, in this order; a row may occur several times, as in beam search."""
+        self.batch = len(rows)
+        for layer in self.layers:
+            layer.select_rows(rows)
+        for index in self._indices.values():
+            index.positions = _selected(index.positions, rows)
+        self._last = _selected(self._last, rows)
 
     def advance(self, new: TokenPositions) -> dict[str, TokenPositions]:
         """Add the tokens of the next pass; returns the positions of all keys by layer kind (with linear

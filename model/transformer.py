@@ -79,7 +79,7 @@ class Transformer(nn.Module):
         super().__init__()
         s = self.settings = settings
         self.vocab_size, self.train_length = vocab_size, train_length
-        self._original_length = original_length or train_length
+        self.original_length = original_length or train_length
         self.embed = nn.Embedding(vocab_size, s.dim)
         # One instance per layer kind, or per layer if each layer has its own parameters.
         self._scheme_of_layer = [
@@ -95,7 +95,7 @@ class Transformer(nn.Module):
     def _make_schemes(self, s: ModelSettings) -> nn.ModuleDict:
         """New scheme instances by name."""
         geometry = HeadGeometry(
-            s.dim, s.heads, s.head_dim, self.train_length, self._original_length, s.kv_heads
+            s.dim, s.heads, s.head_dim, self.train_length, self.original_length, s.kv_heads
         )
         made = nn.ModuleDict()
         for name, kind in self._kind_of.items():
@@ -214,7 +214,7 @@ class Transformer(nn.Module):
             tables = {name: scheme.tables(positions, dtype) for name, scheme in self.schemes.items()}
         factors = {
             kind: choice.temperature.query_factors(
-                positions, choice.max_visible, self._original_length, dtype
+                positions, choice.max_visible, self.original_length, dtype
             )
             for kind, choice in self.settings.kinds.items()
         }
