@@ -213,9 +213,7 @@ class Transformer(nn.Module):
         with _trainable():
             tables = {name: scheme.tables(positions, dtype) for name, scheme in self.schemes.items()}
         factors = {
-            kind: choice.temperature.query_factors(
-                positions, choice.max_visible, self.original_length, dtype
-            )
+            kind: choice.temperature.query_factors(positions, choice.max_visible, self.original_length, dtype)
             for kind, choice in self.settings.kinds.items()
         }
         keep = tokens.shape[1] if keep is None else keep

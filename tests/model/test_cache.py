@@ -61,3 +61,44 @@ def test_a_full_cache_has_the_declared_key_features(case):
         for x in (layer_cache._buffers["k"], layer_cache._buffers["v"])
     )
     assert held == model.cached_per_token
+
+
+GROWING = ["rope", "rope-window", "none-sinks", "fox", "pattern-alibi"]
+
+
+@pytest.mark.parametrize("case", GROWING)
+@pytest.mark.parametrize("layout", ["plain", "ragged"])
+@torch.no_grad()
+def test_a_cache_grows_while_it_is_used(case, layout):
+    model, tokens = build(case), ids(2, T)
+    counts = [T, T - 3]
+    whole = TokenPositions.plain(T) if layout == "plain" else TokenPositions.left_padded(counts, T)
+    expected, cache, parts = model(tokens, whole), Cache(model, 2, 4), []
+    for start, stop in ((0, 4), (4, 7), (7, 8), (8, T)):
+        if stop > cache.capacity:
+            cache.grow(stop)
+        parts.append(model(tokens[:, start:stop], whole.part(start, stop, reach=stop), cache=cache))
+    found = torch.cat(parts, 1)
+    for row, count in enumerate([T, T] if layout == "plain" else counts):
+        torch.testing.assert_close(found[row, -count:], expected[row, -count:], rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("case", [*GROWING, "linear"])
+@pytest.mark.parametrize("layout", ["plain", "ragged"])
+@torch.no_grad()
+def test_selected_rows_of_a_cache(case, layout):
+    """Rows are repeated and reordered, as in beam search, and continue as if they had always been there."""
+    options = {"mixer": {"name": "linear", "chunk": 4}} if case == "linear" else {}
+    model, tokens = build("rope" if case == "linear" else case, **options), ids(3, T)
+    counts, rows = [T, T - 3, T - 1], torch.tensor([2, 0, 2, 1])
+
+    def positions(counts: list[int]) -> TokenPositions:
+        return TokenPositions.plain(T) if layout == "plain" else TokenPositions.left_padded(counts, T)
+
+    cache, half = Cache(model, 3, T), T - 5
+    model(tokens[:, :half], positions(counts).part(0, half, reach=half), cache=cache)
+    cache.select_rows(rows)
+    after = positions([counts[row] for row in rows.tolist()]).part(half, T, reach=T)
+    found = model(tokens[rows, half:], after, cache=cache)
+    expected = model(tokens, positions(counts))[rows, half:]
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)

@@ -1,0 +1,193 @@
+"""Which class of transformers represents a model exactly, and why none does.
+
+A model has requirements, such as a window in some layers; a class qualifies if it supports them all. Models
+without such a class are exported with a generated modeling file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from interop.export.rope import RopeTable, rope_table
+from model import LinearMixer, Transformer
+from model.position import PositionSettings
+from model.position.temperature import FixedTemperature, HeadTemperature, Ministral3Temperature, NoTemperature
+
+# What transformers' decoders with RMSNorm and SwiGLU can and cannot do with each scheme.
+FREQUENCIES, NO_POSITIONS = "a rotation by fixed frequencies", "no positions"
+EMBEDDED = "adds positions to token embeddings"
+BIASED = "adds a bias to the logits"
+CONTENT = "computes positions from the layer input"
+SCHEME_KINDS: dict[str, str] = {
+    "none": NO_POSITIONS,
+    **dict.fromkeys(("rope", "p_rope", "he_xu", "learned_rope"), FREQUENCIES),
+    **dict.fromkeys(("integer", "unit_interval", "binary", "sine", "sinusoidal", "learned"), EMBEDDED),
+    **dict.fromkeys(("alibi", "t5", "kerple", "sandwich", "fire"), BIASED),
+    **dict.fromkeys(("fox", "path", "selective_rope", "carope"), CONTENT),
+    "xpos": "scales rotated queries and keys by position",
+    "fope": "mixes frequencies in each head",
+    "pope": "caches polar keys of twice the width",
+    "hyperbolic": "decays features with distance",
+    "cope": "counts positions by gates of query and key",
+    "shaw": "adds vectors of the distance to the keys",
+    "transformer_xl": "adds projected sinusoids of the distance to the logits",
+    "dape": "adds a network of logits and biases",
+    "stick_breaking": "replaces the softmax",
+}
+
+
+class NotRepresentable(Exception):
+    """No class of transformers has this part of a model; the message is the reason."""
+
+
+@dataclass(frozen=True)
+class ModelClass:
+    """A model_type of transformers, for preference in the order of CLASSES.
+
+    Attributes:
+        supports: requirements that it can meet.
+        requires: requirements without which it computes something else.
+    """
+
+    supports: frozenset[str] = frozenset()
+    requires: frozenset[str] = frozenset()
+
+
+def _class(supports: Iterable[str] = (), requires: Iterable[str] = ()) -> ModelClass:
+    return ModelClass(frozenset(supports) | frozenset(requires), frozenset(requires))
+
+
+# Requirements, as they are named in messages.
+SCALED = "frequencies other than those of a base"
+PARTIAL = "partial rotation"
+NOPE = "layers without positions"
+WINDOW, WINDOWS = "a window", "windows in some layers"
+BASES = "several rotary bases"
+SINK = "sink logits"
+TEMPERATURE = "Ministral 3's temperature"
+QK_NORM, JOINT_NORM = "QK-norm", "norms of outputs and of all heads together"
+QKV_BIAS, ALL_BIASES, MLP_BIAS = "biases of q, k and v", "biases of all attention projections", "MLP biases"
+MULTIPLIERS = "Granite's multipliers"
+UNEVEN = "a width that is not a multiple of the heads"  # refused by LlamaConfig alone
+
+CLASSES: dict[str, ModelClass] = {
+    "llama": _class((SCALED, ALL_BIASES, MLP_BIAS)),
+    "mistral": _class((SCALED, WINDOW, UNEVEN)),
+    "qwen3": _class((SCALED, WINDOW, WINDOWS, ALL_BIASES, UNEVEN), (QK_NORM,)),
+    "qwen2": _class((SCALED, WINDOW, WINDOWS, UNEVEN), (QKV_BIAS,)),
+    "phi3": _class((SCALED, WINDOW, UNEVEN), (PARTIAL,)),
+    "smollm3": _class((SCALED, WINDOW, WINDOWS, NOPE, ALL_BIASES, MLP_BIAS, UNEVEN)),
+    "ministral3": _class((SCALED, WINDOW, UNEVEN), (TEMPERATURE,)),
+    "granite": _class((SCALED, ALL_BIASES, MLP_BIAS, UNEVEN), (MULTIPLIERS,)),
+    "granite_swa": _class(
+        (SCALED, WINDOW, WINDOWS, NOPE, BASES, SINK, MULTIPLIERS, ALL_BIASES, MLP_BIAS, UNEVEN)
+    ),
+    "olmo2": _class((SCALED, ALL_BIASES, UNEVEN), (JOINT_NORM,)),
+    "olmo3": _class((SCALED, ALL_BIASES, WINDOW, WINDOWS, UNEVEN), (JOINT_NORM,)),
+}
+
+
+@dataclass(frozen=True)
+class ClassChoice:
+    """The class that represents a model.
+
+    Attributes:
+        model_type: None for a generated modeling file.
+        reason: the requirements that it meets, or what no class has.
+        tables: the rotation of each layer; None without positions. Empty for a generated file.
+    """
+
+    model_type: str | None
+    reason: str
+    tables: tuple[RopeTable | None, ...] = ()
+
+
+def choose_class(model: Transformer) -> ClassChoice:
+    """The class of transformers that represents a model exactly."""
+    try:
+        tables = tuple(_table(model, kind) for kind in model.settings.layer_kinds)
+        needed = _requirements(model, tables)
+    except NotRepresentable as reason:
+        return ClassChoice(None, str(reason))
+    for model_type, candidate in CLASSES.items():
+        if candidate.requires <= needed <= candidate.supports:
+            return ClassChoice(model_type, ", ".join(sorted(needed)) or "a plain Llama", tables)
+    return ClassChoice(None, f"no class combines {', '.join(sorted(needed))}")
+
+
+def _table(model: Transformer, kind: str) -> RopeTable | None:
+    choice = model.settings.kinds[kind]
+    found = SCHEME_KINDS[choice.name]
+    if found == NO_POSITIONS:
+        return None
+    if found != FREQUENCIES:
+        raise NotRepresentable(f"{choice.name} {found}")
+    if choice.per_layer:
+        raise NotRepresentable(f"{choice.name} has frequencies of its own in each layer")
+    table = rope_table(model.schemes[kind])
+    if isinstance(table, str):
+        raise NotRepresentable(table)
+    return table if any(table.frequencies) else None
+
+
+def _requirements(model: Transformer, tables: tuple[RopeTable | None, ...]) -> set[str]:
+    s = model.settings
+    kinds = [s.kinds[kind] for kind in s.layer_kinds]
+    if isinstance(s.mixer, LinearMixer):
+        raise NotRepresentable("linear attention with positions")
+    if s.logit_softcap is not None:
+        raise NotRepresentable("a softcap of the output logits")
+    for choice in kinds:
+        if choice.sinks:
+            raise NotRepresentable("sink tokens outside the window")
+    needed = {_temperature(choice, bool(s.qk_norm)) for choice in kinds}
+    if len(needed) > 1:
+        raise NotRepresentable("temperatures in some layers")
+    rotations = [table for table in tables if table is not None]
+    windows = [choice.window for choice in kinds]
+    if len({window for window in windows if window}) > 1:
+        raise NotRepresentable("windows of several sizes")
+    bases = {(table.theta, *table.frequencies) for table in rotations}
+    if len(bases) > 1 and any(table.is_scaled for table in rotations):
+        raise NotRepresentable("several frequency tables")
+    is_partial = any(2 * len(table.frequencies) < s.head_dim for table in rotations)
+    if is_partial and s.head_dim != s.dim // s.heads and any(table.is_scaled for table in rotations):
+        raise NotRepresentable("scaled partial rotation of heads of another size than width / heads")
+    met = {
+        SCALED: any(table.is_scaled for table in rotations),
+        PARTIAL: is_partial,
+        NOPE: len(rotations) < len(tables),
+        WINDOW: all(windows),
+        WINDOWS: any(windows) and not all(windows),
+        BASES: len(bases) > 1,
+        SINK: any(choice.sink_logit != "none" for choice in kinds),
+        QK_NORM: s.qk_norm is True and s.norm_placement == "input",
+        JOINT_NORM: s.qk_norm == "all_heads" and s.norm_placement == "output",
+        QKV_BIAS: s.attention_bias == "qkv",
+        ALL_BIASES: s.attention_bias == "all",
+        MLP_BIAS: s.mlp_bias,
+        UNEVEN: s.dim % s.heads != 0,
+        MULTIPLIERS: s.attention_multiplier is not None
+        or any(x != 1 for x in (s.embedding_multiplier, s.residual_multiplier, s.logit_divisor)),
+    }
+    if (bool(s.qk_norm), s.norm_placement == "output") not in (
+        (False, False),
+        (met[QK_NORM], False),
+        (met[JOINT_NORM], True),
+    ):
+        raise NotRepresentable(f"qk_norm {s.qk_norm} with norms of the {s.norm_placement}")
+    return {name for name, is_met in met.items() if is_met} | (needed - {""})
+
+
+def _temperature(choice: PositionSettings, has_norm: bool) -> str:
+    """TEMPERATURE, or "" for a factor that the projection of queries absorbs."""
+    temperature = choice.temperature
+    if isinstance(temperature, Ministral3Temperature):
+        return TEMPERATURE
+    by_head = isinstance(temperature, HeadTemperature) or temperature.by_head is not None
+    if isinstance(temperature, NoTemperature | FixedTemperature | HeadTemperature) and not (
+        by_head and has_norm
+    ):
+        return ""
+    raise NotRepresentable(f"temperature {temperature.name}" + (" with QK-norm" if by_head else ""))

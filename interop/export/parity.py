@@ -1,0 +1,124 @@
+"""Logits of an exported folder, loaded by transformers, compared with ours."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from errors import InteropError
+from interop.export import generated
+from interop.extras import load_extra
+from model import Cache, TokenPositions, Transformer
+
+CHUNK = 1024  # tokens per pass beyond it, which bounds the memory of masks and logits
+MULTIPLES = (1, 4, 16)  # of the trained length
+
+
+@dataclass(frozen=True)
+class Parity:
+    """The comparison at one length.
+
+    Attributes:
+        length: tokens.
+        difference: largest absolute difference of a logit.
+        tolerance: the largest that is accepted.
+    """
+
+    length: int
+    difference: float
+    tolerance: float
+
+    @property
+    def is_met(self) -> bool:
+        return self.difference <= self.tolerance  # False for NaN
+
+
+def parity_lengths(model: Transformer, multiples: Sequence[int] = MULTIPLES) -> list[int]:
+    """The multiples of the trained length, up to the longest input of the scheme."""
+    limit = model.limit or sys.maxsize
+    return sorted({min(multiple * model.train_length, limit) for multiple in multiples})
+
+
+def tolerance(length: int, model_type: str | None, largest: float) -> float:
+    """The largest accepted difference of logits in float32.
+
+    The generated file has our operations. The classes of transformers compute angles in float32, with errors
+    that are proportional to the position: ours are rounded from float64.
+
+    Args:
+        largest: the largest absolute logit; errors are relative to it where it exceeds 1.
+    """
+    scale = max(1.0, largest)
+    return 1e-5 * scale if model_type is None else (1e-5 + 5e-7 * length) * scale
+
+
+def measure(
+    model: Transformer, folder: Path, model_type: str | None, lengths: Sequence[int]
+) -> Iterator[Parity]:
+    """Compare logits of random tokens, in float32 on the CPU.
+
+    Args:
+        model: in float32, in evaluation mode.
+        model_type: None for a generated modeling file.
+
+    Raises:
+        InteropError: transformers cannot load the folder, or some weights are missing or left over.
+    """
+    with _loaded(folder, model_type) as theirs:
+        for length in lengths:
+            yield _compared(model, theirs, model_type, length)
+
+
+@contextmanager
+def _loaded(folder: Path, model_type: str | None) -> Iterator[Any]:
+    transformers = load_extra("transformers")
+    load, module = transformers.AutoModelForCausalLM, None
+    if model_type is None:
+        # Our own file, loaded directly: transformers would copy it to the user's cache.
+        spec = importlib.util.spec_from_file_location(generated.MODULE, folder / f"{generated.MODULE}.py")
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[generated.MODULE] = module  # dataclasses look it up
+        spec.loader.exec_module(module)
+        load = module.SextantForCausalLM
+    try:
+        theirs, info = load.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+        wrong = {key: sorted(names) for key, names in info.items() if names and key != "error_msgs"}
+        if wrong:
+            raise InteropError(f"transformers does not load all weights of {folder}: {wrong}")
+        yield theirs.eval()
+    finally:
+        if module is not None:
+            del sys.modules[generated.MODULE]
+
+
+@torch.no_grad()
+def _compared(model: Transformer, theirs: Any, model_type: str | None, length: int) -> Parity:
+    generator = torch.Generator().manual_seed(length)
+    ids = torch.randint(0, model.vocab_size, (1, length), generator=generator)
+    # Frequencies that follow the length would leave keys of other frequencies in transformers' cache.
+    size = length if model.depends_on_length and model_type else CHUNK
+    cache, positions = Cache(model, 1, length), TokenPositions.plain(length)
+    past = None if model_type else sys.modules[generated.MODULE].SextantCache(theirs, length)
+    difference = largest = 0.0
+    for start in range(0, length, size):
+        stop = min(start + size, length)
+        part = ids[:, start:stop]
+        ours = model(part, positions.part(start, stop, reach=stop), cache=cache)
+        found = theirs(part, past_key_values=past, use_cache=True)
+        past = found.past_key_values
+        difference = max(difference, _largest(found.logits - ours))
+        largest = max(largest, _largest(ours))
+    return Parity(length, difference, tolerance(length, model_type, largest))
+
+
+def _largest(x: Tensor) -> float:
+    return float(x.abs().max())

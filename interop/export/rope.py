@@ -1,0 +1,144 @@
+"""Rotations by fixed frequencies as transformers' `rope_parameters`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from model.position import PositionalScheme
+from model.position.remap import NoRemap
+from model.position.scaling import (
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongRoPEScaling,
+    NoScaling,
+    Scaling,
+    YaRNScaling,
+    plain_frequencies,
+    ramp_ends,
+)
+from model.position.schemes.learned_rope import LearnedRope
+from model.position.schemes.rope import Rope, RopeSettings
+
+STILL = 1e30  # divisor of the frequency of a pair that is not rotated: sin(n·θ) is below 1e-23 for any n
+
+
+@dataclass(frozen=True)
+class RopeTable:
+    """The rotation of a layer.
+
+    Attributes:
+        theta: base b.
+        frequencies: of each pair, in radians per token.
+        amplitude: factor on cos and sin.
+        layout: `half` or `interleaved`.
+        native: `rope_parameters` of the same rotation, without the base, where transformers has its kind.
+    """
+
+    theta: float
+    frequencies: tuple[float, ...]
+    amplitude: float
+    layout: str
+    native: tuple[tuple[str, Any], ...] | None
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether the frequencies are not b^(−2k/r)."""
+        return self.native != _default()
+
+    def parameters(self, original_length: int, native: bool = True) -> dict[str, Any]:
+        """`rope_parameters`; what has no kind in transformers, or with `native` false every scaled table, is
+        LongRoPE with one list of divisors for all lengths."""
+        found: dict[str, Any] = {"rope_theta": self.theta}
+        if self.native is not None and (native or not self.is_scaled):
+            return found | dict(self.native)
+        plain = plain_frequencies(self.theta, 2 * len(self.frequencies)).tolist()
+        divisors = [a / b if b else STILL for a, b in zip(plain, self.frequencies, strict=True)]
+        return found | {
+            "rope_type": "longrope",
+            "short_factor": divisors,
+            "long_factor": divisors,
+            "factor": 1.0,
+            "attention_factor": float(self.amplitude),
+            "original_max_position_embeddings": original_length,
+        }
+
+
+def _default() -> tuple[tuple[str, Any], ...]:
+    return (("rope_type", "default"),)
+
+
+def rope_table(scheme: PositionalScheme) -> RopeTable | str:
+    """The rotation of a scheme with fixed frequencies, or the reason why it is none."""
+    if isinstance(scheme, LearnedRope):
+        frequencies = tuple(scheme.frequencies().detach().double().tolist())
+        return RopeTable(scheme.settings.theta, frequencies, 1.0, scheme.settings.layout, None)
+    assert isinstance(scheme, Rope)
+    settings, geometry = scheme.settings, scheme.geometry
+    scaling = settings.scaling
+    if not isinstance(settings.remap, NoRemap):
+        return f"remap {settings.remap.name} treats pairs differently by distance"
+    if scaling.untouched:
+        return "scaling.first keeps the frequencies of the first positions"
+    native = _native(scaling, scheme) if isinstance(settings, RopeSettings) else None
+    if settings.resonance:
+        native = None
+    if scaling.depends_on_length and native is None:
+        return f"scaling {scaling.name} depends on the declared length"
+    frequencies, amplitude = scheme.frequencies(scheme.stretch(geometry.original_length))
+    return RopeTable(settings.theta, tuple(frequencies.tolist()), amplitude, settings.layout, native)
+
+
+def _native(scaling: Scaling, scheme: Rope) -> tuple[tuple[str, Any], ...] | None:
+    """transformers' parameters of a scaling method, or None if it has no such kind."""
+    length, train_length = scheme.geometry.original_length, scheme.geometry.train_length
+    if isinstance(scaling, NoScaling):
+        return _default()
+    if isinstance(scaling, DynamicScaling):
+        # L0 is max_position_embeddings.
+        return _items("dynamic", factor=scaling.factor) if length == train_length else None
+    if isinstance(scaling, LongRoPEScaling):
+        return _longrope(scaling, scheme)
+    if scaling.depends_on_length:
+        return None
+    stretch = scheme.stretch(length)
+    if isinstance(scaling, LinearScaling):
+        return _items("linear", factor=stretch)
+    original = {"original_max_position_embeddings": length}
+    if isinstance(scaling, Llama3Scaling):
+        low, high = scaling.low_freq_factor, scaling.high_freq_factor
+        return _items("llama3", factor=stretch, low_freq_factor=low, high_freq_factor=high, **original)
+    if isinstance(scaling, YaRNScaling) and scaling.ramp == "dim":
+        low, high = ramp_ends(scheme.spectrum(), length, scaling.beta_fast, scaling.beta_slow)
+        if high <= 0 or low > scheme.dims - 1:  # transformers reverses the ramp
+            return None
+        return _items(
+            "yarn",
+            factor=stretch,
+            beta_fast=scaling.beta_fast,
+            beta_slow=scaling.beta_slow,
+            truncate=scaling.truncate,
+            attention_factor=float(scheme.frequencies(stretch)[1]),
+            **original,
+        )
+    return None
+
+
+def _longrope(scaling: LongRoPEScaling, scheme: Rope) -> tuple[tuple[str, Any], ...] | None:
+    length = scheme.geometry.original_length
+    short, long = (scheme.frequencies(s)[1] for s in (1.0, 2.0))
+    if short != long:  # an amplitude that follows the length
+        return None
+    return _items(
+        "longrope",
+        factor=1.0 if scaling.factor == "auto" else float(scaling.factor),
+        short_factor=scaling.short_factor or [1.0] * (scheme.dims // 2),
+        long_factor=scaling.long_factor,
+        attention_factor=float(short),
+        original_max_position_embeddings=length,
+    )
+
+
+def _items(rope_type: str, **parameters: Any) -> tuple[tuple[str, Any], ...]:
+    return (("rope_type", rope_type), *parameters.items())

@@ -1,0 +1,80 @@
+"""Exported models with what they must reproduce, and the process that checks it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from interop.export.classes import ClassChoice, choose_class
+from interop.export.files import write_model
+from model import TokenPositions, Transformer
+from model.sampling import Generation, SamplingParams
+
+CONTROLS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+LENGTH, PROMPT, NEW, PADDING = 19, 6, 9, 2  # tokens, beyond the trained length of the zoo
+
+
+def greedy(model: Transformer, prompts: list[list[int]], tokens: int) -> list[list[int]]:
+    steps = list(Generation(model, prompts, tokens, SamplingParams(temperature=0)))
+    return [[int(step[row]) for step in steps] for row in range(len(prompts))]
+
+
+def write(model: Transformer, folder: Path, choice: ClassChoice | None = None) -> ClassChoice:
+    """Export a float32 model with logits and greedy tokens of two rows; the second may be padded."""
+    folder.mkdir()
+    choice = choice or choose_class(model)
+    write_model(model, choice, folder, CONTROLS)
+    length = min(LENGTH, model.limit or LENGTH)
+    new = min(NEW, length - PROMPT)
+    ids = torch.randint(0, model.vocab_size, (2, length), generator=torch.Generator().manual_seed(5))
+    mask = torch.ones_like(ids)
+    mask[1, :PADDING] = 0
+    with torch.no_grad():
+        plain = model(ids, TokenPositions.plain(length))
+        padded = model(ids, TokenPositions.left_padded([length, length - PADDING], length))
+    rows = [ids[0, :PROMPT].tolist(), ids[1, :PROMPT].tolist()]
+    ragged = greedy(model, [rows[0], rows[1][PADDING:]], new)
+    reference = {
+        "ids": ids,
+        "mask": mask,
+        "prompt": torch.tensor(PROMPT),
+        "plain": plain,
+        "padded": padded,
+        "greedy": torch.tensor(greedy(model, rows, new)),
+        "ragged": torch.tensor(ragged),
+    }
+    save_file(reference, folder / "reference.safetensors")
+    return choice
+
+
+def load_in_fresh_process(root: Path) -> dict[str, dict]:
+    """What transformers finds for each folder of `root`, in a process that does not have this repository."""
+    script = Path(__file__).with_name("fresh_process.py").read_text(encoding="utf-8")
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    environment |= {"HF_HOME": str(root.parent / "hf"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", script, str(root)],
+        cwd=root.parent,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def check(found: dict, folder: Path, *, atol: float) -> None:
+    """Check one result of `load_in_fresh_process`."""
+    reference = load_file(folder / "reference.safetensors")
+    name = folder.name
+    assert found["wrong_weights"] == [], name
+    figures = {key: found[key] for key in ("plain", "padded", "last", "loss")}
+    assert all(value <= atol for value in figures.values()), (name, figures)
+    for key in ("greedy", "ragged"):
+        assert found[key] == reference[key].tolist(), (name, key)

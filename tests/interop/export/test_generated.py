@@ -1,0 +1,203 @@
+"""Models with a generated modeling file, loaded where this repository is not on the path."""
+
+import ast
+import sys
+
+import pytest
+import torch
+
+from errors import ModelError
+from interop.export import generated
+from interop.export.bundle import Registry, bundle
+from interop.export.classes import SCHEME_KINDS, ClassChoice, choose_class
+from interop.export.modeling import SextantConfig, SextantForCausalLM
+from model import SCHEMES, TokenPositions, Transformer
+from tests.interop.export.exported import check, load_in_fresh_process, write
+from tests.model.zoo import CASES, TRAIN, V, build, settings_of
+
+GENERATED = ClassChoice(None, "")
+# Ways in which a scheme acts on attention and on the cache.
+QUICK = [
+    "alibi-auto",  # bias by distance and declared length
+    "fox-rotary",  # extras in the cache, settings created by the scheme
+    "learned",  # a limit
+    "rope-streaming",  # sinks, a remap with several views
+    "pattern-fire",  # kinds with and without a window, a bias per pair
+]
+
+
+def trained(position: dict, steps: int = 20, **keys) -> Transformer:
+    """A model after a few steps on one batch, so that no parameter has its initial value."""
+    torch.manual_seed(0)
+    model = Transformer(settings_of(position, **keys), V, TRAIN).initialize(0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    text = torch.randint(0, V, (4, TRAIN + 1), generator=torch.Generator().manual_seed(1))
+    for _ in range(steps):
+        loss = model(text[:, :-1], TokenPositions.plain(TRAIN), text[:, 1:]).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return model.eval()
+
+
+def test_generated_models_in_a_fresh_process(tmp_path):
+    root = tmp_path / "models"
+    root.mkdir()
+    models = {case: build(case, dtype=torch.float32) for case in QUICK}
+    linear = {"mixer": {"name": "linear", "chunk": 4}}
+    models["linear"] = build({"name": "sinusoidal"}, dtype=torch.float32, tie_embeddings=True, **linear)
+    models["capped"] = build(
+        {"name": "alibi"}, dtype=torch.float32, logit_softcap=3.0, mup={"base_dim": 7}, qk_norm=True
+    )
+    for name, model in models.items():
+        assert write(model, root / name, GENERATED) == GENERATED
+    found = load_in_fresh_process(root)
+    assert found.keys() == models.keys()
+    for name in models:
+        assert found[name]["class"] == "SextantForCausalLM"
+        check(found[name], root / name, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_every_scheme_after_20_steps(tmp_path):
+    """Every scheme of the registry by the class that its export uses, and by the generated file."""
+    root = tmp_path / "models"
+    root.mkdir()
+    choices = {}
+    for name in SCHEMES:
+        model = trained({"name": name})
+        choices[name] = write(model, root / name)
+        choices[f"{name}-generated"] = write(model, root / f"{name}-generated", GENERATED)
+    for form in ("numerator", "cosine"):
+        model = trained({"name": "rope"}, mixer={"name": "linear", "form": form})
+        choices[f"linear-{form}"] = write(model, root / f"linear-{form}")
+    found = load_in_fresh_process(root)
+    assert found.keys() == choices.keys()
+    for name, choice in choices.items():
+        check(found[name], root / name, atol=1e-5 if choice.model_type is None else 1e-4)
+
+
+@pytest.mark.slow
+def test_every_case_in_a_fresh_process(tmp_path):
+    """Windows, patterns, remaps and scaling methods of every scheme."""
+    root = tmp_path / "models"
+    root.mkdir()
+    models = {case: build(case, dtype=torch.float32) for case in CASES}
+    for case, model in models.items():
+        write(model, root / case, GENERATED)
+    found = load_in_fresh_process(root)
+    for case in models:
+        check(found[case], root / case, atol=1e-5)
+
+
+def test_every_scheme_is_classified():
+    assert SCHEME_KINDS.keys() == SCHEMES.keys()
+
+
+def test_the_generated_file_imports_only_installed_packages():
+    """And contains only the schemes that the model needs."""
+    source = generated.source(settings_of(CASES["alibi"]))
+    tree = ast.parse(source)
+    imported = {
+        (node.module if isinstance(node, ast.ImportFrom) else node.names[0].name).split(".")[0]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+    }
+    assert imported - sys.stdlib_module_names == {"torch", "transformers"}
+    classes = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
+    assert {"Alibi", "AlibiSettings", "SextantForCausalLM"} <= classes
+    assert not {"Rope", "T5", "LinearAttention", "YaRNScaling"} & classes
+
+
+def test_names_are_unique_in_the_model_code():
+    """A model may combine any schemes: their definitions share one file."""
+    keys = frozenset(SCHEMES)
+    source = bundle(
+        [("model.position.registry", "SCHEMES"), (generated.WRAPPER, "SextantForCausalLM")],
+        registries=[Registry("SCHEMES", keys), Registry("MIXERS", frozenset({"attention", "linear"}))],
+        whole=[generated.WRAPPER],
+    )
+    names = [n.name for n in ast.parse(source).body if isinstance(n, ast.ClassDef | ast.FunctionDef)]
+    assert len(names) == len(set(names))
+    assert {scheme.__name__ for _, scheme in SCHEMES.values()} <= set(names)
+
+
+@pytest.fixture
+def wrapper():
+    """The wrapper of the generated file, with the model code of this repository."""
+    model = build("alibi", dtype=torch.float32)
+    found = SextantForCausalLM(SextantConfig(**generated.config(model)))
+    found.model.load_state_dict(model.state_dict())
+    return found.eval()
+
+
+@torch.no_grad()
+def test_a_cache_of_unknown_length_grows(wrapper):
+    ids = torch.randint(0, V, (2, 600), generator=torch.Generator().manual_seed(2))
+    whole, past = wrapper(ids).logits, None
+    parts = []
+    for start in range(0, 600, 150):
+        out = wrapper(ids[:, start : start + 150], past_key_values=past, use_cache=True)
+        past = out.past_key_values
+        parts.append(out.logits)
+    assert past.get_seq_length() == 600
+    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+def test_beam_search_with_and_without_a_cache(wrapper):
+    ids = torch.randint(0, V, (2, 5), generator=torch.Generator().manual_seed(4))
+    mask = torch.ones_like(ids)
+    mask[1, :2] = 0
+    for attention_mask in (None, mask):
+        options = {"attention_mask": attention_mask, "num_beams": 3, "max_new_tokens": 6, "pad_token_id": 0}
+        cached, recomputed = (wrapper.generate(ids, use_cache=c, **options) for c in (True, False))
+        assert cached.tolist() == recomputed.tolist()
+
+
+@torch.no_grad()
+def test_right_padding_does_not_change_logits(wrapper):
+    ids = torch.randint(0, V, (2, 12), generator=torch.Generator().manual_seed(3))
+    mask = torch.ones_like(ids)
+    mask[1, 8:] = 0
+    found = wrapper(ids, attention_mask=mask).logits[1, :8]
+    torch.testing.assert_close(found, wrapper(ids[1:, :8]).logits[0], rtol=0, atol=1e-6)
+
+
+def test_unsupported_inputs_are_refused(wrapper):
+    ids = torch.arange(6)[None]
+    for options in (
+        {"inputs_embeds": torch.zeros(1, 6, 28)},
+        {"position_ids": torch.arange(6)[None] + 1},
+        {"output_attentions": True},
+        {"past_key_values": object()},
+        {"attention_mask": torch.ones(1, 5)},
+    ):
+        with pytest.raises(ValueError, match=next(iter(options))):
+            wrapper(ids, **options)
+    out = wrapper(ids, position_ids=torch.arange(6)[None])
+    assert out.past_key_values is None
+    assert out.logits.requires_grad
+
+
+@torch.no_grad()
+def test_lengths_that_change_under_a_cache_are_refused():
+    model = build("alibi-auto", dtype=torch.float32)
+    wrapper = SextantForCausalLM(SextantConfig(**generated.config(model)))
+    ids = torch.zeros(1, TRAIN + 2, dtype=torch.int64)
+    past = wrapper(ids, use_cache=True).past_key_values
+    with pytest.raises(ModelError, match="declare the final length"):
+        wrapper(ids[:, :1], past_key_values=past)
+
+
+def test_choice_names_the_reason():
+    for case, reason in {
+        "alibi": "alibi",
+        "rope-rerope": "rerope",
+        "none-ssmax": "ssmax",
+        "learned_rope-head": "learned_rope",
+        "rope-sinks": "sink",
+    }.items():
+        choice = choose_class(build(case))
+        assert choice.model_type is None
+        assert reason in choice.reason
