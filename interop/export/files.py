@@ -30,3 +30,5 @@ def write_model(model: Transformer, choice: ClassChoice, folder: Path, controls:
     load_extra("huggingface_hub").save_torch_state_dict(
         {name: tensor.contiguous() for name, tensor in tensors.items()}, folder
     )
+    for path in folder.glob("*.safetensors"):
+        path.chmod(0o644)  # the library makes them private

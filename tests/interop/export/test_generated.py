@@ -8,9 +8,9 @@ import torch
 
 from errors import ModelError
 from interop.export import generated
-from interop.export.bundle import Registry, bundle
 from interop.export.classes import SCHEME_KINDS, ClassChoice, choose_class
-from interop.export.modeling import SextantConfig, SextantForCausalLM
+from interop.export.generated.bundle import Registry, bundle
+from interop.export.generated.modeling import SextantConfig, SextantForCausalLM
 from model import SCHEMES, TokenPositions, Transformer
 from tests.interop.export.exported import check, load_in_fresh_process, write
 from tests.model.zoo import CASES, TRAIN, V, build, settings_of

@@ -1,7 +1,7 @@
 """One self-contained source file from modules of this repository.
 
-The modeling file of an exported model consists of the definitions of `model/` that the model needs and of
-`interop/export/modeling.py`, so that no formula exists twice. Definitions are found by name: a method or
+The modeling file of an exported model consists of `modeling.py` beside this file and of the definitions of
+`model/` that the model needs, so that no formula exists twice. Definitions are found by name: a method or
 class attribute is kept if kept code refers to an attribute of that name. Settings classes lose their fields
 and validators, since config.json gives every value; the generated file does not need pydantic.
 """
@@ -12,12 +12,25 @@ import ast
 import builtins
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-OWN = ("model", "interop", "errors")  # top-level packages whose code is copied; all else is imported
-SETTINGS_BASE = "StrictSettings"
+from interop.export.generated.sources import (
+    OWN,
+    ROOT,
+    SETTINGS_BASE,
+    References,
+    bound_names,
+    first_line,
+    is_dataclass,
+    is_module,
+    is_own,
+    is_protocol,
+    is_settings,
+    lineage,
+    module_of,
+    references_of,
+    resolve,
+)
+
 ALWAYS_KEPT = {"forward"}  # methods that PyTorch calls
 VALIDATORS = {"model_validator", "model_serializer", "field_validator"}
 
@@ -82,162 +95,6 @@ def bundle(
     return _Bundle(set(whole), dict(settings or {}), {r.name: r.keys for r in registries}).run(roots, header)
 
 
-@dataclass(frozen=True)
-class _Module:
-    name: str
-
-    @cached_property
-    def path(self) -> Path:
-        plain = ROOT / (self.name.replace(".", "/") + ".py")
-        return plain if plain.is_file() else ROOT / self.name.replace(".", "/") / "__init__.py"
-
-    @cached_property
-    def source(self) -> str:
-        return self.path.read_text(encoding="utf-8")
-
-    @cached_property
-    def lines(self) -> list[str]:
-        return self.source.splitlines()
-
-    @cached_property
-    def tree(self) -> ast.Module:
-        return ast.parse(self.source)
-
-    @cached_property
-    def definitions(self) -> dict[str, ast.stmt]:
-        """Top-level functions, classes and assignments by name, in the order of the source."""
-        found: dict[str, ast.stmt] = {}
-        for node in self.tree.body:
-            for name in _bound(node):
-                found[name] = node
-        return found
-
-    @cached_property
-    def imports(self) -> dict[str, tuple[str, str | None]]:
-        """Imported names: (module, name in it), or (module, None) for `import module as name`."""
-        found: dict[str, tuple[str, str | None]] = {}
-        for node in self.tree.body:
-            if isinstance(node, ast.Import):
-                for alias in node.names:
-                    found[alias.asname or alias.name.split(".")[0]] = (alias.name, None)
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                for alias in node.names:
-                    found[alias.asname or alias.name] = (node.module, alias.name)
-        return found
-
-    def text(self, node: ast.stmt) -> str:
-        """The source of a statement, with its decorators and the comments directly above it."""
-        start = _first_line(node) - 1
-        while start > 0 and self.lines[start - 1].lstrip().startswith("#"):
-            start -= 1
-        return "\n".join(self.lines[start : node.end_lineno])
-
-
-def _first_line(node: ast.stmt) -> int:
-    decorators = getattr(node, "decorator_list", [])
-    return min([node.lineno, *(d.lineno for d in decorators)])
-
-
-def _bound(node: ast.stmt) -> list[str]:
-    if isinstance(node, ast.FunctionDef | ast.ClassDef):
-        return [node.name]
-    if isinstance(node, ast.Assign):
-        targets = [t for target in node.targets for t in getattr(target, "elts", [target])]
-        return [t.id for t in targets if isinstance(t, ast.Name)]
-    if isinstance(node, ast.AnnAssign) and node.value is not None and isinstance(node.target, ast.Name):
-        return [node.target.id]
-    return []
-
-
-class _References(ast.NodeVisitor):
-    """Names and attributes that code refers to; those of annotations, which are never evaluated, apart."""
-
-    def __init__(self):
-        self.names: set[str] = set()
-        self.attributes: set[str] = set()
-        self.annotations: set[str] = set()
-        self.instantiated: set[str] = set()  # names called, or whose method is called
-
-    def visit_Name(self, node: ast.Name) -> None:
-        self.names.add(node.id)
-
-    def visit_Attribute(self, node: ast.Attribute) -> None:
-        self.attributes.add(node.attr)
-        self.visit(node.value)
-
-    def visit_Call(self, node: ast.Call) -> None:
-        called = node.func.value if isinstance(node.func, ast.Attribute) else node.func
-        if isinstance(called, ast.Name):
-            self.instantiated.add(called.id)
-        self.generic_visit(node)
-
-    def visit_arg(self, node: ast.arg) -> None:
-        self._annotation(node.annotation)
-
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
-        self._annotation(node.annotation)
-        self.visit(node.target)
-        if node.value is not None:
-            self.visit(node.value)
-
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
-        self._annotation(node.returns)
-        for part in (*node.decorator_list, node.args, *node.body):
-            self.visit(part)
-
-    def _annotation(self, node: ast.expr | None) -> None:
-        if node is not None:
-            self.annotations |= {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
-
-
-_module = cache(_Module)  # parsed once
-
-
-@cache
-def _references(node: ast.AST) -> _References:
-    found = _References()
-    found.visit(node)
-    return found
-
-
-@cache
-def _resolve(module: str, name: str) -> tuple[str, str]:
-    """The module that defines a name, through re-exports."""
-    found = _module(module)
-    if name in found.definitions:
-        return module, name
-    source, original = found.imports[name]
-    assert original is not None
-    return _resolve(source, original)
-
-
-@cache
-def _lineage(module: str, name: str) -> tuple[tuple[str, str], ...]:
-    """A class and those of its bases whose code is copied, as (module, class)."""
-    node, found = _module(module).definitions.get(name), [(module, name)]
-    for base in node.bases if isinstance(node, ast.ClassDef) else []:
-        if isinstance(base, ast.Name) and _is_own(module, base.id):
-            found += _lineage(*_resolve(module, base.id))
-    return tuple(found)
-
-
-def _is_settings(module: str, name: str) -> bool:
-    return any(base == SETTINGS_BASE for _, base in _lineage(module, name))
-
-
-def _is_own(module: str, name: str) -> bool:
-    """Whether a name of a module is defined in this repository."""
-    owner = _module(module)
-    return name in owner.definitions or (
-        name in owner.imports and owner.imports[name][0].split(".")[0] in OWN
-    )
-
-
-@cache
-def _is_module(name: str) -> bool:
-    return (ROOT / (name.replace(".", "/") + ".py")).is_file()
-
-
 @dataclass
 class _Bundle:
     whole: set[str]
@@ -250,19 +107,19 @@ class _Bundle:
 
     def run(self, roots: Sequence[tuple[str, str]], header: str) -> str:
         for module, name in [*roots, *self.settings.values()]:
-            self.kept[_resolve(module, name)] = None
+            self.kept[resolve(module, name)] = None
         while self._grow():
             pass
         self._check_names()
         parts = [f'"""{header}"""\n\nfrom __future__ import annotations\n', self._imports(), PRELUDE]
         for module in self._order():
-            own = [name for name in _module(module).definitions if (module, name) in self.kept]
+            own = [name for name in module_of(module).definitions if (module, name) in self.kept]
             if not own:
                 continue
-            about = (ast.get_docstring(_module(module).tree) or "").split("\n\n")[0].replace("\n", " ")
-            path = _module(module).path.relative_to(ROOT).as_posix()
+            about = (ast.get_docstring(module_of(module).tree) or "").split("\n\n")[0].replace("\n", " ")
+            path = module_of(module).path.relative_to(ROOT).as_posix()
             parts.append(f"\n# {'-' * 100}\n# {path}: {about}\n")
-            nodes = dict.fromkeys(_module(module).definitions[name] for name in own)
+            nodes = dict.fromkeys(module_of(module).definitions[name] for name in own)
             for node in nodes:
                 spaced = isinstance(node, ast.FunctionDef | ast.ClassDef)
                 parts.append(("\n\n" if spaced else "") + self._emit(module, node))
@@ -277,8 +134,8 @@ class _Bundle:
         """Add what the kept definitions refer to; returns whether anything is new."""
         before = len(self.kept), len(self.attributes), len(self.instantiated), len(self.external)
         for module, name in list(self.kept):
-            for part in self._parts(module, _module(module).definitions[name]):
-                found = _references(part)
+            for part in self._parts(module, module_of(module).definitions[name]):
+                found = references_of(part)
                 self.attributes |= found.attributes
                 for reference in found.names:
                     self._keep(module, reference, found, needed=True)
@@ -286,30 +143,30 @@ class _Bundle:
                     self._keep(module, reference, found, needed=False)
         return before != (len(self.kept), len(self.attributes), len(self.instantiated), len(self.external))
 
-    def _keep(self, module: str, name: str, found: _References, needed: bool) -> None:
-        owner = _module(module)
+    def _keep(self, module: str, name: str, found: References, needed: bool) -> None:
+        owner = module_of(module)
         if name in PROVIDED:
             return
-        if name in owner.imports and not _is_own(module, name):
+        if name in owner.imports and not is_own(module, name):
             self.external[name] = owner.imports[name]
             return
         if name in owner.imports:
             source, original = owner.imports[name]
-            if original is None or _is_module(f"{source}.{original}"):
+            if original is None or is_module(f"{source}.{original}"):
                 return  # a module; its definitions are referred to in registries only
         elif name not in owner.definitions:
             return  # a local or built-in name
-        key = _resolve(module, name)
-        node = _module(key[0]).definitions[key[1]]
-        if needed or isinstance(node, ast.Assign | ast.AnnAssign) or _is_protocol(node):
+        key = resolve(module, name)
+        node = module_of(key[0]).definitions[key[1]]
+        if needed or isinstance(node, ast.Assign | ast.AnnAssign) or is_protocol(node):
             self.kept[key] = None
         # The wrapper creates settings from config.json, which gives every value.
-        if needed and module not in self.whole and name in found.instantiated and _is_settings(*key):
+        if needed and module not in self.whole and name in found.instantiated and is_settings(*key):
             self.instantiated.add(key)
 
     def _parts(self, module: str, node: ast.stmt) -> list[ast.AST]:
         """The parts of a definition that are copied."""
-        name = _bound(node)[0]
+        name = bound_names(node)[0]
         if name in self.registries:
             return [ast.Tuple(elts=[value for _, value in self._entries(module, node)], ctx=ast.Load())]
         if not isinstance(node, ast.ClassDef):
@@ -323,7 +180,7 @@ class _Bundle:
     def _entries(self, module: str, node: ast.stmt) -> list[tuple[str, ast.expr]]:
         """The needed entries of a registry, with `module.Name` reduced to `Name`."""
         assert isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Dict)
-        imports, bundled = _module(module).imports, self
+        imports, bundled = module_of(module).imports, self
 
         class Bare(ast.NodeTransformer):
             def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
@@ -335,7 +192,7 @@ class _Bundle:
         entries = []
         for key, value in zip(node.value.keys, node.value.values, strict=True):
             assert isinstance(key, ast.Constant)
-            if key.value in self.registries[_bound(node)[0]]:
+            if key.value in self.registries[bound_names(node)[0]]:
                 copied = ast.parse(ast.unparse(value), mode="eval").body
                 entries.append((key.value, Bare().visit(copied)))
         return entries
@@ -344,18 +201,18 @@ class _Bundle:
         """The member of a class as it is copied, or None."""
         if module in self.whole:
             return member
-        names = _bound(member)
-        is_settings = _is_settings(module, owner.name)
+        names = bound_names(member)
+        of_settings = is_settings(module, owner.name)
         if isinstance(member, ast.FunctionDef):
             decorators = {n.id for d in member.decorator_list for n in ast.walk(d) if isinstance(n, ast.Name)}
-            if is_settings and decorators & VALIDATORS:
+            if of_settings and decorators & VALIDATORS:
                 return None
             dunder = member.name.startswith("__") and member.name.endswith("__")
             is_kept = dunder or member.name in ALWAYS_KEPT or member.name in self.attributes
             return member if is_kept else None
-        if isinstance(member, ast.Expr) or _is_dataclass(owner):
+        if isinstance(member, ast.Expr) or is_dataclass(owner):
             return member
-        if not is_settings:
+        if not of_settings:
             return member if not names or names[0] in self.attributes else None
         if not names or names[0] not in self.attributes:
             return None
@@ -365,7 +222,7 @@ class _Bundle:
 
     def _default(self, module: str, owner: ast.ClassDef, member: ast.AnnAssign) -> ast.stmt | None:
         """A settings field as a class attribute, where code creates settings without giving all values."""
-        if not any((module, owner.name) in _lineage(*key) for key in self.instantiated):
+        if not any((module, owner.name) in lineage(*key) for key in self.instantiated):
             return None
         value = member.value
         if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "Field":
@@ -375,8 +232,8 @@ class _Bundle:
         return ast.Assign(targets=[member.target], value=value, lineno=member.lineno)
 
     def _emit(self, module: str, node: ast.stmt) -> str:
-        owner = _module(module)
-        name = _bound(node)[0]
+        owner = module_of(module)
+        name = bound_names(node)[0]
         if name in self.registries:
             entries = [f"    {key!r}: {ast.unparse(value)}," for key, value in self._entries(module, node)]
             return f"{name} = {{\n" + "\n".join(entries) + "\n}"
@@ -386,8 +243,8 @@ class _Bundle:
         if all(kept is m for m, kept in members):
             return owner.text(node)
         head = owner.text(node).splitlines()
-        first = _first_line(node)
-        length = _first_line(node.body[0]) - first + (len(head) - (node.end_lineno or 0) + first - 1)
+        first = first_line(node)
+        length = first_line(node.body[0]) - first + (len(head) - (node.end_lineno or 0) + first - 1)
         out = [line for line in head[:length] if line.strip()]
         for member, kept in members:
             if kept is None:
@@ -410,12 +267,12 @@ class _Bundle:
         def visit(name: str, parents: tuple[str, ...]) -> None:
             if name in order or name in parents:
                 return
-            for node in _module(name).tree.body:
+            for node in module_of(name).tree.body:
                 if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in OWN:
                     assert node.module is not None
                     for alias in node.names:
                         inner = f"{node.module}.{alias.name}"
-                        visit(inner if _is_module(inner) else node.module, (*parents, name))
+                        visit(inner if is_module(inner) else node.module, (*parents, name))
             order[name] = None
 
         for module in sorted(kept):
@@ -447,11 +304,3 @@ class _Bundle:
             f"from {module} import {', '.join(sorted(names))}" for module, names in sorted(grouped.items())
         ]
         return "\n".join([*sorted(plain), *lines]) + "\n"
-
-
-def _is_protocol(node: ast.stmt) -> bool:
-    return isinstance(node, ast.ClassDef) and any(ast.unparse(base) == "Protocol" for base in node.bases)
-
-
-def _is_dataclass(node: ast.ClassDef) -> bool:
-    return any("dataclass" in ast.unparse(d) for d in node.decorator_list)

@@ -7,11 +7,11 @@ from typing import Any
 from torch import Tensor
 
 from errors import StrictSettings
-from interop.export.bundle import Registry, bundle
+from interop.export.generated.bundle import Registry, bundle
 from model import ModelSettings, Transformer
 
 MODULE = "modeling_sextant"  # of the generated file
-WRAPPER = "interop.export.modeling"
+WRAPPER = "interop.export.generated.modeling"
 AUTO_MAP = {
     "AutoConfig": f"{MODULE}.SextantConfig",
     "AutoModelForCausalLM": f"{MODULE}.SextantForCausalLM",

@@ -1,0 +1,184 @@
+"""The model card of an exported run."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from data.files import read_object
+from data.sampling.exposure import Exposure
+from interop.export.classes import ClassChoice
+from interop.export.parity import Parity
+from training.exposure import exposure_of
+from training.run.directory import LoadedRun, read_manifest
+
+FIGURE = "loss_by_length.png"  # in the exported folder
+SUMMARY, RESULTS = "summary.txt", "results.json"
+
+
+@dataclass(frozen=True)
+class StoredEvaluation:
+    """An evaluation of the run: its text table and its figure, if it has one."""
+
+    folder: Path
+    summary: str
+    figure: Path | None
+
+
+def stored_evaluation(run: LoadedRun) -> StoredEvaluation | None:
+    """The newest evaluation of the exported weights by length, or None."""
+    found = sorted((run.folder / "evaluation").glob(f"*/{RESULTS}"), key=lambda path: path.stat().st_mtime)
+    for path in reversed(found):
+        figures = sorted(path.parent.glob("loss*.png"))
+        is_same = read_object(path).get("checkpoint_hash") in (None, run.checkpoint_hash)
+        if is_same and figures and (path.parent / SUMMARY).is_file():
+            text = (path.parent / SUMMARY).read_text(encoding="utf-8").strip()
+            return StoredEvaluation(path.parent, text, figures[0])
+    return None
+
+
+def model_card(
+    run: LoadedRun,
+    choice: ClassChoice,
+    parity: Sequence[Parity],
+    evaluation: StoredEvaluation | None,
+    dtype: str,
+) -> str:
+    """README.md of the folder."""
+    settings, model = run.settings, run.model
+    about = read_manifest(run.folder)
+    length, original = model.train_length, model.original_length
+    positions = settings.model.describe_positions(length, original)
+    tags = ["sextant", "text-generation", *sorted({kind.name for kind in settings.model.kinds.values()})]
+    origin = "imported into Sextant" if "imported_from" in about else "trained with Sextant"
+    front = ["---", "library_name: transformers", "pipeline_tag: text-generation", "tags:"]
+    front += [f"- {tag}" for tag in tags] + ["---"]
+    parts = [
+        "\n".join(front),
+        f"# {run.folder.resolve().name}",
+        f"A decoder of {model.parameter_count():,} parameters with the positional scheme {positions}, {origin}; "
+        f"its trained length is {length:,} tokens.",
+        _usage(choice),
+        "## Model\n\n"
+        + _table(
+            [
+                ("positional scheme", positions),
+                ("trained length", f"{length:,} tokens"),
+                ("original length of scaling methods", f"{original:,} tokens"),
+                ("longest input", "unlimited" if model.limit is None else f"{model.limit:,} tokens"),
+                ("width, layers, heads", _sizes(run)),
+                ("vocabulary", f"{model.vocab_size:,} ({run.tokenizer.name})"),
+                ("weights", f"step {run.step:,}, {_weights(run)}, {dtype}"),
+                ("class", _class_name(choice)),
+            ]
+        ),
+        "## Training\n\n" + _table(_training(run, about)),
+        _exposure(exposure_of(run.folder, run.step)),
+    ]
+    if evaluation is not None:
+        parts.append(f"## Loss by length\n\n![Loss by length]({FIGURE})\n\n```\n{evaluation.summary}\n```")
+    parts.append(_parity(parity, choice))
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _usage(choice: ClassChoice) -> str:
+    code = "" if choice.model_type else ", trust_remote_code=True"
+    note = (
+        "The folder contains no code."
+        if choice.model_type
+        else "The modeling file is generated from Sextant's model code and does not import Sextant: no class "
+        f"of transformers represents the model ({choice.reason}). It requires torch 2.13 and transformers "
+        "5.23 or later. Where the positions depend on the length of the sequence, `generate` uses the final "
+        "length, prompt and new tokens."
+    )
+    return (
+        "```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
+        'tokenizer = AutoTokenizer.from_pretrained("FOLDER")\n'
+        f'model = AutoModelForCausalLM.from_pretrained("FOLDER"{code})\n'
+        'inputs = tokenizer("Once upon a time", return_tensors="pt")\n'
+        "print(tokenizer.decode(model.generate(**inputs, max_new_tokens=100)[0]))\n```\n\n" + note
+    )
+
+
+def _class_name(choice: ClassChoice) -> str:
+    if choice.model_type is None:
+        return f"generated modeling file ({choice.reason})"
+    return f"{choice.model_type} of transformers ({choice.reason})"
+
+
+def _table(rows: Sequence[tuple[str, str]]) -> str:
+    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {_cell(value)} |" for name, value in rows)])
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def _sizes(run: LoadedRun) -> str:
+    s = run.settings.model
+    return f"{s.dim}, {s.layers}, {s.heads} ({s.kv_heads} for keys and values) of {s.head_dim}"
+
+
+def _weights(run: LoadedRun) -> str:
+    return "exponential mean (EMA)" if run.weights == "ema" else "as trained"
+
+
+def _training(run: LoadedRun, about: dict) -> list[tuple[str, str]]:
+    settings = run.settings
+    if "imported_from" in about:
+        names = ", ".join(Path(path).name for path in about["imported_from"])
+        return [("origin", f"imported from {names}; the training data are unknown")]
+    attempt = (about.get("attempts") or [{}])[-1]
+    command = shlex.join(
+        [Path(attempt.get("command", ["train.py"])[0]).name, *attempt.get("command", [""])[1:]]
+    )
+    dirty = " with uncommitted changes" if attempt.get("uncommitted_changes") else ""
+    rows = [
+        ("data", ", ".join(Path(path).name for path in [about.get("data", ""), *about.get("mixture", ())])),
+        ("packing", settings.data.packing),
+        ("window", f"{settings.train_length:,} tokens"),
+        ("steps", f"{run.step:,}"),
+        ("optimizer", settings.training.optimizer.name),
+        ("command", f"`{command}`"),
+        ("commit", f"{attempt.get('commit') or 'unknown'}{dirty}"),
+    ]
+    if run.changed:
+        rows.append(("changes", run.changed))
+    return rows
+
+
+def _exposure(exposure: Exposure | None) -> str:
+    """Which positions and distances the training data contained."""
+    if exposure is None:
+        return ""
+    seen = np.flatnonzero(exposure.positions)
+    distances = np.flatnonzero(exposure.distances)
+    if not len(seen) or not len(distances):
+        return ""
+    total = exposure.distances.sum()
+    median = int(np.searchsorted(exposure.distances.cumsum(), total / 2))
+    return "## Exposure\n\n" + _table(
+        [
+            ("input tokens", f"{exposure.tokens:,}"),
+            ("positions", f"{seen[0] + exposure.first:,} to {seen[-1] + exposure.first:,}"),
+            ("distances", f"{distances[0]:,} to {distances[-1]:,}; half of the pairs within {median:,}"),
+        ]
+    )
+
+
+def _parity(parity: Sequence[Parity], choice: ClassChoice) -> str:
+    rows = [f"| {p.length:,} | {p.difference:.1e} | {p.tolerance:.1e} |" for p in parity]
+    why = (
+        "transformers computes rotation angles in float32, with errors proportional to the position."
+        if choice.model_type
+        else "The generated file has the operations of the training code."
+    )
+    return (
+        "## Parity\n\nLargest difference of a logit between this folder in transformers and Sextant, on "
+        f"random tokens, in float32 on a CPU. {why}\n\n"
+        + "\n".join(["| tokens | difference | tolerance |", "|---:|---:|---:|", *rows])
+    )

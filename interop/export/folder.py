@@ -1,0 +1,122 @@
+"""A run as a Hugging Face folder: configuration, weights, tokenizer, model card."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from data.files import sync, write_json, write_text
+from errors import InteropError
+from interop.export.card import FIGURE, model_card, stored_evaluation
+from interop.export.classes import ClassChoice, choose_class
+from interop.export.files import write_model
+from interop.export.parity import MULTIPLES, Parity, measure, parity_lengths
+from interop.export.tokenizer import tokenizer_files
+from interop.extras import load_extra
+from training.logging.console import Console
+from training.run.directory import LoadedRun
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class ExportedFolder:
+    """An exported folder, the class that loads it, and the comparison of its logits with ours."""
+
+    folder: Path
+    choice: ClassChoice
+    parity: list[Parity]
+
+
+def export_folder(
+    run: LoadedRun,
+    out: Path,
+    *,
+    dtype: str = "float32",
+    multiples: Sequence[int] = MULTIPLES,
+    console: Console | None = None,
+) -> ExportedFolder:
+    """Write a run to a new Hugging Face folder; nothing is left if that fails. The model of `run` is rounded
+    to `dtype`.
+
+    Args:
+        dtype: of the stored weights, one of DTYPES.
+        multiples: multiples of the trained length at which logits are compared.
+
+    Raises:
+        InteropError: the folder exists, a package is missing, or logits differ beyond the tolerance.
+    """
+    load_extra("transformers")
+    console = console or Console()
+    model = run.model.to(DTYPES[dtype])
+    choice = choose_class(model)
+    with _new_folder(out) as folder:
+        controls = _controls(run)
+        write_model(model, choice, folder, controls)
+        write_json(folder / "generation_config.json", _generation(run, controls))
+        files = tokenizer_files(run.tokenizer, add_bos=run.settings.data.bos, max_length=model.train_length)
+        for name, content in files.items():
+            (folder / name).write_bytes(content)
+        parity = []
+        for one in measure(model.float(), folder, choice.model_type, parity_lengths(model, multiples)):
+            console.info(
+                f"{one.length:,} tokens: logits differ by at most {one.difference:.1e} "
+                f"(tolerance {one.tolerance:.1e})"
+            )
+            if not one.is_met:
+                raise InteropError(
+                    f"{out} was not written: at {one.length:,} tokens its logits in transformers differ from "
+                    f"ours by {one.difference:.1e}, more than {one.tolerance:.1e}; report this with the "
+                    "run's settings.yaml"
+                )
+            parity.append(one)
+        evaluation = stored_evaluation(run)
+        if evaluation is not None and evaluation.figure is not None:
+            shutil.copyfile(evaluation.figure, folder / FIGURE)
+        write_text(folder / "README.md", model_card(run, choice, parity, evaluation, dtype))
+    return ExportedFolder(out, choice, parity)
+
+
+def _controls(run: LoadedRun) -> dict[str, Any]:
+    """Ids of control symbols; null ones too, because some classes of transformers have other defaults."""
+    tokenizer = run.tokenizer
+    ends = list(tokenizer.eos_ids)
+    return {
+        "bos_token_id": tokenizer.bos_id,
+        "eos_token_id": ends[0] if len(ends) == 1 else ends or None,
+        "pad_token_id": tokenizer.pad_id,
+    }
+
+
+def _generation(run: LoadedRun, controls: dict[str, Any]) -> dict[str, Any]:
+    found = {key: value for key, value in controls.items() if value is not None}
+    if "pad_token_id" not in found and run.tokenizer.eos_id is not None:
+        found["pad_token_id"] = run.tokenizer.eos_id  # `generate` fills ended rows with it
+    return found
+
+
+@contextmanager
+def _new_folder(out: Path) -> Iterator[Path]:
+    """A temporary folder that becomes `out` if the block ends without an error."""
+    if out.exists():
+        raise InteropError(f"{out} already exists; choose another --out or move it")
+    if not out.absolute().parent.is_dir():
+        raise InteropError(f"{out}: its parent folder does not exist; create it first")
+    draft = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir()
+    try:
+        yield draft
+        for path in draft.iterdir():
+            sync(path)
+        os.rename(draft, out)
+        sync(out.absolute().parent)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
