@@ -60,8 +60,8 @@ def model_card(
     parts = [
         "\n".join(front),
         f"# {run.folder.resolve().name}",
-        f"A decoder of {model.parameter_count():,} parameters with the positional scheme {positions}, {origin}; "
-        f"its trained length is {length:,} tokens.",
+        f"A decoder of {model.parameter_count():,} parameters with the positional scheme {positions}, "
+        f"{origin}. Its trained length is {length:,} tokens.",
         _usage(choice),
         "## Model\n\n"
         + _table(

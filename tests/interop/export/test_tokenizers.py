@@ -1,0 +1,75 @@
+"""tokenizer.json of every tokenizer: the same ids and text as ours."""
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+import sentencepiece
+import tokenizers
+
+from data.preparation.tokenizer_training import train_tokenizer
+from data.tokenizers import ByteTokenizer, SentencePieceTokenizer, Tokenizer
+from data.tokenizers.settings import HuggingFaceSettings, SentencePieceSettings
+from errors import InteropError
+from interop.export.tokenizer import PROBES, tokenizer_files
+
+DOCS = Path(__file__).resolve().parents[3] / "docs"
+TEXTS = [(DOCS / name).read_text(encoding="utf-8")[:20_000] for name in ("positions.md", "training.md")]
+UNSEEN = [*PROBES, "天下大势，分久必合 🙂🙃", "\t\tx\n\n\n y  ", "ﬁne ½ ²"]
+
+
+def external(**options) -> SentencePieceTokenizer:
+    """A sentencepiece model with the options of other codebases."""
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(TEXTS[0].splitlines()),
+        model_writer=model,
+        vocab_size=600,
+        byte_fallback=True,
+        hard_vocab_limit=False,
+        minloglevel=2,
+        **options,
+    )
+    return SentencePieceTokenizer(model.getvalue())
+
+
+def make(kind: str) -> Tokenizer:
+    if kind == "bytes":
+        return ByteTokenizer()
+    if kind == "external BPE":
+        return external(model_type="bpe", normalization_rule_name="identity", remove_extra_whitespaces=False)
+    if kind == "external unigram":
+        return external(model_type="unigram")  # NFKC, extra white space removed
+    if kind == "byte-level BPE":
+        return train_tokenizer(HuggingFaceSettings(vocab_size=600), iter(TEXTS)).tokenizer
+    return train_tokenizer(SentencePieceSettings(vocab_size=600, kind=kind), iter(TEXTS)).tokenizer
+
+
+@pytest.mark.parametrize(
+    "kind", ["bytes", "bpe", "unigram", "external BPE", "external unigram", "byte-level BPE"]
+)
+def test_ids_and_text(kind):
+    ours = make(kind)
+    files = tokenizer_files(ours, add_bos=True, max_length=99)
+    exported = tokenizers.Tokenizer.from_buffer(files["tokenizer.json"])
+    assert exported.get_vocab_size() == ours.vocab_size
+    for text in (*TEXTS, *UNSEEN):
+        ids = exported.encode(text, add_special_tokens=False).ids
+        assert ids == ours.encode(text)
+        assert exported.decode(ids) == ours.decode(ids)
+    config = json.loads(files["tokenizer_config.json"])
+    assert config["model_max_length"] == 99
+    if ours.bos_id is not None:
+        assert exported.token_to_id(config["bos_token"]) == ours.bos_id
+        assert exported.encode("a b").ids == [ours.bos_id, *ours.encode("a b")]
+    assert exported.token_to_id(config["eos_token"]) == ours.eos_id
+
+
+def test_a_tokenizer_that_differs_is_refused():
+    class Upper(ByteTokenizer):
+        def encode(self, text: str) -> list[int]:
+            return list(text.upper().encode())
+
+    with pytest.raises(InteropError, match="from token 1;"):
+        tokenizer_files(Upper(), add_bos=False, max_length=9)
