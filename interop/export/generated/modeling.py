@@ -122,7 +122,7 @@ class SextantCache(cache_utils.Cache):
         self._cache, self.is_padded = None, False
 
     def crop(self, tokens_to_remove: int) -> None:
-        raise NotImplementedError("tokens cannot be removed from this cache")
+        raise ValueError("tokens cannot be removed from this cache: start again with another one")
 
 
 class SextantForCausalLM(PreTrainedModel, GenerationMixin):
