@@ -19,10 +19,10 @@ from interop.export import parity
 from interop.export.folder import export_folder
 from interop.export.parity import parity_lengths, tolerance
 from interop.extras import load_extra
+from interop.runs import write_run
 from model import ModelSettings, Transformer
 from model.sampling import Generation, SamplingParams
 from scripts import export_model
-from scripts.import_hf import import_folder
 from tests.corpora import STORIES, needs_stories
 from training.checkpoint.storage import save_checkpoint
 from training.config.settings import RunSettings
@@ -164,7 +164,8 @@ def test_the_newest_evaluation_is_in_the_card(run, tmp_path):
 @needs_stories
 def test_imported_stories_are_exported_unchanged(tmp_path):
     """The folder that the run was imported from and the exported one have the same tensors."""
-    run, _ = import_folder(STORIES / "hf", STORIES / "tok512.model", tmp_path / "run")
+    run = tmp_path / "run"
+    write_run(read_folder(STORIES / "hf"), run, STORIES / "tok512.model")
     done = export_folder(load(run), tmp_path / "out", multiples=(1,))
     assert done.choice.model_type == "llama"
     first, second = (load_file(folder / "model.safetensors") for folder in (STORIES / "hf", tmp_path / "out"))
