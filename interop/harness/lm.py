@@ -23,6 +23,7 @@ from generation.samples import Sample, generate_samples
 from generation.text_stream import TextStream
 from interop.harness.arguments import dtype_named, join_processes, override_words, positive
 from interop.harness.packages import prefer_installed
+from interop.runs import run_of
 from model import TokenPositions
 from model.sampling import SamplingParams
 from training.position_overrides import override
@@ -45,8 +46,8 @@ class SextantLM(TemplateLM):
     """A trained run as a harness model.
 
     Args:
-        run: run directory, or a run loaded with `sextant.load`; then `overrides`, `method`, `checkpoint`,
-            `weights`, `device` and `dtype` must not be set.
+        run: run directory, `hf:NAME_OR_FOLDER`, or a run loaded with `sextant.load`; then `overrides`,
+            `method`, `checkpoint`, `weights`, `device` and `dtype` must not be set.
         overrides: test-time changes of the positional scheme, e.g. `model.position.scaling.name=yarn`.
         method: a context-extension method of configs/evaluation/methods.yaml, applied before `overrides`.
         max_length: maximum number of input tokens; longer contexts are truncated on the left. Default: the
@@ -106,7 +107,7 @@ class SextantLM(TemplateLM):
             # The harness passes cuda:0 where the user gives no device.
             wanted = "auto" if device in (None, "cuda", "cuda:0") else str(device)
             place, arithmetic = self._ranks.device(wanted), dtype_named(dtype)
-            loaded = load(run, (), place, arithmetic, checkpoint, weights=weights)
+            loaded = load(run_of(run), (), place, arithmetic, checkpoint, weights=weights)
             if method is not None:
                 chosen = resolve_methods([method], builtin_methods(), loaded.settings.train_length)[-1]
                 words = [*chosen.overrides, *words]

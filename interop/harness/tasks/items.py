@@ -17,11 +17,12 @@ from lm_eval.api.task import ConfigurableTask
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from data.tasks import HaystackTask
-from data.tokenizers import ByteTokenizer, Tokenizer, load_tokenizer
+from data.tokenizers import ByteTokenizer, Tokenizer, load_folder_tokenizer, load_tokenizer
 from errors import InteropError
 from evaluation.stores import haystacks
 from evaluation.tasks.items import draw_items
 from evaluation.tasks.settings import TaskEvaluationSettings
+from interop.runs import run_of
 from training.run.directory import read_settings
 
 
@@ -36,8 +37,9 @@ class ItemMetadata(BaseModel):
     haystacks: int = Field(40, ge=1)
     seed: int = 0
     task_settings: dict[str, Any] = {}  # of the task, e.g. {"hops": 2}
-    tokenizer: str | None = None  # "bytes" or a run; default: that of `run`
+    tokenizer: str | None = None  # "bytes" or a run; default: that of the evaluated model
     run: str | None = None
+    pretrained: str | None = None  # the folder of a model `hf`
 
 
 class LengthGroup(Group):
@@ -118,13 +120,16 @@ def tokenizer_of(metadata: ItemMetadata) -> tuple[Tokenizer, bool]:
     """The tokenizer that counts the tokens of an item, and whether BOS is one of them."""
     if metadata.tokenizer == "bytes":
         return ByteTokenizer(), True
-    folder = metadata.tokenizer or metadata.run
-    if folder is None:
-        raise InteropError(
-            "the length of an item is counted in tokens, but no tokenizer is given: pass --metadata with "
-            '{"tokenizer": "bytes"} or {"tokenizer": "RUN"}'
-        )
-    return load_tokenizer(Path(folder) / "tokenizer"), read_settings(Path(folder)).data.bos
+    if run := metadata.tokenizer or metadata.run:
+        folder = run_of(run)
+        return load_tokenizer(folder / "tokenizer"), read_settings(folder).data.bos
+    if metadata.pretrained and Path(metadata.pretrained).is_dir():
+        tokenizer = load_folder_tokenizer(metadata.pretrained)
+        return tokenizer, tokenizer.add_bos
+    raise InteropError(
+        "the length of an item is counted in tokens, but no tokenizer is given: pass --metadata with "
+        '{"tokenizer": "bytes"} or {"tokenizer": "RUN"}'
+    )
 
 
 def process_results(doc: dict[str, Any], results: list[tuple[float, bool]]) -> dict[str, float]:

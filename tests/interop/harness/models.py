@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from pathlib import Path
 
 import torch
@@ -15,8 +14,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from data.settings import DataSettings
 from data.tokenizers import ByteTokenizer
-from interop import read_folder
-from interop.runs import write_run
+from interop.runs import find_source, write_run
 from model import ModelSettings, Transformer
 from tests.corpora import STORIES
 from training.checkpoint.storage import save_checkpoint
@@ -111,12 +109,11 @@ def byte_pair(folder: Path) -> tuple[Path, LlamaForCausalLM, PreTrainedTokenizer
 
 def stories_pair(folder: Path) -> tuple[Path, LlamaForCausalLM, PreTrainedTokenizerFast]:
     """stories260K, imported as a run and loaded by transformers."""
-    sys.argv = ["import"]  # recorded as the command of the run
-    run = folder / "run"
-    write_run(read_folder(STORIES / "hf"), run, STORIES / "tok512.model")
     shutil.copytree(STORIES / "hf", folder / "hf", copy_function=shutil.copyfile)
     (folder / "hf").chmod(0o755)
     shutil.copyfile(STORIES / "tok512.model", folder / "hf" / "tokenizer.model")
+    run = folder / "run"
+    write_run(find_source(f"hf:{folder / 'hf'}").read(), run)
     tokenizer = LlamaTokenizer.from_pretrained(folder / "hf", add_bos_token=True)
     # transformers 5 inserts no space before a text that begins with one; sentencepiece does.
     tokenizer.backend_tokenizer.pre_tokenizer = None
