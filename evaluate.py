@@ -31,8 +31,8 @@ skips the search for overlaps with the training text.
 
 Results are written to RUN/evaluation/<folder>/: results.csv, results.json, summary.txt and figures. Cells
 measured before are reused, so an interrupted evaluation continues where it stopped. Several processes give
-the same numbers as one; rank 0 writes and prints. A model of Hugging Face is first converted to a run in
-runs/imported/, where its results are written.
+the same numbers as one; rank 0 writes and prints. hf:FOLDER, hf:NAME and gguf:FILE are first converted
+to a run in runs/imported/, where their results are written.
 """
 
 from training.config.command_line import answer_quickly, parse

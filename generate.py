@@ -5,7 +5,7 @@
   echo "Once upon a time" | python generate.py RUN --greedy
   python generate.py RUN --tokens 2000 model.position.scaling.name=yarn model.position.scaling.factor=auto
 
-RUN is a run directory, or hf:FOLDER or hf:NAME: a model of Hugging Face, which is first converted to a run.
+RUN is a run directory, or hf:FOLDER, hf:NAME or gguf:FILE: a model that is first converted to a run.
 Prompts come from --prompt, --file or standard input (one prompt). Without a prompt, the model starts a new
 document. Text is printed as it is generated.
 

@@ -67,7 +67,7 @@ def load(run: str | Path, *overrides: str, device: str = "auto", **options: Any)
     """The newest checkpoint of a run directory, in evaluation mode, with `model`, `tokenizer` and `settings`.
 
     Args:
-        run: a run directory, or `hf:NAME_OR_FOLDER`, a model of Hugging Face.
+        run: a run directory, or `hf:NAME_OR_FOLDER` or `gguf:FILE`.
         overrides: context-extension settings such as `model.position.scaling.name=yarn`.
         options: `dtype`, `checkpoint` (a step) and `weights` ("ema" or "last").
     """

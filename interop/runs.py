@@ -22,6 +22,7 @@ from data.tokenizers.settings import HuggingFaceSettings, SentencePieceSettings
 from errors import InteropError
 from interop.build import ImportedModel, build_model
 from interop.checkpoint import ForeignCheckpoint
+from interop.gguf import read_gguf
 from interop.huggingface.folder import read_folder
 from interop.huggingface.hub import download
 from training.checkpoint.storage import save_checkpoint
@@ -69,7 +70,14 @@ def _huggingface(name: str) -> CheckpointSource:
     return CheckpointSource(short, files, lambda: read_folder(folder, short))
 
 
-_FORMATS: dict[str, Callable[[str], CheckpointSource]] = {"hf": _huggingface}
+def _gguf(name: str) -> CheckpointSource:
+    file = Path(name).expanduser()
+    if not file.is_file():
+        raise InteropError(f"gguf:{name}: no such file")
+    return CheckpointSource(file.stem, [file], lambda: read_gguf(file))
+
+
+_FORMATS: dict[str, Callable[[str], CheckpointSource]] = {"hf": _huggingface, "gguf": _gguf}
 
 
 def is_foreign(word: object) -> bool:
@@ -106,7 +114,7 @@ def with_imported_parent(overrides: Sequence[str]) -> list[str]:
     """The files and overrides of train.py, with the run directory of a foreign `parent.run`."""
     parent = setting_before_validation(list(overrides), "parent")
     word = parent.get("run") if isinstance(parent, dict) else None
-    return [*overrides, f"parent.run={run_of(word)}"] if is_foreign(word) else list(overrides)
+    return [*overrides, f"parent.run={run_of(str(word))}"] if is_foreign(word) else list(overrides)
 
 
 def write_run(
@@ -142,6 +150,8 @@ def write_run(
 def _tokenizer(checkpoint: ForeignCheckpoint, file: Path | None) -> Tokenizer:
     if file is not None:
         return load_tokenizer_file(file)
+    if isinstance(checkpoint.tokenizer, Tokenizer):
+        return checkpoint.tokenizer
     if checkpoint.tokenizer is None:
         raise InteropError(
             f"{checkpoint.config_file}: there is no tokenizer.json or tokenizer.model beside it; import it "
@@ -152,8 +162,9 @@ def _tokenizer(checkpoint: ForeignCheckpoint, file: Path | None) -> Tokenizer:
 
 def _check_tokenizer(tokenizer: Tokenizer, imported: ImportedModel, file: Path | None) -> None:
     """The embedding has a row for every id; a tokenizer given separately has the BOS and EOS of `config`."""
-    shape, name = imported.shape, file or imported.checkpoint.tokenizer
-    config = imported.checkpoint.config_file
+    shape, config = imported.shape, imported.checkpoint.config_file
+    own = imported.checkpoint.tokenizer
+    name = file or (config if isinstance(own, Tokenizer) else own)
     # Embeddings are padded by a few rows or a few percent, never by as many rows as there are ids.
     if not tokenizer.vocab_size <= shape.vocab_size < 2 * tokenizer.vocab_size:
         raise InteropError(
@@ -162,13 +173,13 @@ def _check_tokenizer(tokenizer: Tokenizer, imported: ImportedModel, file: Path |
         )
     if file is None:
         return
-    for what, own, accepted in (
+    for what, given, accepted in (
         ("begin-of-document id", tokenizer.bos_id, () if shape.bos_id is None else (shape.bos_id,)),
         ("end-of-document id", tokenizer.eos_id, shape.eos_ids),
     ):
-        if accepted and own not in accepted:
+        if accepted and given not in accepted:
             raise InteropError(
-                f"{name} is not the tokenizer of this model: its {what} is {own}, {config} has "
+                f"{name} is not the tokenizer of this model: its {what} is {given}, {config} has "
                 f"{', '.join(map(str, accepted))}"
             )
 
@@ -185,7 +196,9 @@ def _settings(imported: ImportedModel, tokenizer: Tokenizer, folder: Path) -> Ru
         train_length=shape.train_length,
         original_length=shape.original_length,
         model=shape.model,
-        data=DataSettings(tokenizer=choice, bos=tokenizer.add_bos, eos=tokenizer.eos_id is not None),
+        data=DataSettings.model_validate(
+            {"tokenizer": choice, "bos": tokenizer.add_bos, "eos": tokenizer.eos_id is not None}
+        ),
         training=TrainingSettings(
             tokens=max(plain.tokens, steps), validation=ValidationSettings(targets=targets)
         ),

@@ -3,10 +3,10 @@
   python scripts/import_model.py hf:HuggingFaceTB/SmolLM2-135M --out runs/smollm2
   python scripts/import_model.py hf:FOLDER --tokenizer tokenizer.model --out runs/NAME
 
-The model is a Hugging Face folder, or a name on its hub. evaluate.py, generate.py and parent.run accept the
-same names and convert the model to runs/imported/ themselves; this script chooses another folder, or a
-tokenizer that is not part of the checkpoint. No pickle is read and no code of the checkpoint is run. Models
-that would compute something other than in transformers are rejected.
+The model is a Hugging Face folder, a name on its hub, or a GGUF file (gguf:FILE). evaluate.py, generate.py
+and parent.run accept the same names and convert the model to runs/imported/ themselves; this script chooses
+another folder, or a tokenizer that is not part of the checkpoint. No pickle is read and no code of the
+checkpoint is run. Models that would compute something other than in transformers are rejected.
 """
 
 import sys
@@ -21,7 +21,9 @@ from training.script import Parser, run_main
 
 def main() -> None:
     parser = Parser(__doc__)
-    parser.add_argument("model", metavar="hf:MODEL", help="hf:FOLDER, or hf:NAME of the Hugging Face hub")
+    parser.add_argument(
+        "model", metavar="MODEL", help="hf:FOLDER, hf:NAME of the Hugging Face hub, or gguf:FILE"
+    )
     parser.add_argument(
         "--tokenizer", metavar="FILE", help="tokenizer.json or tokenizer.model; default: the checkpoint's own"
     )

@@ -113,7 +113,7 @@ PLACEHOLDERS = {
     "EXTENSION_RUN": "runs/extension",
     "RESULTS.json": "runs/quickstart/evaluation/quickstart/results.json",
     "FILE": "configs/studies/quick.yaml",
-    "FOLDER": "llama",
+    "hf:FOLDER": "hf:llama",
     "tokenizer.model": "runs/quickstart/tokenizer/tokenizer.model",
     "N": "2",
 }

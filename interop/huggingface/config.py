@@ -152,7 +152,7 @@ def _position(reader: ConfigReader, family: Family, head_dim: int) -> tuple[dict
     for layer_type, theta in zip(types, thetas, strict=True):
         parameters = by_type.get(layer_type) or by_type[""]
         if theta:
-            parameters = ConfigReader(parameters.values | {"rope_theta": theta}, parameters.file)
+            parameters = ConfigReader({**parameters.values, "rope_theta": theta}, parameters.file)
         scheme: dict[str, Any] = {"name": "none"}
         if theta != 0:
             scheme, length = read_rope(RopeSource(parameters, reader, head_dim, family.partial))
@@ -211,7 +211,8 @@ def _layer_thetas(reader: ConfigReader) -> list[float | None]:
     """The base of each layer where it has its own; 0 without positions, None for that of all layers."""
     layers, model_type = reader.number("num_hidden_layers", int), reader.get("model_type")
     if model_type == "granite_swa":
-        return (reader.numbers("layer_rope_theta", layers) or [None] * layers)[:layers]
+        given = reader.numbers("layer_rope_theta", layers)
+        return [None] * layers if given is None else [*given[:layers]]
     if model_type == "smollm3":
         rotated = reader.numbers("no_rope_layers", layers)  # 1: the layer has RoPE
         if rotated is None:
