@@ -55,9 +55,9 @@ def make_batches(settings: RunSettings, prepared: PreparedData) -> BatchSampler:
 
 def make_ledger(settings: RunSettings, batches: BatchSampler) -> ExposureLedger:
     stages = stages_of(settings)
-    sights = {stage.start: exposure_rule_of(stage.model) for stage in stages}
+    rules = {stage.start: exposure_rule_of(stage.model) for stage in stages}
     return ExposureLedger(
-        batches, settings.steps, lambda step: sights[stage_of(stages, step).start], settings.first_step
+        batches, settings.steps, lambda step: rules[stage_of(stages, step).start], settings.first_step
     )
 
 

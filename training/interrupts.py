@@ -9,7 +9,7 @@ import threading
 from errors import INTERRUPTED, REQUEUE
 
 PATIENCE = 0.5  # seconds in which the main thread must have handled a signal
-_ASK = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux's prctl
 
 
@@ -29,7 +29,7 @@ class Interrupts:
         self.received: signal.Signals | None = None
         self._before = {}
         self._at_steps = False
-        self._heard, self._left = threading.Event(), threading.Event()
+        self._handled, self._left = threading.Event(), threading.Event()
 
     def __enter__(self) -> "Interrupts":
         self._pipe, self._end = os.pipe()
@@ -37,9 +37,9 @@ class Interrupts:
         self._wakeup = signal.set_wakeup_fd(self._end, warn_on_full_buffer=False)
         self._thread = threading.Thread(target=self._listen, daemon=True)
         self._thread.start()
-        for number in _ASK:
+        for number in _SIGNALS:
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
-                self._before[number] = signal.signal(number, self._note)
+                self._before[number] = signal.signal(number, self._handle)
         _end_with_launcher()
         os.register_at_fork(after_in_child=self._restore)  # forked children use the default handlers
         return self
@@ -60,8 +60,8 @@ class Interrupts:
         """From here on a signal sets `status` instead of exiting."""
         self._at_steps = True
 
-    def _note(self, number: int, frame: object) -> None:
-        self._heard.set()
+    def _handle(self, number: int, frame: object) -> None:
+        self._handled.set()
         if number == self.received == signal.SIGINT:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
@@ -71,7 +71,7 @@ class Interrupts:
         if not self._at_steps and not repeated:
             if number == signal.SIGINT:
                 raise KeyboardInterrupt
-            _say(number)
+            _report(number)
             raise SystemExit(REQUEUE)
 
     def _listen(self) -> None:
@@ -79,12 +79,12 @@ class Interrupts:
         other processes: on any signal before the first step, on a second Ctrl-C afterwards."""
         heard = []
         while number := os.read(self._pipe, 1):
-            if number[0] not in _ASK:  # Python writes every handled signal to the pipe
+            if number[0] not in _SIGNALS:  # Python writes every handled signal to the pipe
                 continue
             heard.append(number[0])
             again = len(heard) > 1 and set(heard) == {signal.SIGINT} and not self._left.wait(PATIENCE)
-            if again or (not self._at_steps and not self._heard.wait(PATIENCE)):
-                _say(number[0])
+            if again or (not self._at_steps and not self._handled.wait(PATIENCE)):
+                _report(number[0])
                 os._exit(INTERRUPTED if number[0] == signal.SIGINT else REQUEUE)
 
     @property
@@ -105,7 +105,7 @@ def _end_with_launcher() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _say(number: int) -> None:
+def _report(number: int) -> None:
     rank = os.environ.get("RANK", "0")
     who = "" if rank == "0" else f"(process {rank}) "
     text = f"stopped by {signal.Signals(number).name} before the first step: nothing to save. "

@@ -16,7 +16,7 @@ from training.config.load import apply_overrides, differences
 from training.config.settings import RunSettings
 
 _POSITION = "model.position."
-_OF_THE_PATTERN = {"name", "layers", "kinds"}  # first keys of overrides of the pattern itself
+_PATTERN_KEYS = {"name", "layers", "kinds"}  # first keys of overrides of the pattern itself
 _ADVICE = re.compile(r"; choose \S+\.name=\S+ first")  # valid before training, but not after it
 _TIMES = re.compile(r"\{(\w+)\*(\d+(?:\.\d+)?)\}")
 
@@ -115,7 +115,7 @@ def _checked(trained: RunSettings, settings: RunSettings) -> RunSettings:
 
 def _is_template(word: str) -> bool:
     key = word.partition("=")[0]
-    return key.startswith(_POSITION) and key.removeprefix(_POSITION).split(".")[0] not in _OF_THE_PATTERN
+    return key.startswith(_POSITION) and key.removeprefix(_POSITION).split(".")[0] not in _PATTERN_KEYS
 
 
 def _filled_in(word: str, choice) -> str:

@@ -19,7 +19,7 @@ from studies.running.texts import StudyTexts
 from training.checkpoint.storage import steps_of
 from training.logging.console import Console, duration
 from training.logging.metrics_file import read_metrics
-from training.run.checks import make_model, reach_of
+from training.run.checks import input_limit, make_model
 from training.run.directory import MANIFEST, is_run
 from training.run.hardware import USUAL_SHARE, peak_flops
 
@@ -115,7 +115,7 @@ def _cost(
     store = prepared.valid if settings.split == "valid" else prepared.train
     text, length = EvaluationText(store, settings.bos, prepared.tokenizer.bos_id), plan.settings.train_length
     windows = make_plan(settings, text, store.hash, prepared.tokenizer.hash, length).windows
-    limit = reach_of(plan.settings)
+    limit = input_limit(plan.settings)
     reachable = [(n, w.n_inputs) for n, w in windows.items() if limit is None or n <= limit]
     each = sum(inputs * model.flops_per_token(n) / 3 for n, inputs in reachable)
     return each * len((set(settings.methods) - {TRUNCATE}) | {TRAINED})

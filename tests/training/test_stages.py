@@ -11,7 +11,7 @@ from tests.model.zoo import build, close, ids
 from training.config.load import identity, load_settings
 from training.config.settings import RunSettings
 from training.optim.lr_schedule import learning_rate
-from training.optim.optimizer import learnt_by_positions, make_optimizer, set_learning_rates
+from training.optim.optimizer import count_positional, make_optimizer, set_learning_rates
 from training.run.checks import check_model, check_processes
 from training.run.compatibility import check_fork
 from training.stages import TrainingSchedule, last_trained, stage_after, stage_of, stages_of
@@ -220,7 +220,7 @@ def test_position_parameters_have_their_own_lr_and_no_decay(case):
     own = [name for name, _ in net.named_parameters() if "position" in name.split(".")]
     group = next(group for group in optimizer.param_groups if group["name"] == "positions")
     assert own and group["names"] == own and group["weight_decay"] == 0
-    assert learnt_by_positions(net) == sum(dict(net.named_parameters())[name].numel() for name in own)
+    assert count_positional(net) == sum(dict(net.named_parameters())[name].numel() for name in own)
     before = {name: weight.detach().clone() for name, weight in net.named_parameters()}
     for weight in net.parameters():  # Adam's first step is lr · sign(g), whatever the size of g
         weight.grad = torch.full_like(weight, 3.0)
@@ -237,7 +237,7 @@ def test_position_parameters_have_their_own_lr_and_no_decay(case):
 
 
 def test_no_group_without_position_parameters():
-    assert learnt_by_positions(build("rope")) == 0 and learnt_by_positions(build("none-ssmax")) > 0
+    assert count_positional(build("rope")) == 0 and count_positional(build("none-ssmax")) > 0
 
 
 @pytest.mark.parametrize("case", ["rope", "rope-sinks", "none-ssmax", "learned"])

@@ -271,7 +271,7 @@ def test_too_short_data_creates_no_run(overrides, tmp_path, monkeypatch):
 
 
 def test_missing_validation_data_names_setting(overrides, tmp_path, monkeypatch):
-    with pytest.raises(TrainingError, match=r"no documents .* data.valid_fraction above 0"):
+    with pytest.raises(TrainingError, match=r"no documents: raise data.valid_fraction"):
         here(monkeypatch, *overrides, "data.valid_fraction=0", "--run-dir", str(tmp_path / "never"))
     assert not (tmp_path / "never").exists()
 

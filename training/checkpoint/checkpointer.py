@@ -12,7 +12,7 @@ from torch import nn
 from data.sampling.exposure import write_exposure
 from errors import INTERRUPTED
 from training.checkpoint.restore import restore
-from training.checkpoint.retention import DIVERGED, HELD_OUT, held_out_state, newest_sound, prune
+from training.checkpoint.retention import DIVERGED, HELD_OUT, held_out_state, newest_before_divergence, prune
 from training.checkpoint.snapshot import Snapshot, capture
 from training.checkpoint.storage import find_checkpoint, save_snapshot
 from training.config.trainer_settings import CheckpointSettings
@@ -121,7 +121,7 @@ class Checkpointer(CheckpointWriter):
             "the run directory must be on a disk that all processes share",
         )
         run.model.reposition(stage_after(stages_of(settings), self.saved).model)
-        self.guard.load(state.get("gate", {}))
+        self.guard.load(state.get("step_guard", {}))
         self.groups = groups_before(run.folder, settings, state | {"step": self.saved})
         return self.saved
 
@@ -154,12 +154,12 @@ class Checkpointer(CheckpointWriter):
 
     def _state(self, step: int, loss: float, held_out: Mapping[int, float]) -> dict:
         run = self.run
-        state = {"step": step, "tokens": run.settings.tokens_after(step), "gate": self.guard.state()}
+        state = {"step": step, "tokens": run.settings.tokens_after(step), "step_guard": self.guard.state()}
         state |= {"groups": run.batches.groups_used(step), HELD_OUT: held_out_state(held_out)}
         uniform = math.log(run.data.tokenizer.vocab_size)  # the loss of a uniform prediction
         if not loss <= 2 * uniform:
             state[DIVERGED] = True
-            if run.parallel.main and (sound := newest_sound(run.folder)) is not None:
+            if run.parallel.main and (sound := newest_before_divergence(run.folder)) is not None:
                 run.console.warn(
                     f"step {step}: training has diverged: the loss is {loss:g}, that of a uniform prediction "
                     f"{uniform:.3g}; the checkpoint of step {sound} is kept as well"

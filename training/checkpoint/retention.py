@@ -36,7 +36,7 @@ def _state_of(run: Path, step: int) -> dict:
         return {}
 
 
-def newest_sound(run: Path, before: int | None = None) -> int | None:
+def newest_before_divergence(run: Path, before: int | None = None) -> int | None:
     """The newest checkpoint, of a step below `before`, from before the run diverged."""
     steps = [step for step in steps_of(run) if before is None or step < before]
     return next((step for step in reversed(steps) if not _state_of(run, step).get(DIVERGED)), None)
@@ -65,5 +65,5 @@ def prune(run: Path, step: int, settings: CheckpointSettings, train_length: int)
         remove_checkpoint(folder_of(run, later))
     best = best_of(run, settings.best * train_length) if settings.best else None
     steps = steps_of(run)
-    for old in set(steps) - kept(steps, settings, best[0] if best else None, newest_sound(run)):
+    for old in set(steps) - kept(steps, settings, best[0] if best else None, newest_before_divergence(run)):
         remove_checkpoint(folder_of(run, old))

@@ -39,7 +39,7 @@ class TensorShard(NamedTuple):
     offset: tuple[int, ...]
 
 
-def at_rest(tensor: Tensor, copied: bool = False) -> Tensor:
+def detached(tensor: Tensor, copied: bool = False) -> Tensor:
     """A tensor on the CPU; a sharded one on its device. With `copied`, an unsharded result does not change
     when the tensor does."""
     return tensor.detach() if isinstance(tensor, DTensor) else _on_host(tensor, copied)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from training.checkpoint.sharded import TensorShard, at_rest, part_of
+from training.checkpoint.sharded import TensorShard, detached, part_of
 from training.optim.ema import EMA
 from training.optim.optimizer import clean_name, named_weights
 
@@ -48,7 +48,7 @@ def capture(model: nn.Module, optimizer, average: EMA | None = None, copied: boo
 
 def weights_of(model: nn.Module, copied: bool = False) -> dict[str, Tensor]:
     """All weights and persistent buffers by clean name; tied ones once, under their first name. On the CPU;
-    sharded ones on their device; `copied` as in `at_rest`."""
+    sharded ones on their device; `copied` as in `detached`."""
     found: dict[str, Tensor] = {}
     seen = set()
     for name, tensor in model.state_dict().items():
@@ -57,21 +57,21 @@ def weights_of(model: nn.Module, copied: bool = False) -> dict[str, Tensor]:
         if own.numel() and place in seen:
             continue
         seen.add(place)
-        found[clean_name(name)] = at_rest(tensor, copied)
+        found[clean_name(name)] = detached(tensor, copied)
     return found
 
 
 def optimizer_state(
     model: nn.Module, optimizer: torch.optim.Optimizer, copied: bool = False
 ) -> tuple[dict[str, Tensor], dict]:
-    """The optimizer's tensors as `key/parameter name`, `copied` as in `at_rest`, and its numbers and group
+    """The optimizer's tensors as `key/parameter name`, `copied` as in `detached`, and its numbers and group
     options as JSON."""
     names = {id(weight): name for name, weight in named_weights(model)}
     tensors, numbers = {}, {}
     for weight, entries in optimizer.state.items():
         for key, value in entries.items():
             if isinstance(value, Tensor):
-                tensors[f"{key}/{names[id(weight)]}"] = at_rest(value, copied)
+                tensors[f"{key}/{names[id(weight)]}"] = detached(value, copied)
             else:
                 numbers.setdefault(names[id(weight)], {})[key] = value
     groups = []

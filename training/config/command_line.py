@@ -11,7 +11,7 @@ from pathlib import Path
 
 from errors import ConfigError
 from training.config.help import describe_setting, named_settings
-from training.config.load import SettingsLayers, is_override
+from training.config.load import SettingsLayers, is_override, setting_before_validation
 from training.config.schema import FOLDER, SchemaNode, defaults, read_schema
 from training.config.yaml_io import read_yaml
 from training.script import Parser, run_main
@@ -185,18 +185,15 @@ def check_settings(script: str, options: Namespace) -> None:
 
     Settings of another run are the base of an extension run, and of generate.py.
     """
-    arguments = options.overrides
+    arguments, schema, base = options.overrides, read_schema(SCHEMAS[script][0]), None
     if script == "evaluate":
-        arguments = [one for one in arguments if _is_setting(one)]
-    layers = SettingsLayers({})
-    layers.apply(arguments)
-    schema, base = read_schema(SCHEMAS[script][0]), None
-    if script == "evaluate":
-        schema = _evaluation_schema(layers.tree)
+        given = [one for one in arguments if not Path(one).is_dir()]  # directories are runs
+        arguments = [one for one in given if one.endswith((".yaml", ".yml")) or is_override(one)]
+        schema = _evaluation_schema(setting_before_validation(arguments, "protocol"))
     elif script == "generate":
         base = options.run
     elif script == "train":
-        parent = layers.tree.get("parent")
+        parent = setting_before_validation(arguments, "parent")
         base = parent.get("run", "") if isinstance(parent, dict) else parent
     merged = SettingsLayers(defaults(schema))
     if base is not None:
@@ -211,22 +208,12 @@ def check_settings(script: str, options: Namespace) -> None:
     merged.raise_problems()
 
 
-def _is_setting(word: str) -> bool:
-    return not Path(word).is_dir() and (word.endswith((".yaml", ".yml")) or is_override(word))
-
-
-def _evaluation_schema(tree: dict) -> SchemaNode:
+def _evaluation_schema(protocol: object) -> SchemaNode:
     every = [read_schema(name) for name in EVALUATIONS]
-    schemas = {protocol: schema for schema in every for protocol in protocols(schema)}
-    protocol = tree.get("protocol", next(iter(schemas)))
-    if protocol not in schemas:
+    schemas = {protocol: schema for schema in every for protocol in schema.fields["protocol"].literals}
+    if protocol is not None and str(protocol) not in schemas:
         raise ConfigError(f"protocol={protocol} is unknown; known: {', '.join(schemas)}")
-    return schemas[protocol]
-
-
-def protocols(schema: SchemaNode) -> list[str]:
-    """The protocols whose settings a schema describes."""
-    return schema.fields["protocol"].literals
+    return every[0] if protocol is None else schemas[str(protocol)]
 
 
 def help_page(script: str, usage: str, arguments: Iterable[str]) -> str:

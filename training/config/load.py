@@ -67,7 +67,7 @@ def setting_before_validation(arguments: list[str], key: str) -> object:
     return layers.tree.get(key)
 
 
-def discarded(settings: BaseModel, arguments: list[str]) -> list[str]:
+def dropped_settings(settings: BaseModel, arguments: list[str]) -> list[str]:
     """A warning for each line of a file that a later choice replaced, where that choice has the same setting
     with another value that no file or override set."""
     layers = SettingsLayers({})

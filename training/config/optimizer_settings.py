@@ -26,9 +26,6 @@ class RolesSettings(StrictSettings):
     vectors: RoleSettings = setting(RoleSettings(), "norms and biases")
     positions: RoleSettings = setting(RoleSettings(), "parameters of the positional scheme")
 
-    def of(self, role: str) -> RoleSettings:
-        return getattr(self, role)
-
 
 ROLES = tuple(RolesSettings.model_fields)
 
@@ -62,7 +59,7 @@ class AdamWBase(StrictSettings):
 
     def of(self, role: str) -> RoleSettings:
         """The settings of a role's weights."""
-        return RoleSettings() if self.groups is None else self.groups.of(role)
+        return RoleSettings() if self.groups is None else getattr(self.groups, role)
 
     def rate_of(self, role: str) -> float | None:
         """The peak learning rate of a role; None: `lr`."""
@@ -132,23 +129,21 @@ class _Schedule(StrictSettings):
     )
 
 
-def _min_lr_ratio(default: float) -> float:
-    text = "learning rate at the end, as a share of the peak"
-    return Field(default=default, ge=0, le=1, description=text)
+_MIN_LR_RATIO = "learning rate at the end, as a share of the peak"
 
 
 class CosineSchedule(_Schedule):
     """Half a cosine from the peak to `min_lr_ratio`."""
 
     name: Literal["cosine"] = "cosine"
-    min_lr_ratio: float = _min_lr_ratio(0.1)
+    min_lr_ratio: float = setting(0.1, _MIN_LR_RATIO, ge=0, le=1)
 
 
 class LinearSchedule(_Schedule):
     """Linear decay from the peak to `min_lr_ratio`."""
 
     name: Literal["linear"] = "linear"
-    min_lr_ratio: float = _min_lr_ratio(0.0)
+    min_lr_ratio: float = setting(0.0, _MIN_LR_RATIO, ge=0, le=1)
 
 
 class WsdSchedule(_Schedule):
@@ -158,7 +153,7 @@ class WsdSchedule(_Schedule):
     decay: Annotated[float, AfterValidator(lambda v: v if v == 1 else share_or_steps(v))] = setting(
         0.2, "decay at the end: up to 1 a share of the run, above 1 a number of steps", gt=0
     )
-    min_lr_ratio: float = _min_lr_ratio(0.0)
+    min_lr_ratio: float = setting(0.0, _MIN_LR_RATIO, ge=0, le=1)
 
 
 class ConstantSchedule(_Schedule):

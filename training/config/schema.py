@@ -95,13 +95,9 @@ class SchemaNode:
 
     @cached_property
     def types(self) -> list[str]:
-        found = []
-        for member in self.members:
-            names = member.get("type", []) if not _constants(member) else []
-            names = [names] if isinstance(names, str) else names
-            is_suffixed = member.get("pattern") == SUFFIXED  # the text is a number
-            found += [one for one in names if one in TYPES and not (is_suffixed and one == "string")]
-        return [name for name in found if not (name == "integer" and "number" in found)]
+        found = [member.get("type") for member in self.members if not _constants(member)]
+        names = [one[0] if isinstance(one, list) else one for one in found]  # the other is a text as 200M
+        return [one for one in names if one in TYPES and not (one == "integer" and "number" in names)]
 
     @cached_property
     def literals(self) -> list:

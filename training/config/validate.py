@@ -9,9 +9,8 @@ import math
 import re
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
@@ -63,8 +62,7 @@ RENAMED = {
 }
 
 
-@dataclass(frozen=True)
-class SettingsProblem:
+class SettingsProblem(NamedTuple):
     """One problem at `path`; `text` starts with the dotted name."""
 
     path: tuple

@@ -47,7 +47,7 @@ class Watchdog:
         self._folder = heartbeats_of(run)
         self._interval = min(5.0, timeout / 20)
         self._peers = range(1, world) if rank == 0 else (0,)
-        self._under_way: tuple[int, str] | None = None  # number and name of the collective work
+        self._collective: tuple[int, str] | None = None  # number and name of the collective work
         self._steps = 0
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True) if world > 1 else None
@@ -63,13 +63,13 @@ class Watchdog:
             return
         self._done.set()
         self._thread.join()
-        words = (str(error) or type(error).__name__).splitlines()[0]
+        message = (str(error) or type(error).__name__).splitlines()[0]
         if isinstance(error, Exception) and is_broken_link(error):
-            self._leave(f"the connection to another process was lost ({words})")
+            self._exit(f"the connection to another process was lost ({message})")
         if isinstance(error, SystemExit) and self._failure():  # the launcher terminates the others
-            self._leave("terminated by the launcher")
+            self._exit("terminated by the launcher")
         if isinstance(error, Exception):
-            self._write(f"process {self.rank} failed: {words}")
+            self._write(f"process {self.rank} failed: {message}")
         if error is None:  # a heartbeat file that stops changing is reported
             with suppress(OSError):
                 self._file(self.rank).unlink(missing_ok=True)
@@ -80,11 +80,11 @@ class Watchdog:
     def collective(self, what: str) -> Iterator[None]:
         """Work that every process takes part in; it must end within the timeout."""
         self._steps += 1
-        self._under_way = self._steps, what
+        self._collective = self._steps, what
         try:
             yield
         finally:
-            self._under_way = None
+            self._collective = None
 
     def _watch(self) -> None:
         in_step = Stopwatch(time.monotonic, self._interval)
@@ -93,17 +93,17 @@ class Watchdog:
         while not self._done.wait(self._interval):
             count += 1
             self._write(str(count))
-            if (now := self._under_way) is None:
+            if (now := self._collective) is None:
                 in_step.restart()
             elif in_step.seconds(now) > self.timeout:
-                self._leave(f"{now[1]} has not finished within {self.timeout:g} s: another process hangs")
+                self._exit(f"{now[1]} has not finished within {self.timeout:g} s: another process hangs")
             for peer, watch in silent.items():
                 if (beat := self._last_heartbeat(peer)) is None:
                     watch.restart()
                     continue
                 limit = self.timeout if beat.isdigit() else min(self.timeout, _GRACE)
                 if watch.seconds(beat) > limit:
-                    self._leave(
+                    self._exit(
                         f"process {peer} sent no heartbeat for {self.timeout:g} s: it is dead or hangs"
                     )
 
@@ -129,7 +129,7 @@ class Watchdog:
         found = (self._last_heartbeat(peer) for peer in range(self.world) if peer != self.rank)
         return next((beat for beat in found if beat and not beat.isdigit()), None)
 
-    def _leave(self, text: str) -> None:
+    def _exit(self, text: str) -> None:
         """Exit at once: an orderly shutdown would wait for the lost process again."""
         message = (
             f"{text} (training.rank_timeout). Run the same command again to resume from the last checkpoint"

@@ -9,7 +9,7 @@ from model import LinearMixer
 from model.position.schemes.rope import Rope
 from training.checkpoint.retention import best_of
 from training.config.settings import RunSettings
-from training.optim.optimizer import who_learns_at
+from training.optim.optimizer import parameters_at_rate
 from training.run.checks import sampled
 from training.run.hardware import peak_memory
 from training.stages import stages_of
@@ -57,7 +57,7 @@ def announce(run: TrainingRun, start: int) -> None:
             "repeated text adds almost nothing: add text or lower training.tokens"
         )
     for name, rate in t.optimizer.rates.items() if len(t.optimizer.rates) > 1 else ():
-        console.info(f"{name} {rate:g}: {who_learns_at(name, model, t.optimizer)}")
+        console.info(f"{name} {rate:g}: {parameters_at_rate(name, model, t.optimizer)}")
     for stage in stages_of(settings)[1:]:
         console.info(stage.describe())
     if settings.data.positions.name != "plain":

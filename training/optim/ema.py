@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from training.checkpoint.sharded import at_rest, own_part
+from training.checkpoint.sharded import detached, own_part
 from training.config.optimizer_settings import EmaSettings
 from training.optim.lr_schedule import steps_of
 from training.optim.optimizer import named_weights
@@ -52,8 +52,8 @@ class EMA:
             own_part(mean).copy_(own_part(stored[name]))
 
     def tensors(self, copied: bool = False) -> dict[str, Tensor]:
-        """The means by parameter name, on the CPU; sharded ones on their device; `copied` as in `at_rest`."""
-        return {name: at_rest(mean, copied) for name, mean in self._means.items()}
+        """The means by parameter name, on the CPU or sharded; `copied` as in `detached`."""
+        return {name: detached(mean, copied) for name, mean in self._means.items()}
 
     @contextmanager
     def applied(self) -> Iterator[None]:

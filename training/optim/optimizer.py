@@ -154,16 +154,16 @@ def _put_back(x: Tensor, kept: Tensor | None, broken: Tensor) -> None:
     own.copy_(torch.where(broken, torch.zeros_like(own) if old is None else old, own))
 
 
-def learnt_by_positions(model: nn.Module) -> int:
+def count_positional(model: nn.Module) -> int:
     """The number of trainable parameters of the positional schemes."""
     weights = named_weights(model)
     return sum(w.numel() for name, w in weights if w.requires_grad and role_of(name, w) == "positions")
 
 
-def who_learns_at(rate: str, model: nn.Module, settings: OptimizerSettings) -> str:
+def parameters_at_rate(rate: str, model: nn.Module, settings: OptimizerSettings) -> str:
     """A description of the parameters that a learning rate applies to; there may be none."""
     if rate == "positions_lr":
-        count = learnt_by_positions(model)
+        count = count_positional(model)
         return f"for {count:,} positional parameters" if count else "unused: no positional parameters"
     groups = [group for group in make_optimizer(model, settings).param_groups if group["rate"] == rate]
     if not groups:

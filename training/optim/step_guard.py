@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from errors import TrainingError
-from training.checkpoint.retention import newest_sound
+from training.checkpoint.retention import newest_before_divergence
 from training.checkpoint.storage import steps_of
 from training.config.trainer_settings import NonFiniteSettings, SpikeSettings
 
@@ -115,7 +115,7 @@ def raise_stopped(step: int, found: StepMetrics, folder: Path, applied: int) -> 
     loss, reason, count = found.loss, found.reason, found.count
     steps = steps_of(folder)
     is_source = bool(steps) and reason != SPIKE and steps[-1] >= applied  # no update in between
-    good = newest_sound(folder, before=applied if is_source else None)
+    good = newest_before_divergence(folder, before=applied if is_source else None)
     if not steps:
         saved = "there is no checkpoint yet"
     elif good == steps[-1]:

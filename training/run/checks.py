@@ -8,7 +8,7 @@ from training.config.settings import RunSettings
 from training.config.trainer_settings import ValidationSettings
 from training.logging.trackers import check_trackers
 from training.optim.lr_schedule import steps_of
-from training.optim.optimizer import learnt_by_positions
+from training.optim.optimizer import count_positional
 from training.position_overrides import longest_input
 from training.stages import stages_of
 
@@ -17,7 +17,7 @@ def make_model(settings: RunSettings, vocab_size: int) -> Transformer:
     return Transformer(settings.model, vocab_size, settings.train_length, settings.original_length)
 
 
-def reach_of(settings: RunSettings) -> int | None:
+def input_limit(settings: RunSettings) -> int | None:
     """The longest input that the model supports at every stage of the run; None if unlimited.
 
     Raises ModelError or TrainingError for an invalid stage; nothing is allocated.
@@ -30,7 +30,7 @@ def reach_of(settings: RunSettings) -> int | None:
 def check_model(settings: RunSettings) -> None:
     """Raise for an invalid model shape, positional scheme, stage or validation length, and for steps outside
     the run, before any data are read."""
-    limit = reach_of(settings)
+    limit = input_limit(settings)
     length, shortest = settings.train_length, min(settings.training.validation.multiples)
     if limit is not None and limit < length:
         raise TrainingError(
@@ -105,10 +105,9 @@ def check_processes(settings: RunSettings, processes: int) -> None:
 def check_sharding(settings: RunSettings, model: Transformer, sharded: bool) -> None:
     """Raise for a sharded model whose learned positional scheme changes during training: its parameters
     cannot be replaced, as they are shards."""
-    if sharded and learnt_by_positions(model) and any(stage.overrides for stage in stages_of(settings)):
+    if sharded and count_positional(model) and any(stage.overrides for stage in stages_of(settings)):
         raise TrainingError(
-            "overrides in training.stages cannot replace learned parameters of a sharded positional scheme: "
-            "set training.parallel.sharding to none"
+            "training.stages cannot override a learned, sharded scheme: set training.parallel.sharding=none"
         )
 
 

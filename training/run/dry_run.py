@@ -13,7 +13,7 @@ from training.config.settings import RunSettings
 from training.distributed.parallel import Parallel
 from training.logging.console import Console, duration
 from training.logging.summary import steps_in_words
-from training.optim.optimizer import who_learns_at
+from training.optim.optimizer import parameters_at_rate
 from training.run.checks import autocast_type, make_model, sampled
 from training.run.first_checkpoint import changed_rates
 from training.run.hardware import forecast, free_memory, peak_flops
@@ -55,7 +55,7 @@ def show_forecast(
         ("time", f"{time} on {layout.world} × {device.type}, at 45% of its peak rate"),
     ]
     rows += [
-        (name, f"{rate:g}, {who_learns_at(name, model, t.optimizer)}")
+        (name, f"{rate:g}, {parameters_at_rate(name, model, t.optimizer)}")
         for name, rate in t.optimizer.rates.items()
     ]
     if parent is not None:

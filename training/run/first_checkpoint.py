@@ -46,9 +46,8 @@ def write_first_checkpoint(
         return
     if parent is None:
         raise TrainingError(f"{folder} has no checkpoint, and its parent run is gone: restore parent.run")
-    shown = exposure_of(parent.folder, parent.checkpoint.step)
-    if shown is not None:
-        write_exposure(folder, shown, INHERITED)
+    if (exposure := exposure_of(parent.folder, parent.checkpoint.step)) is not None:
+        write_exposure(folder, exposure, INHERITED)
     if settings.is_fork:
         copy_checkpoint(parent.checkpoint, folder)
         for line in _describe_fork(settings, parent):
@@ -83,7 +82,7 @@ def compare(settings: RunSettings, parent: ParentRun, model: Transformer, score:
         "length": length,
         "targets": len(nll),
         "nll": float(nll.mean()),
-        "parent_under_rule": None,
+        "parent_under_method": None,
         "largest_difference": None,
         "parent_as_trained": None,
         "not_compared": not_at_test_time(parent.settings, settings),
@@ -104,7 +103,7 @@ def compare(settings: RunSettings, parent: ParentRun, model: Transformer, score:
     if under_method is None:
         return found | {"not_compared": f"its positions end before {length}"}
     largest = float(np.abs(under_method - nll).max())
-    found |= {"parent_under_rule": float(under_method.mean()), "largest_difference": largest}
+    found |= {"parent_under_method": float(under_method.mean()), "largest_difference": largest}
     if largest > TOLERANCE[weight.dtype]:
         measured, own = (s.original_length or s.train_length for s in (parent.settings, settings))
         ours, theirs = weights_of(model), weights_of(loaded().model)
@@ -138,10 +137,9 @@ def _describe_fork(settings: RunSettings, parent: ParentRun) -> list[str]:
     lines += [f"changed in the fork: {text}" for text in parent.changed(settings)]
     lines += changed_rates(settings, parent)
     old, new = TrainingSchedule(parent.settings), TrainingSchedule(settings)
-    for i in range(step):
-        if old.learning_rates(i) != new.learning_rates(i):
-            lines.append(f"learning rates before it differ from those of its settings from step {i + 1} on")
-            break
+    first = next((i for i in range(step) if old.learning_rates(i) != new.learning_rates(i)), None)
+    if first is not None:
+        lines.append(f"learning rates before it differ from those of its settings from step {first + 1} on")
     return lines
 
 

@@ -115,7 +115,7 @@ def read_run_settings(
     try:
         parent = open_parent(Path(asked["run"]), asked.get("checkpoint"), bool(asked.get("fork")))
     except TrainingError:
-        if (settings := _remembered(overrides, asked["run"], folder, root)) is not None:
+        if (settings := _without_parent(overrides, asked["run"], folder, root)) is not None:
             return settings, None
         raise
     settings = parent.complete(load_settings(RunSettings, overrides, parent.inherited))
@@ -140,7 +140,7 @@ def open_parent(folder: Path, step: int | None = None, fork: bool = False) -> Pa
     return ParentRun(folder, settings, found, read_manifest(folder, "vocab_size", "tokenizer_hash"), tree)
 
 
-def _remembered(overrides: list[str], run: str, folder: Path | None, root: Path) -> RunSettings | None:
+def _without_parent(overrides: list[str], run: str, folder: Path | None, root: Path) -> RunSettings | None:
     """The settings of an existing run whose parent is gone, from the inherited settings in its folder."""
     for candidate in [folder] if folder else sorted(root.glob(f"{name_stem(overrides)}-*")):
         about = read_manifest(candidate) if is_run(candidate) else {}

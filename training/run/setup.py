@@ -2,7 +2,7 @@
 
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ from data.sampling.exposure import EXPOSURE
 from errors import TrainingError
 from model import Transformer
 from training.checkpoint.storage import clean_leftovers
-from training.config.load import discarded, identity
+from training.config.load import dropped_settings, identity
 from training.config.settings import RunSettings
 from training.distributed.error_barrier import error_barrier
 from training.distributed.parallel import Parallel
@@ -32,8 +32,8 @@ from training.run.checks import (
     check_model,
     check_processes,
     check_sharding,
+    input_limit,
     make_model,
-    reach_of,
 )
 from training.run.compatibility import check_text
 from training.run.directory import (
@@ -60,9 +60,6 @@ class ValidationTargets(Protocol):
 
     @property
     def note(self) -> str: ...
-
-    @property
-    def lengths(self) -> Sequence[int]: ...
 
     @property
     def documents(self) -> int: ...
@@ -188,8 +185,8 @@ def _launch(options: Namespace) -> tuple[RunSettings, ParentRun | None, Parallel
     torch.manual_seed(settings.seed)
     parallel = Parallel(settings.training)
     console = Console(quiet=not parallel.main, results=options.dry_run)
-    for dropped in discarded(settings, options.overrides):
-        console.info(dropped)
+    for warning in dropped_settings(settings, options.overrides):
+        console.info(warning)
     check_processes(settings, parallel.world)
     parallel.agree(
         identity(settings), "the hash of the settings", "start all with the same files and overrides"
@@ -202,7 +199,7 @@ def held_out_targets(
     draw: DrawTargets, data: PreparedData, settings: RunSettings, console: Console
 ) -> ValidationTargets:
     """Held-out targets at the multiples of train_length that the model and the text allow."""
-    v, limit = settings.training.validation, reach_of(settings)
+    v, limit = settings.training.validation, input_limit(settings)
     if not data.valid.n_documents:
         raise TrainingError(
             f"{data.valid.folder} has no documents: raise data.valid_fraction or set data.valid_source"

@@ -3,7 +3,7 @@
 import pytest
 
 from errors import ConfigError
-from training.config.load import apply_overrides, discarded, dump, identity, load_settings
+from training.config.load import apply_overrides, dropped_settings, dump, identity, load_settings
 from training.config.settings import RunSettings
 
 
@@ -65,7 +65,7 @@ def test_settings_dropped_by_later_choice_are_reported(tmp_path):
     more.write_text("training: {optimizer: {name: muon, momentum: 0.9}}")
 
     def message(*overrides: str) -> list[str]:
-        return discarded(load_settings(RunSettings, list(overrides)), list(overrides))
+        return dropped_settings(load_settings(RunSettings, list(overrides)), list(overrides))
 
     lost = [
         f"{file}:3: training.optimizer.lr = 0.001 is dropped, because muon was chosen after it: "

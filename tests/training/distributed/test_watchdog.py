@@ -30,7 +30,7 @@ def test_single_process_has_no_watchdog(tmp_path):
 
 def test_consecutive_slow_steps_do_not_time_out(tmp_path, monkeypatch):
     left = []
-    monkeypatch.setattr(Watchdog, "_leave", lambda self, text: left.append(text))
+    monkeypatch.setattr(Watchdog, "_exit", lambda self, text: left.append(text))
     with Watchdog(tmp_path / "run", "a", 1, 2, 0.2) as watch:
         for number in range(4):
             with watch.collective(f"step {number}"):
@@ -44,7 +44,7 @@ def test_consecutive_slow_steps_do_not_time_out(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("rank", "peer"), [(1, 0), (0, 1)])
 def test_slow_rank_with_heartbeat_is_not_lost(tmp_path, monkeypatch, rank, peer):
     left, run = [], tmp_path / "run"
-    monkeypatch.setattr(Watchdog, "_leave", lambda self, text: left.append(text))
+    monkeypatch.setattr(Watchdog, "_exit", lambda self, text: left.append(text))
     other = Watchdog(run, "a", peer, 2, 0.2)
     beats = heartbeats_of(run)
     beats.mkdir(parents=True)

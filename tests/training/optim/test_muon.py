@@ -7,7 +7,7 @@ from tests.processes import together
 from tests.training.config.toy import Net
 from tests.training.distributed import sharded_updates
 from training.config.optimizer_settings import AdamWBase, AdamWSettings, MuonSettings
-from training.optim.optimizer import make_optimizer, set_learning_rates, who_learns_at
+from training.optim.optimizer import make_optimizer, parameters_at_rate, set_learning_rates
 
 # Five steps in bfloat16, whose numbers are good to 0.4%, against float64: in Frobenius norm, small singular
 # values of a square matrix among them.
@@ -73,7 +73,7 @@ def test_parameter_groups_and_learning_rates():
     ]
     assert settings.rates == {"lr": 0.5, "adamw_lr": 0.25, "positions_lr": 0.125}
     assert [group.get("fused") for group in optimizer.param_groups] == [None, *[True] * 4]
-    message = {rate: who_learns_at(rate, Net(tie_embeddings=False), settings) for rate in settings.rates}
+    message = {rate: parameters_at_rate(rate, Net(tie_embeddings=False), settings) for rate in settings.rates}
     assert message == {
         "lr": "for 36 parameters: matrices",
         "adamw_lr": "for 144 parameters: head, embeddings, vectors",

@@ -230,7 +230,7 @@ def test_load_accepts_position_overrides_only(run, settings):
         load(run, ["model.position.name=alibi"])
     with pytest.raises(ModelError, match=r"model.dim is part of the trained weights"):
         load(run, ["model.dim=48"])
-    with pytest.raises(TrainingError, match="train_length cannot be changed on a trained model"):
+    with pytest.raises(TrainingError, match="train_length cannot be changed after training"):
         load(run, ["train_length=64"])
     with pytest.raises(TrainingError, match=r"did you mean model.position.scaling"):
         load(run, ["model.position.scalin.name=yarn"])

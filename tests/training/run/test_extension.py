@@ -84,7 +84,7 @@ def test_extension_starts_from_parent_weights_with_new_positions(parent, branch)
     assert same(weights(branch, 0), weights(parent))
     assert not same(weights(branch), weights(parent))
     found = about(branch)["step0"]
-    assert found["largest_difference"] == 0 and found["nll"] == found["parent_under_rule"]
+    assert found["largest_difference"] == 0 and found["nll"] == found["parent_under_method"]
     assert found["nll"] != found["parent_as_trained"] and found["length"] == 48 and found["targets"] == 32
     (line,) = read_metrics(branch / "metrics.jsonl", "step0")
     assert line["step"] == 0 and line["nll"] == found["nll"]
@@ -272,7 +272,7 @@ def test_parameter_free_scheme_change_skips_comparison(parent, tmp_path, monkeyp
     overrides = ["model.position.name=none", *TUNE]
     assert trained(monkeypatch, f"parent.run={parent}", *overrides, "--run-dir", folder) == 0
     found = about(folder)["step0"]
-    assert found["parent_under_rule"] is None and "trained with 'rope'" in found["not_compared"]
+    assert found["parent_under_method"] is None and "trained with 'rope'" in found["not_compared"]
     assert "not compared with the parent" in describe_comparison(found)
     assert same(weights(folder, 0), weights(parent))
     # NoPE is RoPE with its rotations dropped, which a test-time override can set.
