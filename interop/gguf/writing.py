@@ -27,6 +27,8 @@ def write_gguf(
     path: Path,
     dtype: StorageType = "F32",
     about: dict[str, str] | None = None,
+    *,
+    add_bos: bool | None = None,
 ) -> Plan:
     """Write a GGUF file that llama.cpp loads.
 
@@ -35,6 +37,7 @@ def write_gguf(
         dtype: type of matrices. Vectors are float32; a matrix whose rows are not a multiple of 32 numbers,
             the block of Q8_0, is stored in F16 instead.
         about: `general.*` keys: name, description, source.url and others.
+        add_bos: whether documents begin with BOS; None: as the tokenizer does.
 
     Raises:
         InteropError: llama.cpp has no architecture or tokenizer that computes the same, the file exists, or
@@ -42,11 +45,10 @@ def write_gguf(
     """
     plan = make_plan(model)
     vocabulary = tokenizer_metadata(tokenizer, model.vocab_size)
+    if add_bos is not None:
+        vocabulary["add_bos_token"] = add_bos
     gguf = load_extra("gguf")
-    if path.exists():
-        raise InteropError(f"{path} already exists; choose another name or move it")
-    if not path.absolute().parent.is_dir():
-        raise InteropError(f"{path}: its folder does not exist; create it first")
+    check_path(path)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     writer = gguf.GGUFWriter(draft, plan.architecture)
     for key, value in (about or {}).items():
@@ -74,6 +76,14 @@ def write_gguf(
         writer.close()
         draft.unlink(missing_ok=True)
     return plan
+
+
+def check_path(path: Path) -> None:
+    """Raise InteropError if a file cannot be created there."""
+    if path.exists():
+        raise InteropError(f"{path} already exists; choose another name or move it")
+    if not path.absolute().parent.is_dir():
+        raise InteropError(f"{path}: its folder does not exist; create it first")
 
 
 _FILE_TYPES = {"F32": "ALL_F32", "F16": "MOSTLY_F16", "BF16": "MOSTLY_BF16", "Q8_0": "MOSTLY_Q8_0"}
