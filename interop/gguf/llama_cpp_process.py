@@ -75,7 +75,7 @@ def _main(jobs_file: str, out_file: str) -> None:
         for key, value in _run(llama_cpp, job).items():
             found[f"{number} {key}"] = value
     with open(out_file, "wb") as file:
-        np.savez(file, **found)
+        np.savez(file, allow_pickle=False, **found)
 
 
 def _run(llama_cpp: Any, job: dict[str, Any]) -> dict[str, np.ndarray]:

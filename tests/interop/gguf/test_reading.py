@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from interop import build_model
 from interop.gguf import read_gguf
-from interop.gguf.file import GGUFFile
+from interop.gguf.reading.file import GGUFFile
 from model import TokenPositions
 from tests.interop.gguf.files import GRANITE_SWA, metadata, raw_blocks, write, write_model
 from tests.interop.models import make

@@ -11,7 +11,7 @@ import torch
 from errors import InteropError
 from interop import build_model
 from interop.gguf import read_gguf
-from interop.gguf.file import GGUFFile
+from interop.gguf.reading.file import GGUFFile
 from tests.interop.gguf.files import metadata, write, write_model
 from tests.interop.models import make
 

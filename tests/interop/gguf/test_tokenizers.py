@@ -12,10 +12,10 @@ from transformers.integrations.gguf import gguf_tokenizer_mapping as transformer
 
 from data import ByteTokenizer, HuggingFaceTokenizer, SentencePieceTokenizer
 from errors import DataError, InteropError
-from interop.gguf.file import GGUFFile
 from interop.gguf.pretokenizers import PRE_TOKENIZERS
-from interop.gguf.tokenizer import read_tokenizer
-from interop.gguf.vocabulary import tokenizer_metadata
+from interop.gguf.reading.file import GGUFFile
+from interop.gguf.reading.tokenizer import read_tokenizer
+from interop.gguf.writing.vocabulary import tokenizer_metadata
 from tests.interop.gguf.files import write
 
 TEXTS = [

@@ -11,8 +11,8 @@ from data import ByteTokenizer
 from errors import InteropError
 from interop import build_model
 from interop.gguf import read_gguf, write_gguf
-from interop.gguf.file import GGUFFile
-from interop.gguf.plan import make_plan
+from interop.gguf.reading.file import GGUFFile
+from interop.gguf.writing.plan import make_plan
 from model import SCHEMES as REGISTRY
 from tests.interop.gguf.files import write_model
 from tests.interop.gguf.models import NOPE, ROPE, SCHEMES, logits, random_transformer, scaled

@@ -15,7 +15,7 @@ from interop.gguf.architectures import (
     ROPE_LONG,
     ROPE_SHORT,
 )
-from interop.gguf.plan import Plan
+from interop.gguf.writing.plan import Plan
 from interop.huggingface.weights import LLAMA, PHI3, to_half, to_interleaved, weight_map
 from interop.huggingface.weights import QK_NORMS as OUR_QK_NORMS
 from model import Transformer

@@ -9,9 +9,9 @@ from typing import Any
 from errors import InteropError
 from interop.checkpoint import ForeignCheckpoint, StoredTensor, some
 from interop.gguf.architectures import ROPE_FREQS, ROPE_LONG, ROPE_SHORT, names, rotated_heads
-from interop.gguf.config import architecture_of, read_config
-from interop.gguf.file import GGUFFile
-from interop.gguf.tokenizer import read_tokenizer
+from interop.gguf.reading.config import architecture_of, read_config
+from interop.gguf.reading.file import GGUFFile
+from interop.gguf.reading.tokenizer import read_tokenizer
 from interop.huggingface.weights import to_half
 
 

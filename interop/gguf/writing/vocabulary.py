@@ -10,7 +10,7 @@ from data.tokenizers.huggingface import ALPHABET
 from errors import InteropError
 from interop.extras import load_extra
 from interop.gguf.pretokenizers import PRE_TOKENIZERS
-from interop.gguf.tokenizer import CONTROL, NO_MERGES, NORMAL, UNUSED, USER_DEFINED
+from interop.gguf.reading.tokenizer import CONTROL, NO_MERGES, NORMAL, UNUSED, USER_DEFINED
 
 
 def tokenizer_metadata(tokenizer: Tokenizer, rows: int) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import torch
 
 from errors import InteropError
 from interop.gguf.architectures import ARCHITECTURES, ROPE_FREQS, ROPE_LONG, ROPE_SHORT, Architecture
-from interop.gguf.file import GGUFFile
+from interop.gguf.reading.file import GGUFFile
 from model.position.scaling import Llama3Scaling, plain_frequencies
 
 NO_WINDOW = 1 << 20  # stands for full attention in files that must have a window

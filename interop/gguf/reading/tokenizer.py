@@ -8,8 +8,8 @@ from typing import Any
 from data import HuggingFaceTokenizer, SentencePieceTokenizer, Tokenizer
 from errors import InteropError
 from interop.extras import load_extra
-from interop.gguf.file import GGUFFile
 from interop.gguf.pretokenizers import PRE_TOKENIZERS
+from interop.gguf.reading.file import GGUFFile
 
 # Types of tokens, the same numbers in GGUF files and sentencepiece models.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)

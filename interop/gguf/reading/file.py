@@ -13,7 +13,7 @@ from torch import Tensor
 from errors import InteropError
 from interop.checkpoint import StoredTensor
 from interop.extras import load_extra
-from interop.gguf.header import TensorEntry, read_header
+from interop.gguf.reading.header import TensorEntry, read_header
 
 MAGIC = b"GGUF"
 # Floats and those quantizations of llama.cpp that released files use; `gguf` dequantizes them exactly.
@@ -38,7 +38,7 @@ class GGUFFile:
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
-        _check_kind(self.path)
+        check_kind(self.path)
         self._gguf = load_extra("gguf")
         header = read_header(self.path)
         self.metadata = header.metadata
@@ -112,7 +112,8 @@ class GGUFFile:
         return StoredTensor(self.path, entry.shape, name, read)
 
 
-def _check_kind(path: Path) -> None:
+def check_kind(path: Path) -> None:
+    """Raise InteropError for a path that is not a GGUF file."""
     if not path.is_file():
         raise InteropError(f"{path} is not a file; pass the path of a GGUF file")
     with open(path, "rb") as file:

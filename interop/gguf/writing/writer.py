@@ -12,9 +12,9 @@ from data import Tokenizer
 from data.files import sync
 from errors import InteropError
 from interop.extras import load_extra
-from interop.gguf.plan import Plan, make_plan
-from interop.gguf.vocabulary import tokenizer_metadata
-from interop.gguf.weights import tensors
+from interop.gguf.writing.plan import Plan, make_plan
+from interop.gguf.writing.vocabulary import tokenizer_metadata
+from interop.gguf.writing.weights import tensors
 from model import Transformer
 
 StorageType = Literal["F32", "F16", "BF16", "Q8_0"]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from errors import InteropError
-from interop.gguf.config import NO_WINDOW, SMOLLM3_STEP
+from interop.gguf.reading.config import NO_WINDOW, SMOLLM3_STEP
 from model import ModelSettings, Transformer
 from model.position import PositionalScheme, PositionSettings
 from model.position.remap import NoRemap

@@ -12,7 +12,7 @@ import torch
 
 from errors import InteropError
 from interop.gguf.llama_cpp_process import is_installed, run_jobs
-from interop.gguf.writing import StorageType, check_path, write_gguf
+from interop.gguf.writing.writer import StorageType, check_path, write_gguf
 from model import TokenPositions, Transformer
 from training.logging.console import Console
 from training.run.directory import LoadedRun

@@ -1,0 +1,1 @@
+"""A GGUF file as a checkpoint in transformers' terms."""
