@@ -271,6 +271,6 @@ def test_remote_code_is_ignored(tmp_path):
 
 def test_original_length_is_that_of_scaling(tmp_path):
     found = saved(make("llama", rope_parameters=YARN | {"rope_theta": 1e4}), tmp_path).model
-    assert (found.train_length, found._original_length) == (64, 32)
+    assert (found.train_length, found.original_length) == (64, 32)
     found = saved(make("llama", rope_parameters=LONGROPE | {"rope_theta": 1e4}), tmp_path / "long").model
-    assert found._original_length == 32
+    assert found.original_length == 32
