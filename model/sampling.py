@@ -148,7 +148,7 @@ class Generation:
         prefill_chunk: int = PREFILL_CHUNK,
     ):
         self.vocab_size = model.vocab_size if vocab_size is None else vocab_size
-        _check(model, prompts, tokens, self.vocab_size)
+        check_prompts(model, prompts, tokens, self.vocab_size)
         self.model, self.tokens, self.sampling = model, tokens, sampling or SamplingParams()
         self.eos_ids, self.chunk = frozenset(eos_ids), prefill_chunk
         self.finish: list[str | None] = [None] * len(prompts)
@@ -168,7 +168,7 @@ class Generation:
         self.cache = Cache(model, len(prompts), slots) if cache else None
         self.previous = self._mark(prompts) if self.sampling.repetition_penalty != 1 else None
         self.chances = (
-            None if self.sampling.greedy else _chances(seeds or [0] * len(prompts), tokens).to(device)
+            None if self.sampling.greedy else uniform_draws(seeds or [0] * len(prompts), tokens).to(device)
         )
 
     def stop(self, row: int) -> None:
@@ -228,7 +228,8 @@ class Generation:
         return previous.to(self.rows.device)
 
 
-def _check(model: Transformer, prompts: Sequence[Sequence[int]], tokens: int, vocab_size: int) -> None:
+def check_prompts(model: Transformer, prompts: Sequence[Sequence[int]], tokens: int, vocab_size: int) -> None:
+    """Raise ModelError for prompts that cannot be continued by `tokens` new tokens."""
     if not 0 < vocab_size <= model.vocab_size:
         raise ModelError(
             f"a tokenizer of {vocab_size} ids does not fit an embedding of {model.vocab_size} rows; use the "
@@ -258,7 +259,7 @@ def _check(model: Transformer, prompts: Sequence[Sequence[int]], tokens: int, vo
         )
 
 
-def _chances(seeds: Sequence[int], tokens: int) -> Tensor:
+def uniform_draws(seeds: Sequence[int], tokens: int) -> Tensor:
     """(B, tokens) float64 uniform in [0, 1 − 2⁻³²], each row from its own generator, drawn in advance to
     avoid a generator call per token and row."""
     rows = [

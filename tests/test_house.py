@@ -1,7 +1,8 @@
 """Code rules that a syntax tree can show: allowed imports between packages, and forbidden constructs.
 
 Import order within `model`: attention.kernels ← position.base ← schemes ← registry ← settings ← cache ←
-attention.softmax ← attention.linear ← block ← transformer ← sampling; the other packages are above it.
+attention.softmax ← attention.linear ← block ← transformer ← sampling ← continuous_batch; the other packages
+are above it.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ RANKS = {
     "model.block": 11,
     "model.transformer": 12,
     "model.sampling": 13,
-    "model": 14,
+    "model.continuous_batch": 14,
+    "model": 15,
 }
 SCHEME = 4
 

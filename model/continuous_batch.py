@@ -1,0 +1,237 @@
+"""Token generation for a batch that rows join and leave between steps: continuous batching.
+
+Yu et al. 2022 (Orca, OSDI 2022). A row is prefilled alone, in chunks between the steps of the others, and
+then joins their cache. Its tokens are those of `Generation` with the same seed, up to rounding.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from errors import ModelError
+from model.cache import Cache
+from model.position import TokenPositions
+from model.sampling import SamplingParams, check_prompts, uniform_draws
+from model.transformer import Transformer
+
+CHUNK = 512  # prompt tokens per step, which bounds how long a long prompt delays the other rows
+
+
+@dataclass(frozen=True)
+class TokenScore:
+    """A token and its log-probability in nats under the model, before sampling parameters.
+
+    Attributes:
+        logprob: None for the first token of a prompt, and where no log-probabilities were requested.
+        top: the most likely tokens and their log-probabilities, most likely first.
+    """
+
+    token: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(eq=False)
+class GenerationRow:
+    """One prompt and its generation.
+
+    Attributes:
+        tokens: maximum number of new tokens; 0 only scores the prompt. The declared length is prompt +
+            tokens.
+        logprobs: number of most likely tokens per score; None: no log-probabilities.
+        score_prompt: also return the scores of the prompt.
+        finish: None while the row is active, then ``eos``, ``length`` or ``stop``. The caller may set
+            ``stop`` between steps, which removes the row.
+        error: the reason why the row cannot be continued, or None.
+    """
+
+    prompt: list[int]
+    tokens: int
+    sampling: SamplingParams
+    seed: int = 0
+    logprobs: int | None = None
+    score_prompt: bool = False
+    finish: str | None = None
+    error: ModelError | None = None
+    generated: int = 0
+    filled: int = 0  # tokens in the cache
+    last: int = 0  # the newest token, which is not in the cache yet
+    chances: Tensor | None = field(default=None, repr=False)  # (1, tokens)
+    previous: Tensor | None = field(default=None, repr=False)  # (1, V), for the repetition penalty
+
+    @property
+    def length(self) -> int:
+        """The declared length."""
+        return len(self.prompt) + self.tokens
+
+
+class ContinuousBatch:
+    """Rows that are generated together; each step yields at most one new token per row.
+
+    Args:
+        model: the model; its device and dtype are used.
+        eos_ids: tokens that finish a row.
+        vocab_size: number of ids of the tokenizer; further rows of the embedding are never sampled.
+        chunk: prompt tokens that are prefilled per step.
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        *,
+        eos_ids: Collection[int] = (),
+        vocab_size: int | None = None,
+        chunk: int = CHUNK,
+    ):
+        self.model, self.eos_ids, self.chunk = model, frozenset(eos_ids), chunk
+        self.vocab_size = model.vocab_size if vocab_size is None else vocab_size
+        self.rows: list[GenerationRow] = []  # in the order of the cache
+        self.waiting: deque[tuple[GenerationRow, Cache]] = deque()  # not prefilled yet
+        self._cache: Cache | None = None
+        self._device = model.embed.weight.device
+
+    def __len__(self) -> int:
+        return len(self.rows) + len(self.waiting)
+
+    def admit(self, row: GenerationRow) -> None:
+        """Add a row. Raises ModelError if its prompt is invalid or too long."""
+        check_prompts(self.model, [row.prompt], max(1, row.tokens), self.vocab_size)
+        if not row.sampling.greedy and row.tokens:
+            row.chances = uniform_draws([row.seed], row.tokens).to(self._device)
+        if row.sampling.repetition_penalty != 1:
+            row.previous = torch.zeros(1, self.vocab_size, dtype=torch.bool, device=self._device)
+            row.previous[0, torch.tensor(row.prompt, device=self._device)] = True
+        self.waiting.append((row, Cache(self.model, 1, len(row.prompt))))
+
+    @torch.inference_mode()
+    def step(self) -> list[tuple[GenerationRow, list[TokenScore]]]:
+        """One token for every prefilled row, and one chunk of the first prompt that is not prefilled.
+
+        Returns the new scores by row: of its prompt, if requested, and of at most one generated token. A row
+        whose logits are not finite has `error` set instead.
+        """
+        scores: dict[GenerationRow, list[TokenScore]] = {}
+        self.remove_finished()
+        parts = [self._extend()] if self.rows else []
+        if self.waiting:
+            logits = self._prefill(scores)
+            if logits is not None:
+                parts.append(logits)
+        if self.rows:
+            self._choose(torch.cat(parts), scores)
+        return list(scores.items())
+
+    def remove_finished(self) -> None:
+        """Free the memory of finished rows. `step` does so too, before its forward pass."""
+        self.waiting = deque(one for one in self.waiting if one[0].finish is None)
+        kept = [index for index, row in enumerate(self.rows) if row.finish is None]
+        if len(kept) == len(self.rows):
+            return
+        self.rows = [self.rows[index] for index in kept]
+        if self._cache is not None:
+            self._cache = self._merged([(self._cache, kept)]) if kept else None
+
+    def _merged(self, parts: list[tuple[Cache, list[int]]]) -> Cache:
+        room = max(row.length - row.filled for row in self.rows)
+        return Cache.merge(self.model, parts, room)
+
+    def _extend(self) -> Tensor:
+        """(B, V) logits after the newest token of each row."""
+        order = torch.tensor([[row.filled] for row in self.rows], device=self._device)
+        positions = TokenPositions(
+            order,
+            order,
+            torch.zeros_like(order),
+            layout="ragged",
+            reach=max(row.filled for row in self.rows) + 1,
+            lengths=tuple(row.length for row in self.rows),
+        )
+        tokens = torch.tensor([[row.last] for row in self.rows], device=self._device)
+        for row in self.rows:
+            row.filled += 1
+        return self.model(tokens, positions, cache=self._cache)[:, -1]
+
+    def _prefill(self, scores: dict[GenerationRow, list[TokenScore]]) -> Tensor | None:
+        """Prefill a chunk of the first waiting row. After its last chunk the row joins the batch, and its
+        logits (1, V) are returned."""
+        row, cache = self.waiting[0]
+        start, stop = row.filled, min(row.filled + self.chunk, len(row.prompt))
+        whole = TokenPositions.plain(len(row.prompt), length=row.length, device=self._device)
+        positions, is_last = whole.part(start, stop, reach=stop), stop == len(row.prompt)
+        keep = stop - start if row.score_prompt else int(is_last)
+        tokens = torch.tensor([row.prompt[start:stop]], device=self._device)
+        logits = self.model(tokens, positions, cache=cache, keep=keep)[0]  # (keep, V)
+        row.filled = stop
+        if row.score_prompt:
+            first = [TokenScore(row.prompt[0])] if start == 0 else []
+            targets = row.prompt[start + 1 : stop + 1]
+            scores[row] = first + self._scores(logits[: len(targets)], targets, [row.logprobs] * len(targets))
+        if not is_last:
+            return None
+        self.waiting.popleft()
+        if not torch.isfinite(logits).all():
+            row.error = ModelError(
+                "the model's logits are not finite: its weights are corrupted or training diverged"
+            )
+            row.finish = "stop"
+            scores[row] = []
+        elif row.tokens == 0:
+            row.finish = "length"
+            scores.setdefault(row, [])
+        if row.finish:
+            return None
+        old = [] if self._cache is None else [(self._cache, list(range(len(self.rows))))]
+        self.rows.append(row)
+        self._cache = self._merged([*old, (cache, [0])])
+        return logits[-1:]
+
+    def _choose(self, logits: Tensor, scores: dict[GenerationRow, list[TokenScore]]) -> None:
+        """Choose the next token of every row from logits (B, V)."""
+        groups: dict[SamplingParams, list[int]] = defaultdict(list)
+        for index, row in enumerate(self.rows):
+            groups[row.sampling].append(index)
+        new = [0] * len(self.rows)
+        for sampling, indices in groups.items():
+            rows = [self.rows[index] for index in indices]
+            chances = [row.chances[:, row.generated, None] for row in rows if row.chances is not None]
+            previous = [row.previous for row in rows if row.previous is not None]
+            chosen = sampling.choose(
+                logits[indices, : self.vocab_size],
+                torch.cat(previous) if previous else None,
+                torch.cat(chances) if chances else None,
+            )
+            for index, token in zip(indices, chosen.tolist(), strict=True):
+                new[index] = token
+        found = self._scores(logits, new, [row.logprobs for row in self.rows])
+        for row, token, score in zip(self.rows, new, found, strict=True):
+            row.last, row.generated = token, row.generated + 1
+            if row.previous is not None:
+                row.previous[0, token] = True
+            if token in self.eos_ids:
+                row.finish = "eos"
+            elif row.generated == row.tokens:
+                row.finish = "length"
+            scores.setdefault(row, []).append(score)
+
+    def _scores(self, logits: Tensor, tokens: list[int], tops: list[int | None]) -> list[TokenScore]:
+        """Scores of one token for each row of logits (n, V); `tops` is `logprobs` of each."""
+        wanted = [index for index, top in enumerate(tops) if top is not None]
+        found = [TokenScore(token) for token in tokens]
+        if not wanted:
+            return found
+        log_p = logits[wanted].float().log_softmax(-1)
+        chosen = log_p.gather(1, torch.tensor([[tokens[i]] for i in wanted], device=log_p.device))[:, 0]
+        most = min(max(top or 0 for top in tops), self.vocab_size)
+        values, ids = log_p[:, : self.vocab_size].topk(most, dim=-1)
+        rows = zip(wanted, chosen.tolist(), values.tolist(), ids.tolist(), strict=True)
+        for index, logprob, best, which in rows:
+            count = tops[index] or 0
+            found[index] = TokenScore(
+                tokens[index], logprob, tuple(zip(which[:count], best[:count], strict=True))
+            )
+        return found
