@@ -1,6 +1,6 @@
 """Export a run to a Hugging Face folder.
 
-  python scripts/export_model.py runs/quickstart --out exported/quickstart
+  python scripts/export_model.py runs/quickstart --out quickstart-hf
 
 A model that a class of transformers represents exactly is exported without code; any other one with one
 generated modeling file, which is loaded with trust_remote_code=True. The logits of the exported folder in

@@ -69,12 +69,12 @@ def load_in_fresh_process(root: Path) -> dict[str, dict]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def check(found: dict, folder: Path, *, atol: float) -> None:
-    """Check one result of `load_in_fresh_process`."""
+def check(found: dict, folder: Path, atol: float, is_exact: bool = True) -> None:
+    """Check one result of `load_in_fresh_process`; without `is_exact`, full forward passes only."""
     reference = load_file(folder / "reference.safetensors")
     name = folder.name
     assert found["wrong_weights"] == [], name
-    figures = {key: found[key] for key in ("plain", "padded", "last", "loss")}
+    figures = {key: found[key] for key in ("plain", "padded", "last", "loss") if is_exact or key != "padded"}
     assert all(value <= atol for value in figures.values()), (name, figures)
-    for key in ("greedy", "ragged"):
+    for key in ("greedy", "ragged") if is_exact else ():
         assert found[key] == reference[key].tolist(), (name, key)

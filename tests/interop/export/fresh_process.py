@@ -23,7 +23,9 @@ def compare(folder: Path) -> dict:
     new = reference["greedy"].shape[1]
     with torch.no_grad():
         plain = model(ids).logits
-        padded = model(ids, attention_mask=mask).logits
+        # As `generate` does; not all classes derive positions from the mask.
+        position_ids = (mask.cumsum(1) - 1).clamp(min=0)
+        padded = model(ids, attention_mask=mask, position_ids=position_ids).logits
         last = model(ids, logits_to_keep=3).logits
         loss = model(ids, labels=ids).loss
 
