@@ -45,7 +45,7 @@ def test_logits_and_loss_match_transformers(checkpoint, ours):
     assert (found - expected).abs().max() < 1e-4 * expected.abs().max()
     losses = [torch.nn.functional.cross_entropy(x[:-1], ids[0, 1:]) for x in (found, expected)]
     assert abs(losses[0] - losses[1]) < 1e-4
-    assert losses[0] < 4  # a page of English; 10.8 is chance
+    assert losses[0] < 6  # 10.8 is chance
 
 
 def test_tokenizer_matches_transformers(checkpoint):
