@@ -17,7 +17,6 @@ if __name__ == "__main__":
     answer_quickly(__doc__)  # prints help and misspelled settings before torch is imported
 
 import torch
-from torch import Tensor, nn
 
 from evaluation import monitor_targets
 from interop.runs import with_imported_parent
@@ -29,8 +28,8 @@ from training.logging.profiler import Profiler
 from training.logging.step_metrics import StepResult, reduce_step
 from training.logging.summary import announce, announce_end
 from training.micro_batches import MicroBatch, micro_batches
+from training.optim import clip_grad_norm, guarded_step, make_optimizer, set_learning_rates
 from training.optim.ema import EMA
-from training.optim.optimizer import guarded_step, make_optimizer, set_learning_rates
 from training.optim.step_guard import StepGuard
 from training.prefetcher import Prefetcher
 from training.run.setup import TrainingRun, dry_run, open_run
@@ -90,7 +89,7 @@ def train(run: TrainingRun) -> int:
                 status = run.interrupts.status or checkpointer.status or logger.status
                 nll, requests = reduce_step(parallel, nll, status)
                 loss = nll / batch.n_targets
-                grad_norm = parallel.clip_grad_norm(optimizer, t.grad_clip)
+                grad_norm = clip_grad_norm(optimizer, t.grad_clip)
                 decision = guard(loss, grad_norm)
                 guarded_step(optimizer, decision.skip)
                 if ema:
@@ -119,13 +118,13 @@ def train(run: TrainingRun) -> int:
 
 
 def forward_backward(
-    model: nn.Module,
+    model: torch.nn.Module,
     parallel: Parallel,
     parts: list[MicroBatch],
     n_targets: int,
     autocast: torch.dtype | None = None,
     z_loss: float | None = None,
-) -> Tensor:
+) -> torch.Tensor:
     """Accumulate the gradient of the NLL per target over this rank's micro-batches of one step; the last one
     reduces it over all ranks.
 

@@ -7,7 +7,7 @@ from pydantic import Field, PositiveInt, model_validator
 
 from data.sampling.positions import PlainPositions, PositionsSettings
 from data.tasks import TaskSettings
-from data.tasks.hidden import PasskeyTask
+from data.tasks.retrieval import PasskeyTask
 from data.text_settings import StdlibSource, TextSettings, TextSource
 from data.tokenizers.settings import SentencePieceSettings, TokenizerSettings
 from errors import StrictSettings

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from evaluation.scoring.protocols import Scorer, fixed_windows
 from evaluation.scoring.scoring import ModelScorer, batches, measure
 from evaluation.scoring.scoring import gather as merge
 from evaluation.scoring.targets import TargetSet, draw_targets, shorten_lengths, tokens_needed
 from evaluation.scoring.text import EvaluationText
+from evaluation.scoring.windows import Scorer, fixed_windows
 from model import Transformer
 
 LEAST_DOCUMENTS = 8  # lengths that fewer reach are left out: they would limit the targets of all lengths

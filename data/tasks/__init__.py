@@ -6,8 +6,8 @@ from pydantic import Field
 
 from data.tasks.closed import AdditionTask, CopyTask, ParityTask, RecallTask, ReverseTask
 from data.tasks.haystack import Haystacks, is_for
-from data.tasks.hidden import HaystackTask, NeedleTask, PasskeyTask, VariablesTask
 from data.tasks.items import NO_TEXT, Task, TaskContext, TaskItem
+from data.tasks.retrieval import HaystackTask, NeedleTask, PasskeyTask, VariablesTask
 
 TaskSettings = Annotated[
     PasskeyTask

@@ -20,9 +20,9 @@ import numpy as np
 from data.files import atomic
 from errors import EvaluationError
 from evaluation.contamination.ngrams import VERSION, PassageReader
-from evaluation.scoring.protocols import TargetWindows
 from evaluation.scoring.targets import content_hash
 from evaluation.scoring.text import EvaluationText
+from evaluation.scoring.windows import TargetWindows
 from evaluation.settings import ContaminationSettings
 
 MOST = 1 << 26  # tokens of an evaluated corpus beyond which its passages are sampled by hash

@@ -12,10 +12,10 @@ from evaluation.ranks import EvaluationRanks
 from evaluation.run import EvaluatedModel, absent_cells, resolve_all
 from evaluation.scoring.methods import TRAINED, TRUNCATE, Method, new_sinks
 from evaluation.scoring.plan import EvaluationPlan, make_plan, raw_bytes, truncation_step
-from evaluation.scoring.protocols import TargetWindows
 from evaluation.scoring.scoring import CellFailed, ModelScorer, batches, gather, measure, unigram_nll
 from evaluation.scoring.session import CellSession, EvaluationCell, MeasuredCells
 from evaluation.scoring.text import EvaluationText
+from evaluation.scoring.windows import TargetWindows
 from evaluation.settings import ContaminationSettings, EvaluationSettings
 from model import ModelError, Transformer
 

@@ -6,7 +6,9 @@ from typing import Any
 import numpy as np
 
 from errors import EvaluationError
-from evaluation.scoring.protocols import (
+from evaluation.scoring.targets import content_hash, draw_targets, shorten_lengths
+from evaluation.scoring.text import EvaluationText
+from evaluation.scoring.windows import (
     TargetWindows,
     block_windows,
     fixed_windows,
@@ -15,8 +17,6 @@ from evaluation.scoring.protocols import (
     sliding_windows,
     truncated_windows,
 )
-from evaluation.scoring.targets import content_hash, draw_targets, shorten_lengths
-from evaluation.scoring.text import EvaluationText
 from evaluation.settings import EvaluationSettings
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from errors import EvaluationError
-from evaluation.scoring.protocols import Scorer, TargetWindows
 from evaluation.scoring.text import EvaluationText
+from evaluation.scoring.windows import Scorer, TargetWindows
 from model import Cache, TokenPositions, Transformer
 
 

@@ -22,8 +22,8 @@ from evaluation.scoring.forecast import (
     memory_needed,
 )
 from evaluation.scoring.methods import TRAINED, Method
-from evaluation.scoring.protocols import TargetWindows
 from evaluation.scoring.scoring import CellFailed, ModelScorer
+from evaluation.scoring.windows import TargetWindows
 from model import ModelError, Transformer
 
 

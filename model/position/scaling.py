@@ -241,8 +241,8 @@ class YaRNScaling(FactorScaling):
     """
 
     name: Literal["yarn"] = "yarn"
-    beta_fast: float = Field(32.0, gt=0, description="pairs with more rotations than this within L0 are kept")
-    beta_slow: float = Field(1.0, gt=0, description="pairs with fewer rotations are divided by s")
+    beta_fast: float = Field(32.0, gt=0, description="pairs with more rotations within L0 are unchanged")
+    beta_slow: float = Field(1.0, gt=0, description="frequencies of pairs with fewer are divided by s")
     ramp: Literal["dim", "wavelength"] = Field("dim", description="linear in pair index or in rotations")
     truncate: bool = Field(True, description="round the ends of the dim ramp outwards to integers")
     attention_factor: float | None = Field(

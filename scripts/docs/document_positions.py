@@ -39,9 +39,9 @@ LOWERINGS = {
 INTRODUCTION = """\
 All schemes of `model.position`. *Cached* is the form in which keys are cached; logits are the same with
 and without a cache. *CPU* and *GPU* are the kernels of a long pass over a single document. *At test
-time* lists the settings that can be overridden on a trained checkpoint, in addition to window, sinks and
-temperatures that are not learned. *Exempt from* lists conformance checks that do not apply to a scheme;
-its section gives the reason."""
+time* lists further settings that can be overridden on a trained checkpoint; `window`, `sinks` and a
+temperature that is not learned can be overridden for every scheme and are not listed. *Exempt from*
+lists conformance checks that do not apply to a scheme; its section gives the reason."""
 
 LEFT_OUT = """## Not included
 

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from evaluation import EvaluationError, monitor_targets
-from evaluation.scoring.protocols import fixed_windows
+from evaluation.scoring.windows import fixed_windows
 from model import TokenPositions
 
 

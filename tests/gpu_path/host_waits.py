@@ -30,6 +30,7 @@ from training.config.optimizer_settings import AdamWSettings
 from training.config.trainer_settings import SkipNonFinite, SpikeSettings
 from training.logging.step_metrics import StepResult, reduce_step
 from training.micro_batches import micro_batches
+from training.optim.grad_clip import clip_grad_norm
 from training.optim.optimizer import guarded_step, make_optimizer
 from training.optim.step_guard import StepGuard
 
@@ -84,12 +85,6 @@ class OneDevice:
     def no_sync(self, model, enabled=True):
         return nullcontext()
 
-    def clip_grad_norm(self, optimizer, limit):
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-        torch.nn.utils.clip_grads_with_norm_(parameters, limit, norm)
-        return norm
-
 
 def batch_of(layout: str, length: int, seed: int) -> SimpleNamespace:
     """A loader's batch: `skipped` leaves positions out, `real` gives fractional ones."""
@@ -127,7 +122,7 @@ def train(case: str, layout: str, gpu: FakeGpu) -> Counter | None:
         nll = forward_backward(net, parallel, parts, ROWS * length)
         nll, requests = reduce_step(parallel, nll, 0)
         loss = nll / (ROWS * length)
-        grad_norm = parallel.clip_grad_norm(optimizer, 1.0)
+        grad_norm = clip_grad_norm(optimizer, 1.0)
         decision = guard(loss, grad_norm)
         guarded_step(optimizer, decision.skip)
         optimizer.zero_grad(set_to_none=True)

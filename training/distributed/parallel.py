@@ -16,7 +16,6 @@ from accelerate import Accelerator, InitProcessGroupKwargs
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
 
 from errors import TrainingError
 from model import Transformer
@@ -130,16 +129,6 @@ class Parallel(ProcessGroup):
         for rank, other in enumerate(found):
             if other != found[0]:
                 raise TrainingError(f"{what} is {other} on process {rank} and {found[0]} on process 0: {fix}")
-
-    def clip_grad_norm(self, optimizer: torch.optim.Optimizer, max_norm: float | None) -> Tensor:
-        """Clip the gradients to a global norm of `max_norm` (None: no clipping); returns the norm before."""
-        parameters = [weight for group in optimizer.param_groups for weight in group["params"]]
-        grads = [weight.grad for weight in parameters if weight.grad is not None]
-        norm = nn.utils.get_total_norm(grads)
-        if isinstance(norm, DTensor):  # of sharded gradients, reduced or not
-            norm = norm.full_tensor()
-        nn.utils.clip_grads_with_norm_(parameters, max_norm or float("inf"), norm)
-        return norm
 
     def state(self) -> dict[str, Any]:
         """The state of accelerate, for the run's manifest."""

@@ -107,7 +107,8 @@ def check_sharding(settings: RunSettings, model: Transformer, sharded: bool) -> 
     cannot be replaced, as they are shards."""
     if sharded and count_positional(model) and any(stage.overrides for stage in stages_of(settings)):
         raise TrainingError(
-            "training.stages cannot override a learned, sharded scheme: set training.parallel.sharding=none"
+            "training.stages: overrides cannot change a positional scheme with learned parameters while the "
+            "model is sharded; remove them, or set training.parallel.sharding=none and launch without FSDP"
         )
 
 

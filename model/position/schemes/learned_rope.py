@@ -29,9 +29,10 @@ class LearnedRope(PositionalScheme):
     The parameter is ω_k − ln b^(−2k/D), initialized to 0: the same function and gradient, but exactly RoPE at
     initialization in any dtype (ln θ in bfloat16 would have an error of 3%).
 
-    There is no table: angles are computed in each pass, in float64 where available, and reduced modulo 2π
-    before rounding. On devices without float64, angles at position n have an error of n·6e-8 radians, 0.06 at
-    a million. The gradient of θ_k grows with positions. Keys are cached rotated, so parameters must not
+    Because the frequencies are learned, cos and sin are not cached: angles are computed in each pass, in
+    float64 where the device supports it, and reduced modulo 2π before they are rounded to float32. Without
+    float64, angles at position n have an error of n·6e-8 radians, 0.06 at a million. The gradient of θ_k
+    grows with positions. Keys are cached rotated, so parameters must not
     change while a cache is in use.
     """
 

@@ -13,7 +13,7 @@ from data import ByteTokenizer
 from evaluation import EvaluationError, EvaluationText
 from evaluation.contamination.ngrams import BLOCK, PassageReader
 from evaluation.contamination.screening import find_overlap, screen, shared_text
-from evaluation.scoring.protocols import TargetWindows
+from evaluation.scoring.windows import TargetWindows
 from evaluation.settings import ContaminationSettings
 
 TOKENIZER = ByteTokenizer()

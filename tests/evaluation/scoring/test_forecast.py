@@ -14,7 +14,7 @@ import torch
 from evaluation import EvaluationError, ModelScorer
 from evaluation.scoring import forecast
 from evaluation.scoring.forecast import Throughput, blocks_at_once, choose_batch, measure_pace
-from evaluation.scoring.protocols import TargetWindows
+from evaluation.scoring.windows import TargetWindows
 from model import ModelSettings, TokenPositions, Transformer
 from tests.model.zoo import CASES, TRAIN, V, settings_of
 

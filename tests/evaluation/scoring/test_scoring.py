@@ -3,9 +3,9 @@ import pytest
 import torch
 
 from evaluation import CellFailed, EvaluationError, EvaluationText, ModelScorer, gather, measure
-from evaluation.scoring.protocols import fixed_windows, sliding_windows
 from evaluation.scoring.scoring import batches
 from evaluation.scoring.targets import draw_targets
+from evaluation.scoring.windows import fixed_windows, sliding_windows
 from model import TokenPositions
 
 SCHEMES = {

@@ -18,6 +18,7 @@ from training.exposure import make_batches
 from training.logging.step_metrics import StepResult, reduce_step
 from training.micro_batches import MicroBatch, micro_batches
 from training.optim.ema import EMA
+from training.optim.grad_clip import clip_grad_norm
 from training.optim.optimizer import guarded_step, make_optimizer
 from training.optim.step_guard import StepGuard
 from training.run.checks import autocast_type, make_model
@@ -75,7 +76,7 @@ def update(
     nll, requests = reduce_step(
         parallel, forward_backward(model, parallel, parts, n_targets, autocast), status
     )
-    loss, norm = nll / n_targets, parallel.clip_grad_norm(optimizer, max_norm)
+    loss, norm = nll / n_targets, clip_grad_norm(optimizer, max_norm)
     decision = guard(loss, norm)
     guarded_step(optimizer, decision.skip)
     if ema:

@@ -6,7 +6,8 @@ import pytest
 
 from evaluation import EvaluationError, EvaluationSettings, EvaluationText, ModelScorer, measure
 from evaluation.scoring.plan import make_plan
-from evaluation.scoring.protocols import (
+from evaluation.scoring.targets import draw_targets
+from evaluation.scoring.windows import (
     TargetWindows,
     block_windows,
     fixed_windows,
@@ -15,7 +16,6 @@ from evaluation.scoring.protocols import (
     sliding_windows,
     truncated_windows,
 )
-from evaluation.scoring.targets import draw_targets
 from evaluation.statistics.verdicts import perplexity, pooled
 
 LENGTHS = [150, 131, 97, 260, 129]
