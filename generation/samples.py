@@ -29,6 +29,22 @@ class Sample:
     tokens: list[int] = field(default_factory=list)
     finish: str | None = None
 
+    def add(self, token: int, finish: str | None) -> str:
+        """Append a token; returns the text that is certain now.
+
+        Args:
+            finish: why generation finishes with this token, or None. A stop string ends the sample too.
+        """
+        self.tokens.append(token)
+        text = self.stream.push(token)
+        if self.stream.stopped and finish in (None, "length"):
+            finish = "stop"
+        if finish:
+            text += self.stream.end()
+            self.finish = finish
+        self.text += text
+        return text
+
     def interrupt(self) -> None:
         """End an incomplete sample that has tokens."""
         if self.tokens and not self.finish:
@@ -74,13 +90,8 @@ def generate_samples(
         for row, (sample, token) in enumerate(zip(samples, new, strict=True)):
             if token is None:
                 continue
-            sample.tokens.append(token)
-            text = sample.stream.push(token)
-            if sample.stream.stopped:
+            text = sample.add(token, generation.finish[row])
+            if sample.finish == "stop":
                 generation.stop(row)
-            if generation.finish[row]:
-                text += sample.stream.end()
-                sample.finish = generation.finish[row]
-            sample.text += text
             if text or sample.finish:
                 yield sample

@@ -1,4 +1,4 @@
-"""Libraries of the optional extra `interop`, imported when they are first needed."""
+"""Libraries of the optional extras, imported when they are first needed."""
 
 import importlib
 from types import ModuleType
@@ -6,12 +6,12 @@ from types import ModuleType
 from errors import InteropError
 
 
-def load_extra(name: str) -> ModuleType:
-    """Import a library of the extra `interop`. Raises InteropError if it is not installed."""
+def load_extra(name: str, extra: str = "interop") -> ModuleType:
+    """Import a library of an optional extra of pyproject.toml. Raises InteropError if it is not installed."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
         raise InteropError(
             f"the package {name} is required but cannot be imported ({error}); install it with "
-            "`pip install -e '.[interop]'`"
+            f"`pip install -e '.[{extra}]'`"
         ) from error

@@ -136,6 +136,11 @@ class ContinuousBatch:
         if self._cache is not None:
             self._cache = self._merged([(self._cache, kept)]) if kept else None
 
+    def clear(self) -> None:
+        """Remove all rows."""
+        self.rows, self._cache = [], None
+        self.waiting.clear()
+
     def _merged(self, parts: list[tuple[Cache, list[int]]]) -> Cache:
         room = max(row.length - row.filled for row in self.rows)
         return Cache.merge(self.model, parts, room)

@@ -140,6 +140,7 @@ LONG = (
     "lm_eval",
     "long_context",
     "plot_sweep",
+    "serve",
     "verify_resume",
 )
 SHELL = re.compile(r"^(?:[A-Z_]+=\S+ )*(?:python|torchrun|accelerate|sbatch|bash|export|\.) ")

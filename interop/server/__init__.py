@@ -1,0 +1,1 @@
+"""An OpenAI-compatible completion server for a trained run, and its page."""
