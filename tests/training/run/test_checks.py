@@ -131,7 +131,10 @@ def test_many_epochs_warn(epochs, warned, capsys, tmp_path):
 
 
 def test_manifest_lists_mixture_sources():
-    settings, model = load_settings(RunSettings, []), SimpleNamespace(parameter_count=lambda: 1)
+    settings, model = (
+        load_settings(RunSettings, []),
+        SimpleNamespace(parameter_count=lambda: 1, vocab_size=258),
+    )
     found = []
     for others in ([], [SimpleNamespace(folder="more")]):
         hashes = {"hash": "h", "valid": SimpleNamespace(hash="v")}
