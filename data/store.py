@@ -6,6 +6,7 @@ documents, uint16 or uint32), `NNNNN.documents.npy` (int64 (3, n): tokens, raw b
 file.
 """
 
+import json
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from data.files import atomic, damage_reported, read_json, save_array, sha256_of, write_json
+from data.files import atomic, damage_reported, read_json, save_array, sha256_of, write_json, write_text
 from data.hashing import canonical_hash
 from errors import DataError
 
@@ -60,7 +61,8 @@ def write_shard(
         return None
     table = np.array(rows, dtype="<i8").T.copy()
     save_array(paths[1], table)
-    write_json(paths[2], {"names": names, "clusters": clusters})
+    # These bytes are part of the corpus hash, which seeds the draw of evaluation targets: keep their format.
+    write_text(paths[2], json.dumps({"names": names, "clusters": clusters}, ensure_ascii=False, indent=1))
     files = {path.name: {"bytes": path.stat().st_size, "sha256": sha256_of(path)} for path in paths}
     return {"stem": stem, "documents": len(rows), "tokens": int(table[0].sum()), "files": files}
 
