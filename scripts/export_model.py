@@ -1,11 +1,15 @@
-"""Export a run to a Hugging Face folder.
+"""Export a run to a Hugging Face folder or to a GGUF file for llama.cpp.
 
   python scripts/export_model.py runs/quickstart --out quickstart-hf
+  python scripts/export_model.py runs/quickstart --format gguf --out quickstart.gguf --dtype q8_0
 
-A model that a class of transformers represents exactly is exported without code; any other one with one
-generated modeling file, which is loaded with trust_remote_code=True. The logits of the exported folder in
-transformers are compared with ours at 1, 4 and 16 times the trained length; a folder whose logits differ is
-not written. Requires the extra `interop`.
+Hugging Face: a model that a class of transformers represents exactly is exported without code; any other one
+with one generated modeling file, which is loaded with trust_remote_code=True. GGUF: a model that no
+architecture of llama.cpp computes is refused with the reason.
+
+Logits of the export in transformers, or in llama.cpp where llama-cpp-python is installed, are compared with
+those of the run at 1, 4 and 16 times the trained length. An export whose logits differ is not written.
+Requires the extra `interop`.
 """
 
 import sys
@@ -16,19 +20,25 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # when run as a sc
 from interop.export.folder import DTYPES, export_folder
 from interop.export.parity import MULTIPLES
 from interop.extras import load_extra
+from interop.gguf.export import export_gguf
 from training.logging.console import Console
 from training.run.directory import load
 from training.script import Parser, run_main
+
+GGUF_TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "q8_0": "Q8_0"}
 
 
 def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("run", type=Path, metavar="RUN")
     parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="of the positional scheme")
-    parser.add_argument("--out", type=Path, required=True, help="the new folder")
+    parser.add_argument("--format", choices=("hf", "gguf"), default="hf", help="default: hf")
+    parser.add_argument("--out", type=Path, required=True, help="the new folder or file")
     parser.add_argument("--step", type=int, help="of the checkpoint; default: the newest good one")
     parser.add_argument("--weights", choices=("last", "ema"), help="default: ema if the run has EMA weights")
-    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of the stored weights")
+    parser.add_argument(
+        "--dtype", choices=GGUF_TYPES, default="float32", help="of the stored weights; q8_0: GGUF only"
+    )
     parser.add_argument(
         "--multiples",
         type=int,
@@ -38,12 +48,20 @@ def main() -> None:
         help="multiples of the trained length at which logits are compared; default: 1 4 16",
     )
     args = parser.parse_args()
-    load_extra("transformers")  # before the run is loaded
+    if args.format == "hf" and args.dtype not in DTYPES:
+        parser.error(f"argument --dtype: {args.dtype} requires --format gguf")
+    load_extra("gguf" if args.format == "gguf" else "transformers")  # before the run is loaded
     console = Console()
     run = load(args.run, args.overrides, checkpoint=args.step, weights=args.weights, console=console)
-    done = export_folder(run, args.out, dtype=args.dtype, multiples=args.multiples, console=console)
-    name = done.choice.model_type or "a generated modeling file"
-    console.info(f"{done.folder}: step {run.step}, {name} ({done.choice.reason})")
+    options = {"multiples": args.multiples, "console": console}
+    if args.format == "gguf":
+        file = export_gguf(run, args.out, dtype=GGUF_TYPES[args.dtype], **options)
+        about = f"{file.path}: step {run.step}, architecture {file.architecture}"
+        console.info(f"{about}, {file.path.stat().st_size / 1e6:,.1f} MB")
+    else:
+        folder = export_folder(run, args.out, dtype=args.dtype, **options)
+        name = folder.choice.model_type or "a generated modeling file"
+        console.info(f"{folder.folder}: step {run.step}, {name} ({folder.choice.reason})")
 
 
 if __name__ == "__main__":

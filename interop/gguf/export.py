@@ -11,13 +11,13 @@ import numpy as np
 import torch
 
 from errors import InteropError
+from interop.export.parity import MULTIPLES
 from interop.gguf.llama_cpp_process import is_installed, run_jobs
 from interop.gguf.writing.writer import StorageType, check_path, write_gguf
 from model import TokenPositions, Transformer
 from training.logging.console import Console
 from training.run.directory import LoadedRun
 
-MULTIPLES = (1, 4, 16)  # of the trained length
 MOST_LOGITS = 1 << 27  # 0.5 GB; longer texts are not compared
 # Largest accepted difference, relative to the largest logit. llama.cpp computes angles in float32, rounds
 # activations to float16 beside such weights, and to 8 bits beside weights of 8 bits.

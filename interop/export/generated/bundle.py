@@ -34,7 +34,7 @@ from interop.export.generated.sources import (
 ALWAYS_KEPT = {"forward"}  # methods that PyTorch calls
 VALIDATORS = {"model_validator", "model_serializer", "field_validator"}
 
-# Stands in for errors.py, whose settings are pydantic models.
+# Replaces errors.py in the generated file, whose settings are plain objects, not pydantic models.
 PRELUDE = '''
 class ModelError(ValueError):
     """Invalid length, position or cache."""

@@ -12,7 +12,7 @@ from interop.gguf.architectures import ARCHITECTURES, ROPE_FREQS, ROPE_LONG, ROP
 from interop.gguf.reading.file import GGUFFile
 from model.position.scaling import Llama3Scaling, plain_frequencies
 
-NO_WINDOW = 1 << 20  # stands for full attention in files that must have a window
+NO_WINDOW = 1 << 20  # window of layers with full attention, in files that require a window
 SMOLLM3_STEP = 4  # llama.cpp's smollm3 has no rotation in every fourth layer
 # Keys that change what is computed and have no counterpart in the supported models.
 _REFUSED = ("expert_count", "attention.clamp_kqv", "attention.value_residual", "logit_softcapping")

@@ -12,8 +12,7 @@ from interop.gguf import write_gguf
 from interop.gguf.export import export_gguf
 from interop.gguf.reading.file import GGUFFile
 from interop.runs import run_of
-from scripts import export_gguf as script
-from scripts import import_model
+from scripts import export_model, import_model
 from tests.interop.gguf.models import ROPE, logits, random_transformer, scaled
 from training.logging.console import Console
 from training.run.directory import load
@@ -54,15 +53,15 @@ def test_export_script(file, monkeypatch, capsys):
     """A run to a file, to a run, to a file: the same tensors."""
     run = run_of(f"gguf:{file}")
     out = ["--out", "again.gguf", "--multiples", "1", "2"]
-    monkeypatch.setattr(sys, "argv", ["export_gguf.py", str(run), *out])
-    script.main()
+    monkeypatch.setattr(sys, "argv", ["export_model.py", str(run), "--format", "gguf", *out])
+    export_model.main()
     capsys.readouterr()
     first, again = GGUFFile(file).tensors, GGUFFile("again.gguf").tensors
     assert first.keys() == again.keys()
     for name, tensor in first.items():
         torch.testing.assert_close(again[name].read(), tensor.read(), rtol=1e-6, atol=0)
     with pytest.raises(InteropError, match="already exists"):
-        script.main()
+        export_model.main()
 
 
 def test_differing_logits_are_not_exported(file, monkeypatch, tmp_path):
