@@ -29,11 +29,17 @@ from dataclasses import asdict
 
 import torch
 
-from generation import JsonLinesWriter, TextWriter, generate_samples, make_samples, read_prompts
+from generation import (
+    JsonLinesWriter,
+    SamplingParams,
+    TextWriter,
+    generate_samples,
+    make_samples,
+    read_prompts,
+)
 from interop.runs import run_of
 from model import find_device
-from model.sampling import SamplingParams
-from training.logging.console import Console
+from training.logging.console import Console, printable
 from training.run.directory import load
 from training.script import run_main
 
@@ -84,11 +90,16 @@ def main() -> int | None:
         "overrides": args.overrides,
         "positions": positions,
     }
-    writer = JsonLinesWriter(samples, sys.stdout, settings) if args.jsonl else TextWriter(samples, sys.stdout)
+    if args.jsonl:
+        writer = JsonLinesWriter(samples, sys.stdout, settings)
+    else:
+        writer = TextWriter(samples, sys.stdout, printable)
     try:
         for start in range(0, len(samples), args.batch):
             batch = samples[start : start + args.batch]
-            for _ in generate_samples(loaded, batch, args.tokens, sampling, cache=not args.no_cache):
+            for _ in generate_samples(
+                loaded.model, loaded.tokenizer, batch, args.tokens, sampling, cache=not args.no_cache
+            ):
                 writer.update()
     except KeyboardInterrupt:
         for sample in samples:

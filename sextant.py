@@ -95,7 +95,7 @@ def generate(
 
     `temperature` = 0 is greedy.  The text of a sample depends on its prompt and seed only.
     """
-    generation, sampling = import_module("generation"), import_module("model.sampling")
+    generation = import_module("generation")
     loaded = load(run) if isinstance(run, (str, Path)) else run
     found = generation.make_samples(
         [prompts] if isinstance(prompts, str) else list(prompts),
@@ -105,9 +105,10 @@ def generate(
         seed=seed,
         stops=list(stop),
     )
-    how = sampling.SamplingParams(repetition_penalty, temperature, top_k, top_p, min_p)
+    how = generation.SamplingParams(repetition_penalty, temperature, top_k, top_p, min_p)
     for start in range(0, len(found), batch_size):
-        for _ in generation.generate_samples(loaded, found[start : start + batch_size], tokens, how):
+        batch = found[start : start + batch_size]
+        for _ in generation.generate_samples(loaded.model, loaded.tokenizer, batch, tokens, how):
             pass
     return [sample.text for sample in found]
 

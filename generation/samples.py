@@ -4,10 +4,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from data.tokenizers import Tokenizer
+from generation.decoding import Generation
+from generation.sampling import SamplingParams
 from generation.text_stream import TextStream
-from model import ModelError
-from model.sampling import Generation, SamplingParams
-from training.run.directory import LoadedRun
+from model import ModelError, Transformer
 
 
 @dataclass
@@ -73,17 +73,26 @@ def make_samples(
 
 
 def generate_samples(
-    loaded: LoadedRun, samples: Sequence[Sample], tokens: int, sampling: SamplingParams, cache: bool = True
+    model: Transformer,
+    tokenizer: Tokenizer,
+    samples: Sequence[Sample],
+    tokens: int,
+    sampling: SamplingParams,
+    cache: bool = True,
 ) -> Iterator[Sample]:
-    """Generate one batch of samples; yields a sample whenever its text grows or it is complete."""
+    """Generate one batch of samples; yields a sample whenever its text grows or it is complete.
+
+    Args:
+        tokens, cache: see `Generation`.
+    """
     generation = Generation(
-        loaded.model,
+        model,
         [sample.ids for sample in samples],
         tokens,
         sampling,
         seeds=[sample.seed for sample in samples],
-        eos_ids=loaded.tokenizer.eos_ids,
-        vocab_size=loaded.tokenizer.vocab_size,
+        eos_ids=tokenizer.eos_ids,
+        vocab_size=tokenizer.vocab_size,
         cache=cache,
     )
     for new in generation:

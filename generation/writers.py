@@ -1,19 +1,21 @@
 """Output formats: streamed text and JSON lines. Both write the samples in order."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TextIO
 
 from generation.samples import Sample
-from training.logging.console import printable
 
 
 class TextWriter:
-    """Writes samples one after the other and streams the first incomplete one."""
+    """Writes samples one after the other and streams the first incomplete one.
 
-    def __init__(self, samples: Sequence[Sample], out: TextIO):
+    `escape` replaces control characters where `out` is a terminal; files receive the text unchanged.
+    """
+
+    def __init__(self, samples: Sequence[Sample], out: TextIO, escape: Callable[[str], str]):
         self.samples, self.out = samples, out
-        self.escape = printable if out.isatty() else str  # files receive the text unchanged
+        self.escape = escape if out.isatty() else str
         self.at, self.written = 0, 0  # current sample; how many of its characters are written
         self.has_header = False
 

@@ -1,8 +1,8 @@
 """Code rules that a syntax tree can show: allowed imports between packages, and forbidden constructs.
 
 Import order within `model`: attention.kernels ← position.base ← schemes ← registry ← settings ← cache ←
-attention.softmax ← attention.linear ← block ← transformer ← sampling ← continuous_batch; the other packages
-are above it.
+attention.softmax ← attention.linear ← block ← transformer;
+the other packages are above it.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ PACKAGES = {"model", "data", "training", "evaluation", "interop", "studies", "ge
 MAY_IMPORT = {
     "model": set(),
     "data": set(),
-    "training": {"model", "data"},
-    "evaluation": {"model", "data"},
-    "generation": {"model", "data", "training"},
+    "generation": {"model", "data"},
+    "training": {"model", "data", "generation"},
+    "evaluation": {"model", "data", "generation"},
     "interop": {"model", "data", "training", "evaluation", "generation"},
     "studies": {"model", "data", "training", "evaluation"},
 }
@@ -43,9 +43,7 @@ RANKS = {
     "model.attention.linear": 10,
     "model.block": 11,
     "model.transformer": 12,
-    "model.sampling": 13,
-    "model.continuous_batch": 14,
-    "model": 15,
+    "model": 14,
 }
 SCHEME = 4
 

@@ -6,7 +6,8 @@ from contextlib import nullcontext
 import torch
 
 from data import Tokenizer, TokenStore
-from model.sampling import Generation, SamplingParams
+from generation.decoding import Generation
+from generation.sampling import SamplingParams
 from training.logging.metrics_logger import MetricsLogger
 from training.optim.ema import EMA
 from training.run.checks import validation_steps

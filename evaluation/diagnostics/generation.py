@@ -18,8 +18,9 @@ from evaluation.scoring.forecast import fit_pace
 from evaluation.scoring.methods import Method
 from evaluation.scoring.scoring import ModelScorer
 from evaluation.scoring.targets import draw_integer, draw_targets, tokens_needed
+from generation.decoding import Generation
+from generation.sampling import SamplingParams
 from model import ModelError, Transformer
-from model.sampling import Generation, SamplingParams
 
 REAL = "real text"
 

@@ -20,12 +20,12 @@ from data.hashing import canonical_hash
 from errors import InteropError
 from evaluation.scoring.methods import TRUNCATE, builtin_methods, resolve_methods
 from generation.samples import Sample, generate_samples
+from generation.sampling import SamplingParams
 from generation.text_stream import TextStream
 from interop.harness.arguments import dtype_named, join_processes, override_words, positive
 from interop.harness.packages import prefer_installed
 from interop.runs import run_of
 from model import TokenPositions
-from model.sampling import SamplingParams
 from training.position_overrides import override
 from training.run.directory import LoadedRun, load
 
@@ -342,7 +342,7 @@ class SextantLM(TemplateLM):
             seed = int(canonical_hash([self.seed, context, occurrence])[:12], 16)
             stream = TextStream(self._tokenizer, stops)
             samples.append(Sample(context, ids[-room:] or [self.prefix_token_id], index, seed, stream))
-        for _ in generate_samples(self.run, samples, tokens, sampling):
+        for _ in generate_samples(self.run.model, self._tokenizer, samples, tokens, sampling):
             pass
         return [
             postprocess_generated_text(self._tokenizer.decode(sample.tokens), stops, None)

@@ -21,13 +21,13 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from errors import UserError
+from generation.continuous_batch import GenerationRow
 from generation.samples import Sample, make_samples
 from generation.text_stream import TextStream
 from interop.server.choices import FINISH, Choice, Completion, Delta
 from interop.server.engine import Engine
 from interop.server.requests import ApiError, CompletionRequest, parse_request
 from interop.server.served_run import ServedRun
-from model.continuous_batch import GenerationRow
 
 PAGE = Path(__file__).with_name("page.html")
 LOOPBACK = ["127.0.0.1", "localhost"]  # other Host headers are refused: they come from pages of other sites

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from data.tokenizers import Tokenizer
+from generation.continuous_batch import GenerationRow, TokenScore
 from generation.samples import Sample
 from generation.text_stream import TextStream
-from model.continuous_batch import GenerationRow, TokenScore
 
 LEAST = -9999.0  # log-probability of an impossible token; JSON has no infinity
 FINISH = {"eos": "stop", "stop": "stop", "length": "length"}  # our reasons -> those of the OpenAI API

@@ -9,9 +9,9 @@ from collections import deque
 from collections.abc import Callable
 
 from errors import UserError
+from generation.continuous_batch import ContinuousBatch, GenerationRow
 from interop.server.choices import Choice, Completion
 from interop.server.requests import ApiError
-from model.continuous_batch import ContinuousBatch, GenerationRow
 
 log = logging.getLogger("sextant.server")
 

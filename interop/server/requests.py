@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field, ValidationError, field_validator
 
 from errors import InteropError, StrictSettings
-from model.sampling import SamplingParams
+from generation.sampling import SamplingParams
 
 MAX_CHOICES = 256  # of one request
 MAX_STOPS = 16

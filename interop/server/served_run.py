@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from evaluation.scoring.methods import TRAINED, TRUNCATE, builtin_methods, compatible_methods
+from generation.continuous_batch import ContinuousBatch
+from generation.decoding import check_prompts
 from interop.server.requests import ApiError
 from model import ModelError, Transformer
-from model.continuous_batch import ContinuousBatch
-from model.sampling import check_prompts
 from training.config.settings import RunSettings
 from training.position_overrides import longest_input, override
 from training.run.directory import LoadedRun

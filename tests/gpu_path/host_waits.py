@@ -20,8 +20,9 @@ import torch.nn.functional as F
 
 import model.attention.kernels as kernels
 from evaluation.scoring.scoring import ModelScorer
+from generation.decoding import Generation
+from generation.sampling import SamplingParams
 from model import TokenPositions
-from model.sampling import Generation, SamplingParams
 from tests.gpu_path.common import gpu_model
 from tests.gpu_path.fake_gpu import CUDA, FakeGpu, to_gpu
 from tests.model.zoo import ids, packed, reach_of

@@ -52,7 +52,7 @@ def test_host_syncs_are_within_budget():
     assert over_budget(found) == []
     # The count is alive: the known waits are found, and plain RoPE trains without one.
     assert found["rope"]["train plain"] == found["rope"]["train packed"] == {}
-    assert found["rope"]["decode"] == {"model/sampling.py": 1}
+    assert found["rope"]["decode"] == {"generation/sampling.py": 1}
     assert found["learned_rope-layer"]["train plain"]["model/position/schemes/learned_rope.py"] > 0
 
 

@@ -16,8 +16,9 @@ from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch._dynamo.testing import CompileCounter
 
 import model.attention.kernels as kernels
+from generation.decoding import Generation
+from generation.sampling import SamplingParams
 from model import TokenPositions, Transformer
-from model.sampling import Generation, SamplingParams
 from tests.gpu_path.common import gpu_model, needs_patched_torch
 from tests.model.zoo import CASES, ids, packed
 

@@ -20,10 +20,11 @@ import generate
 from data.tokenizers import load_tokenizer_file
 from errors import DataError
 from generation import TextStream
+from generation.decoding import Generation
+from generation.sampling import SamplingParams
 from interop import InteropError, build_model, read_folder
 from interop.runs import write_run
 from model import ModelSettings, TokenPositions, Transformer
-from model.sampling import Generation, SamplingParams
 from scripts import import_model
 from tests.corpora import STORIES, needs_stories
 from training.run.directory import load

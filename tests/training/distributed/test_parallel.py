@@ -16,8 +16,9 @@ from torch.distributed.tensor import DTensor
 from data import prepare
 from data.settings import DataSettings
 from errors import TrainingError
+from generation.decoding import Generation
+from generation.sampling import SamplingParams
 from model import TokenPositions
-from model.sampling import Generation, SamplingParams
 from tests.training.distributed.curves import CLIP, Training, shared
 from training.checkpoint import storage as module
 from training.checkpoint.checkpointer import CheckpointWriter

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
+from generation.sampling import SamplingParams
 from model import ModelError
-from model.sampling import SamplingParams
 
 # Five tokens of probability 0.40, 0.30, 0.15, 0.10, 0.05, in another order than by size.
 P = {3: 0.40, 0: 0.30, 4: 0.15, 1: 0.10, 2: 0.05}

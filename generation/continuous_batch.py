@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from errors import ModelError
-from model.cache import Cache
-from model.position import TokenPositions
-from model.sampling import SamplingParams, check_prompts, uniform_draws
-from model.transformer import Transformer
+from generation.decoding import check_prompts
+from generation.sampling import SamplingParams, uniform_draws
+from model import Cache, TokenPositions, Transformer
 
 CHUNK = 512  # prompt tokens per step, which bounds how long a long prompt delays the other rows
 

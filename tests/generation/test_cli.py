@@ -12,6 +12,7 @@ import pytest
 import generate
 from generation import Sample, TextWriter, read_prompts
 from tests.processes import ScriptProcess
+from training.logging.console import printable
 
 
 def test_jsonl_from_a_pipe_and_past_the_trained_length(run, monkeypatch, capsys):
@@ -137,7 +138,7 @@ def test_control_characters_are_escaped():
         out = io.StringIO()
         out.isatty = lambda is_terminal=is_terminal: is_terminal
         sample = Sample("\x1b[2J\t", [1], 0, 0, None, "a\x9b", [2], "length")
-        TextWriter([sample], out).update()
+        TextWriter([sample], out, printable).update()
         assert out.getvalue() == expected
 
 

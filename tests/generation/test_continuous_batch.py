@@ -3,11 +3,11 @@
 import pytest
 import torch
 
+from generation.continuous_batch import ContinuousBatch, GenerationRow
+from generation.sampling import SamplingParams
 from model import ModelError, TokenPositions, Transformer
-from model.continuous_batch import ContinuousBatch, GenerationRow
-from model.sampling import SamplingParams
 from model.settings import LinearMixer
-from tests.generate.test_generation import POSITIONS, RAGGED, rows, tiny
+from tests.generation.test_generation import POSITIONS, RAGGED, rows, tiny
 
 LONG = [7, 19, 2, 25, 11, 4, 4, 16, 30, 8, 21, 3, 13]
 PROMPTS = [*RAGGED, LONG, [8], [23, 1]]

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from generation.decoding import Generation
+from generation.sampling import SamplingParams
 from model import SCHEMES, ModelError, ModelSettings, TokenPositions, Transformer
-from model.sampling import Generation, SamplingParams
 
 GREEDY, SAMPLED = SamplingParams(temperature=0), SamplingParams(temperature=1.3, top_p=0.95)
 RAGGED = [[5, 17, 3, 22, 9, 1, 30], [8], [11, 2, 28, 6]]
