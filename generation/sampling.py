@@ -79,13 +79,13 @@ class SamplingParams:
 
     def _least_of_nucleus(self, p: Tensor) -> Tensor:
         """(B, 1) smallest probability that top_p keeps: a token stays if all tokens more likely than it sum
-        to less than top_p. The nucleus is nearly always small, and sorting a vocabulary of 32k
-        costs more than a pass of a small model."""
+        to less than top_p. The nucleus is nearly always small, and on a CPU, sorting a vocabulary of 32k
+        costs more than a pass of a small model. On a GPU the check would synchronize."""
         assert self.top_p is not None
-        for count in (NUCLEUS, p.shape[-1]):
+        for count in (NUCLEUS, p.shape[-1]) if p.device.type == "cpu" else (p.shape[-1],):
             largest = p.topk(min(count, p.shape[-1]), dim=-1).values
             before = largest.cumsum(-1) - largest
-            if (before[:, -1] >= self.top_p).all():
+            if count >= p.shape[-1] or (before[:, -1] >= self.top_p).all():
                 break
         return largest.masked_fill(before >= self.top_p, math.inf).amin(-1, keepdim=True)
 

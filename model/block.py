@@ -83,7 +83,7 @@ class Block(nn.Module):
 
         Args:
             plan: attention plan of the scheme, without the logit temperature.
-            factors: (B or 1, T or 1) temperature factors of the tokens.
+            factors: (B or 1, H or 1, T or 1) temperature factors of the tokens.
         """
         run = self._compiled if self._compiled and self.training else self._forward
         args = x, context, plan, factors, layer_cache, hook

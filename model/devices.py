@@ -1,6 +1,7 @@
 """Resolution of device names."""
 
 import torch
+from torch import Tensor
 
 from errors import ModelError
 
@@ -24,3 +25,9 @@ def find_device(name: str, local_rank: int = 0) -> torch.device:
         known = ", ".join(["auto", "cpu", *(f"cuda:{i}" for i in range(gpus))])
         raise ModelError(f"device {name} is not available on this machine; use one of {known}")
     return device
+
+
+def to_device(x: Tensor, device: torch.device) -> Tensor:
+    """A copy of a host tensor on the device, through pinned memory for a GPU: the host does not wait for it.
+    On a CPU, x itself."""
+    return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x.to(device)

@@ -212,10 +212,11 @@ class Transformer(nn.Module):
         dtype = torch.float64 if self.embed.weight.dtype == torch.float64 else torch.float32
         with _trainable():
             tables = {name: scheme.tables(positions, dtype) for name, scheme in self.schemes.items()}
-        factors = {
-            kind: choice.temperature.query_factors(positions, choice.max_visible, self.original_length, dtype)
-            for kind, choice in self.settings.kinds.items()
-        }
+            original = self.original_length
+            factors = {
+                kind: choice.temperature.query_factors(positions, choice.max_visible, original, dtype)
+                for kind, choice in self.settings.kinds.items()
+            }
         keep = tokens.shape[1] if keep is None else keep
         run = self._compiled if self._compiled and self.training else self._forward
         return run(tokens, positions, tables, factors, targets, cache, keep, hooks, z_loss)

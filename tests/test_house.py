@@ -33,19 +33,20 @@ RANKS = {
     "model.attention.mask": 1,
     "model.attention.kernels": 2,
     "model.position.token_positions": 1,
-    "model.position.temperature": 2,
-    "model.position.base": 3,
-    "model.position.registry": 5,
-    "model.position": 6,
-    "model.settings": 7,
-    "model.cache": 8,
-    "model.attention.softmax": 9,
-    "model.attention.linear": 10,
-    "model.block": 11,
-    "model.transformer": 12,
-    "model": 14,
+    "model.position.table": 2,
+    "model.position.temperature": 3,
+    "model.position.base": 4,
+    "model.position.registry": 6,
+    "model.position": 7,
+    "model.settings": 8,
+    "model.cache": 9,
+    "model.attention.softmax": 10,
+    "model.attention.linear": 11,
+    "model.block": 12,
+    "model.transformer": 13,
+    "model": 15,
 }
-SCHEME = 4
+SCHEME = 5
 
 
 def sources() -> list[Path]:

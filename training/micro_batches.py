@@ -7,6 +7,7 @@ from torch import Tensor
 
 from data import Batch
 from model import TokenPositions
+from model.devices import to_device
 
 
 def token_positions_of(batch: Batch, length: int) -> TokenPositions:
@@ -37,8 +38,7 @@ def micro_batches(batch: Batch, size: int | None, length: int, device: torch.dev
     size = size or count
 
     def move(x: Tensor, start: int) -> Tensor:
-        rows = x if x.shape[0] == 1 else x[start : start + size]
-        return rows.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else rows
+        return to_device(x if x.shape[0] == 1 else x[start : start + size], device)
 
     def part(start: int) -> MicroBatch:
         tensors = ("order", "position", "document")

@@ -114,8 +114,8 @@ class AttentionMask:
             return slice(0 if self.sinks else low, high)
         if not self.sinks:
             return slice(low, high)
-        sinks, near = torch.arange(self.sinks), torch.arange(low, high)
-        return torch.cat([sinks, near]).to(self.device)
+        sinks = torch.arange(self.sinks, device=self.device)
+        return torch.cat([sinks, torch.arange(low, high, device=self.device)])
 
     def by_distance(self) -> Tensor:
         """(H or 1, N) additive mask by decreasing distance: entry m is for d = S − 1 − m, −inf if masked.

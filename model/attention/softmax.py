@@ -45,13 +45,10 @@ class Modifiers(nn.Module):
                 self.sink.zero_()
 
     def scale_queries(self, q: Tensor, factors: Tensor | None) -> Tensor:
-        """q (B, H, K, ·) times the temperature; `factors` (B or 1, K or 1) are those of the queries."""
-        scale, given = self.scale, self.settings.temperature.by_head
-        if given is not None:
-            scale = torch.tensor(given, dtype=torch.float64, device=q.device)
-        if scale is not None:
-            q = q * scale[:, None, None].to(q.dtype)
-        return q if factors is None else (q * factors[:, None, :, None]).to(q.dtype)
+        """q (B, H, K, ·) times the temperature; `factors` (B or 1, H or 1, K or 1) are per query."""
+        if self.scale is not None:
+            q = q * self.scale[:, None, None].to(q.dtype)
+        return q if factors is None else (q * factors[..., None]).to(q.dtype)
 
     def sink_logits(self, device: torch.device) -> Tensor | None:
         """(H,) logits of an extra softmax column without a value, or None."""
@@ -111,7 +108,8 @@ class Attention(Projection):
         layer_cache: LayerCache | None,
         hook: AttentionHook | None = None,
     ) -> Tensor:
-        """x (B, T, C) → (B, K, C) for the K queries of `context`; `factors` (B or 1, T or 1) scale them."""
+        """x (B, T, C) → (B, K, C) for the K queries of `context`; `factors` (B or 1, H or 1, T or 1)
+        scale them."""
         bound = plan.bind(x, layer_cache)
         k, v = bound.write(self.keys(x)), self.values(x)  # (B, G, T, ·), (B, G, T, D)
         if layer_cache is not None:
@@ -130,8 +128,8 @@ class Attention(Projection):
         self, plan: AttentionPlan, q: Tensor, k: Tensor, context: AttentionContext, factors: Tensor | None
     ) -> list[AttentionView]:
         """The plan's views, with the temperature."""
-        if factors is not None and factors.shape[1] > 1:
-            factors = context.of_queries(factors)
+        if factors is not None and factors.shape[2] > 1:
+            factors = context.of_queries(factors, dim=2)
         if plan.linear:
             return plan.read(self.position.scale_queries(q, factors), k)
         views = plan.read(q, k)

@@ -12,7 +12,7 @@ from torch import Tensor
 from model.attention.mask import AttentionMask, QueryBlock
 from model.position.base import AttentionContext, AttentionPlan, PositionalScheme, PositionSettings
 from model.position.scaling import Factor, stretch_of
-from model.position.table import STRETCHES_KEPT
+from model.position.table import on_device
 from model.position.token_positions import TokenPositions
 
 # `PositionalScheme.exempt` of schemes that compute weights per pair.
@@ -42,9 +42,6 @@ class DistanceBias(PositionalScheme, ABC):
 
     settings: DistanceSettings
 
-    def setup(self) -> None:
-        self._stretches: dict[tuple, Tensor] = {}
-
     @property
     def depends_on_length(self) -> bool:
         return self.settings.stretch == "auto"
@@ -57,12 +54,7 @@ class DistanceBias(PositionalScheme, ABC):
 
     def tables(self, positions: TokenPositions, dtype: torch.dtype) -> tuple[Tensor, ...]:
         """(B or 1,) the stretch of each row, in float32 or float64."""
-        key = (self.stretches(positions), positions.position.device, dtype)
-        if key not in self._stretches:  # cached: copying them synchronizes with the GPU
-            if len(self._stretches) == STRETCHES_KEPT:
-                self._stretches.pop(next(iter(self._stretches)))  # the oldest
-            self._stretches[key] = torch.tensor(key[0], dtype=dtype, device=key[1])
-        return (self._stretches[key],)
+        return (on_device(self.stretches(positions), positions.position.device, dtype),)
 
     @abstractmethod
     def bias(self, context: AttentionContext) -> RowBias:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from functools import lru_cache
 from typing import Generic, TypeVar
 
 import torch
@@ -12,7 +13,8 @@ from model.position.token_positions import TokenPositions
 
 STRETCHES_KEPT = 16  # maximum number of cached tables, for documents of many lengths
 
-# positions (any shape, float64) -> tensors whose leading dimensions are those of positions, float64
+# positions (any shape, float64) -> tensors whose leading dimensions are those of positions, float64. Captured
+# tensors are `Constant`s, because positions may be on any device.
 Rows = Callable[[Tensor], tuple[Tensor, ...]]
 Stretch = TypeVar("Stretch", bound=Hashable)
 
@@ -20,6 +22,12 @@ Stretch = TypeVar("Stretch", bound=Hashable)
 def wide(device: torch.device) -> torch.dtype:
     """The widest float dtype of a device, for learned angles and distances, which tables cannot store."""
     return torch.float32 if device.type == "mps" else torch.float64
+
+
+@lru_cache(maxsize=256)
+def on_device(values: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
+    """(N,) the values on a device. The result is cached: copying to a GPU synchronizes."""
+    return torch.tensor(values, dtype=dtype, device=device)
 
 
 class Constant:
@@ -39,8 +47,8 @@ class Constant:
 class LookupTable:
     """Rows for positions 0, 1, 2, ...; the table doubles its size as needed.
 
-    Not cast by `module.to(dtype)`: bfloat16 is too coarse for angles after a few hundred positions. Computed
-    on the CPU, because some devices lack float64.
+    Not cast by `module.to(dtype)`: bfloat16 is too coarse for angles after a few hundred positions. Tables
+    are computed on the CPU; rows of real positions on their device, or on the CPU if it lacks float64.
     """
 
     def __init__(self, rows: Rows):
@@ -57,7 +65,8 @@ class LookupTable:
             dtype: float64 for float64 models, otherwise float32.
         """
         if position.is_floating_point():
-            rows = self._rows(position.detach().cpu().double())
+            has_float64 = wide(position.device) == torch.float64
+            rows = self._rows((position if has_float64 else position.cpu()).detach().double())
             return tuple(row.to(position.device, dtype) for row in rows)
         if reach > self._built:
             self._built = max(reach, 2 * self._built, 512)

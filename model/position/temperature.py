@@ -15,6 +15,7 @@ from pydantic import Field
 from torch import Tensor
 
 from errors import StrictSettings
+from model.position.table import on_device
 from model.position.token_positions import TokenPositions
 
 Scale = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -45,19 +46,21 @@ class Temperature(StrictSettings):
     def query_factors(
         self, positions: TokenPositions, max_visible: int | None, original_length: int, dtype: torch.dtype
     ) -> Tensor | None:
-        """(B or 1, T or 1) factors on the queries of a pass, or None. Runs eagerly.
+        """(B or 1, H or 1, T or 1) factors on the queries of a pass, or None. Runs eagerly.
 
         Args:
             max_visible: the largest number of keys that a query attends to; None: unlimited.
         """
+        if self.by_head is not None:
+            return on_device(tuple(self.by_head), positions.order.device, dtype)[None, :, None]
         if type(self).factor is Temperature.factor:
             return None
         count = positions.order.clamp(min=0).double() + 1  # padding has negative order and attends to itself
         if max_visible is not None and not self.ignores_window:
             count = count.clamp(max=max_visible)
-        lengths = torch.tensor(positions.lengths, dtype=torch.float64, device=count.device)[:, None]
+        lengths = on_device(positions.lengths, count.device, torch.float64)[:, None]
         factor = self.factor(count, original_length, lengths)
-        return None if factor is None else factor.to(dtype)
+        return None if factor is None else factor.to(dtype)[:, None]
 
     @property
     def initial(self) -> float:
@@ -94,7 +97,7 @@ class FixedTemperature(Temperature):
         return self.value if isinstance(self.value, list) else None
 
     def factor(self, count, original_length, lengths):
-        return None if isinstance(self.value, list) else torch.full_like(count, self.value)
+        return torch.full_like(count, self.value)
 
 
 class LogNTemperature(Temperature):

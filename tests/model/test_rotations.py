@@ -89,7 +89,8 @@ def test_learned_angles_are_accurate_at_a_million():
     """math.cos reduces its argument exactly; an angle in float32 would be off by up to 0.06."""
     for dtype in (torch.float32, torch.bfloat16):
         scheme = made("learned_rope", features=64, theta=10_000.0, spread=0).to(dtype)
-        cos, sin = scheme._turns(torch.tensor([[999_983]]))
+        (start,) = scheme.tables(TokenPositions.plain(1), torch.float32)[0]
+        cos, sin = scheme._turns(torch.tensor([[999_983]]), start)
         assert cos.dtype == torch.float32
         for pair in range(32):
             angle = 999_983 * 10_000.0 ** (-pair / 32)

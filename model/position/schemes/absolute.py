@@ -16,8 +16,8 @@ from torch import Tensor
 
 from errors import ModelError
 from model.position.base import PositionalScheme, PositionSettings, normal
-from model.position.scaling import Factor, stretch_of
-from model.position.table import LookupTable, Rows, StretchedTables
+from model.position.scaling import Factor, plain_frequencies, stretch_of
+from model.position.table import Constant, LookupTable, Rows, StretchedTables, on_device
 from model.position.token_positions import TokenPositions
 
 INT64_BITS = 63  # of a position that is not negative
@@ -177,7 +177,7 @@ class UnitIntervalEncoding(AdditiveEncoding):
         position = positions.position.to(dtype)
         if len(set(lengths)) == 1:
             return ((position / lengths[0])[..., None],)
-        share = position / torch.tensor(lengths, dtype=dtype, device=position.device)[:, None]  # (B, T)
+        share = position / on_device(lengths, position.device, dtype)[:, None]  # (B, T)
         return (share[..., None],)
 
 
@@ -223,15 +223,17 @@ class SineEncoding(AdditiveEncoding):
     settings: SineSettings
 
     def setup(self) -> None:
-        self._table = LookupTable(self._rows)
-
-    def _rows(self, positions: Tensor) -> tuple[Tensor, ...]:
-        features, base = torch.arange(self.geometry.dim, dtype=torch.float64), self.settings.base
+        base = self.settings.base
+        features = torch.arange(self.geometry.dim, dtype=torch.float64, device="cpu")
         if base is None:
             speeds = torch.exp2(-features)
         else:
             speeds = base ** -(features / max(self.geometry.dim - 1, 1))
-        return (torch.sin(positions[..., None] * speeds),)
+        self._speeds = Constant(speeds)
+        self._table = LookupTable(self._rows)
+
+    def _rows(self, positions: Tensor) -> tuple[Tensor, ...]:
+        return (torch.sin(positions[..., None] * self._speeds.to(positions.device)),)
 
     def tables(self, positions: TokenPositions, dtype: torch.dtype) -> tuple[Tensor, ...]:
         return self._table.look_up(positions.position, positions.reach, dtype)
@@ -257,10 +259,10 @@ class Sinusoidal(PositionalScheme):
 
     def _rows(self, stretch: float) -> Rows:
         dim, offset = self.geometry.dim, self.settings.offset
-        speeds = self.settings.theta ** -(torch.arange(0, dim, 2, dtype=torch.float64) / dim)
+        speeds = Constant(plain_frequencies(self.settings.theta, dim))
 
         def rows(positions: Tensor) -> tuple[Tensor, ...]:
-            angles = (positions / stretch + offset)[..., None] * speeds  # (..., ceil(C/2))
+            angles = (positions / stretch + offset)[..., None] * speeds.to(positions.device)  # (..., ⌈C/2⌉)
             if self.settings.layout == "half":
                 features = torch.cat([angles.sin(), angles.cos()], dim=-1)
             else:
@@ -323,8 +325,8 @@ class Learned(PositionalScheme):
     def _between(self, positions: TokenPositions, dtype: torch.dtype) -> tuple[Tensor, ...]:
         # Integer arithmetic until the last division, so weights are exact for any table length.
         last, device = self.weight.shape[0] - 1, positions.position.device
-        spans = [max(length - 1, last, 1) for length in positions.lengths]  # r(n) = n·last/span
-        span = spans[0] if len(set(spans)) == 1 else torch.tensor(spans, device=device)[:, None]
+        spans = tuple(max(length - 1, last, 1) for length in positions.lengths)  # r(n) = n·last/span
+        span = spans[0] if len(set(spans)) == 1 else on_device(spans, device, torch.int64)[:, None]
         along = (positions.position * last).clamp(min=0)  # (B or 1, T), as all here
         low = along.div(span, rounding_mode="floor")
         share = (along - low * span).to(dtype) / span

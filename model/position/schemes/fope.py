@@ -14,7 +14,7 @@ from model.attention.mask import mask_dtype
 from model.position.base import AttentionContext, AttentionPlan, PositionalScheme
 from model.position.rotation import RotationSettings, check_even, rotation_plan
 from model.position.scaling import plain_frequencies
-from model.position.table import LookupTable
+from model.position.table import Constant, LookupTable
 from model.position.token_positions import TokenPositions
 
 
@@ -64,8 +64,9 @@ class Fope(PositionalScheme):
         check_even(settings.name, geometry)
         plain = plain_frequencies(settings.theta, geometry.head_dim)
         length = settings.max_length or geometry.original_length
-        self._kept = plain[plain >= 2 * math.pi / length]  # in decreasing order
-        self._dropped, kept = len(plain) - len(self._kept), len(self._kept)
+        frequencies = plain[plain >= 2 * math.pi / length]  # in decreasing order
+        self._dropped, kept = len(plain) - len(frequencies), len(frequencies)
+        self._kept = Constant(frequencies)
         if not kept:
             raise ModelError(
                 f"fope has no frequency of at least 2π/{length}: raise model.position.max_length, or use 7 "
@@ -81,7 +82,7 @@ class Fope(PositionalScheme):
         return torch.eye(shape[1]) + noise
 
     def _rows(self, positions: Tensor) -> tuple[Tensor, ...]:
-        angles = positions[..., None] * self._kept
+        angles = positions[..., None] * self._kept.to(positions.device)
         return angles.cos(), angles.sin()
 
     def tables(self, positions: TokenPositions, dtype: torch.dtype) -> tuple[Tensor, ...]:

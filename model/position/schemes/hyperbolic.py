@@ -13,7 +13,8 @@ from model.attention.mask import AttentionView, QueryBlock, mask_dtype
 from model.position.base import AttentionContext, AttentionPlan, PositionalScheme, PositionSettings, constant
 from model.position.rotation import check_even
 from model.position.scaling import plain_frequencies
-from model.position.table import wide
+from model.position.table import Constant, wide
+from model.position.token_positions import TokenPositions
 
 QUERIES = 16  # block size for pairwise scores: QUERIES² · D numbers per head
 
@@ -62,17 +63,21 @@ class Hyperbolic(PositionalScheme):
         learned = settings.damping == "learned"
         self.log_margin = self.learned((1,), constant(math.log(settings.margin))) if learned else None
         speeds = settings.fastest * plain_frequencies(settings.theta, geometry.head_dim)
-        self._rests = torch.cat([speeds[0] - speeds, speeds[0] + speeds]).tolist()  # rates minus θ_0·margin
+        self._rests = Constant(torch.cat([speeds[0] - speeds, speeds[0] + speeds])[None])
 
-    def rates(self, device: torch.device) -> Tensor:
+    def tables(self, positions: TokenPositions, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        """(1, D) the rates minus θ_0·margin, in the device's widest float dtype."""
+        device = positions.position.device
+        return (self._rests.to(device, wide(device)),)
+
+    def rates(self, rests: Tensor) -> Tensor:
         """(D,) γ: θ' − θ_k of the features u, then θ' + θ_k of the features w, per token."""
-        rests = torch.tensor(self._rests, dtype=wide(device), device=device)
         if self.log_margin is None:
             return rests + self.settings.fastest * self.settings.margin
         return rests + self.settings.fastest * self.log_margin.to(rests.dtype).exp()
 
     def plan(self, context: AttentionContext) -> AttentionPlan:
-        rates, dtype = self.rates(context.device), wide(context.device)
+        rates, dtype = self.rates(context.tables[0][0]), wide(context.device)
         q_position, k_position = context.queries.position.to(dtype), context.keys.position.to(dtype)
         pairs = context.pairs()
 

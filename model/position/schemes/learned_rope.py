@@ -12,7 +12,8 @@ from model.attention.mask import mask_dtype
 from model.position.base import AttentionContext, AttentionPlan, PositionalScheme, constant
 from model.position.rotation import AngleSharingSettings, RotationSettings, check_even, rotation_plan
 from model.position.scaling import plain_frequencies
-from model.position.table import wide
+from model.position.table import Constant, wide
+from model.position.token_positions import TokenPositions
 
 
 class LearnedRopeSettings(RotationSettings, AngleSharingSettings):
@@ -32,8 +33,8 @@ class LearnedRope(PositionalScheme):
     Because the frequencies are learned, cos and sin are not cached: angles are computed in each pass, in
     float64 where the device supports it, and reduced modulo 2π before they are rounded to float32. Without
     float64, angles at position n have an error of n·6e-8 radians, 0.06 at a million. The gradient of θ_k
-    grows with positions. Keys are cached rotated, so parameters must not
-    change while a cache is in use.
+    grows with positions, which training passes measure from the middle of each row. Keys are cached rotated,
+    so parameters must not change while a cache is in use.
     """
 
     cached_form: ClassVar[str] = "rotated keys"
@@ -43,17 +44,24 @@ class LearnedRope(PositionalScheme):
         features = self.geometry.head_dim
         check_even(self.settings.name, self.geometry)
         self.log_ratio = self.learned(self.settings.shape(self.geometry, features // 2), constant(0.0))
-        self._start = plain_frequencies(self.settings.theta, features).tolist()
+        self._start = Constant(plain_frequencies(self.settings.theta, features)[None])
+
+    def tables(self, positions: TokenPositions, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        """(1, R) initial θ in radians per token, in the device's widest float dtype."""
+        device = positions.position.device
+        return (self._start.to(device, wide(device)),)
 
     def frequencies(self) -> Tensor:
         """(R,) or (G, R) θ in radians per token, in the device's widest float dtype, with gradient."""
-        dtype = wide(self.log_ratio.device)
-        start = torch.tensor(self._start, dtype=dtype, device=self.log_ratio.device)
-        return self.log_ratio.to(dtype).exp() * start
+        device = self.log_ratio.device
+        return self._learned(self._start.to(device, wide(device))[0])
 
-    def _turns(self, position: Tensor) -> tuple[Tensor, Tensor]:
+    def _learned(self, start: Tensor) -> Tensor:
+        return self.log_ratio.to(start.dtype).exp() * start
+
+    def _turns(self, position: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin (B or 1, T, R) or (B or 1, G, T, R) at positions (B or 1, T)."""
-        frequencies, position = self.frequencies(), position.to(wide(position.device))
+        frequencies, position = self._learned(start), position.to(start.dtype)
         if frequencies.ndim == 2:
             frequencies, position = frequencies[:, None], position[:, None]
         angles = position[..., None] * frequencies
@@ -63,5 +71,10 @@ class LearnedRope(PositionalScheme):
         return angles.cos(), angles.sin()
 
     def plan(self, context: AttentionContext) -> AttentionPlan:
-        turns = self._turns(context.new.position)
+        position, (start,) = context.new.position, context.tables[0]
+        if self.training and torch.is_grad_enabled():
+            # Scores depend on distance alone. The error of θ's gradient in bfloat16 is proportional to the
+            # angles, so a training pass, which has no cache, measures positions from the middle of each row.
+            position = position - (position.amax(1, keepdim=True) + position.amin(1, keepdim=True)) / 2
+        turns = self._turns(position, start)
         return rotation_plan(context, turns, turns, self.settings.layout)

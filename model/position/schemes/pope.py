@@ -13,7 +13,7 @@ from torch import Tensor
 from model.attention.mask import AttentionView, mask_dtype
 from model.position.base import AttentionContext, AttentionPlan, PositionalScheme, uniform
 from model.position.rotation import AngleSharingSettings, Share
-from model.position.table import LookupTable
+from model.position.table import Constant, LookupTable
 from model.position.token_positions import TokenPositions
 
 
@@ -52,6 +52,8 @@ class Pope(PositionalScheme):
         lowest = -2 * math.pi if self.settings.phase == "uniform" else 0.0
         shape = self.settings.shape(self.geometry, self.geometry.head_dim)  # (D,) or (G, D)
         self.phase = self.learned(shape, uniform(0.0, lowest))  # δ
+        features = torch.arange(self.geometry.head_dim, dtype=torch.float64, device="cpu")
+        self._frequencies = Constant(self.settings.theta ** -(features / self.geometry.head_dim))
         self._table = LookupTable(self._rows)
 
     @property
@@ -59,8 +61,7 @@ class Pope(PositionalScheme):
         return 2 * self.geometry.head_dim
 
     def _rows(self, positions: Tensor) -> tuple[Tensor, ...]:
-        features = torch.arange(self.geometry.head_dim, dtype=torch.float64, device="cpu")
-        angles = positions[..., None] * self.settings.theta ** -(features / self.geometry.head_dim)
+        angles = positions[..., None] * self._frequencies.to(positions.device)
         return angles.cos(), angles.sin()
 
     def tables(self, positions: TokenPositions, dtype: torch.dtype) -> tuple[Tensor, ...]:

@@ -14,7 +14,7 @@ from model.position.base import AttentionContext, AttentionPlan, PositionalSchem
 from model.position.remap import AnyRemap, NoRemap, RemapBranch, RemapContext
 from model.position.rotation import RotationSettings, check_even, rotate
 from model.position.scaling import AnyScaling, NoScaling, plain_frequencies, resonant, turns_within
-from model.position.table import Rows, StretchedTables
+from model.position.table import Constant, Rows, StretchedTables
 from model.position.token_positions import TokenPositions
 
 
@@ -125,14 +125,15 @@ class Rope(PositionalScheme):
         stretch, remap_stretch = stretches
         remap, gain = self.settings.remap, self.settings.remap.amplitude(remap_stretch)
         frequencies, amplitude = self.frequencies(stretch)
-        untouched, plain = self.settings.scaling.untouched, self._rotating(self.spectrum())
+        untouched = self.settings.scaling.untouched
+        scaled, plain = Constant(frequencies), Constant(self._rotating(self.spectrum()))
 
         def turns(positions: Tensor) -> tuple[Tensor, Tensor]:
             positions = positions[..., None]
-            angles = positions * frequencies
+            angles = positions * scaled.to(positions.device)
             cos, sin = angles.cos() * amplitude, angles.sin() * amplitude
             if untouched:
-                early, angles = positions < untouched, positions * plain
+                early, angles = positions < untouched, positions * plain.to(positions.device)
                 cos, sin = torch.where(early, angles.cos(), cos), torch.where(early, angles.sin(), sin)
             return cos, sin
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from model.position.base import AttentionContext, AttentionPlan, PositionalScheme
 from model.position.rotation import Layout, RotationSettings, check_even, rotation_plan
 from model.position.scaling import plain_frequencies
-from model.position.table import LookupTable
+from model.position.table import Constant, LookupTable
 from model.position.token_positions import TokenPositions
 
 # Natural logarithm of the largest factor on a key. The range of float32 and bfloat16 is e^±87; the margin is
@@ -47,6 +47,8 @@ class XPos(PositionalScheme):
 
     def setup(self) -> None:
         check_even(self.settings.name, self.geometry)
+        self._frequencies = Constant(plain_frequencies(self.settings.theta, self.geometry.head_dim))
+        self._growth = Constant(self._log_zeta())
         self._table = LookupTable(self._rows)
 
     def _log_zeta(self) -> Tensor:
@@ -62,8 +64,8 @@ class XPos(PositionalScheme):
 
     def _rows(self, positions: Tensor) -> tuple[Tensor, ...]:
         """cos and sin (..., R) for queries, and for keys."""
-        angles = positions[..., None] * plain_frequencies(self.settings.theta, self.geometry.head_dim)
-        scale = (positions[..., None] * self._log_zeta()).exp()
+        angles = positions[..., None] * self._frequencies.to(positions.device)
+        scale = (positions[..., None] * self._growth.to(positions.device)).exp()
         cos, sin = angles.cos(), angles.sin()
         return cos * scale, sin * scale, cos / scale, sin / scale
 
