@@ -1,7 +1,8 @@
 """Attention masks: which queries attend to which keys in a pass, and the bias of each pair.
 
-Mask and bias functions are elementwise over indices. This module evaluates them for blocks of queries and
-keys; `model/attention/kernels.py` computes attention with them.
+`visibility_mask` is the causal, document and window mask of every scheme. Mask and bias functions are
+elementwise over indices. This module evaluates them for blocks of queries and keys;
+`model/attention/kernels.py` computes attention with them.
 """
 
 from __future__ import annotations
@@ -9,10 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
+
+if TYPE_CHECKING:
+    from model.position import TokenPositions
 
 # Arguments are INDICES (batch row, head, query, key), as in FlexAttention; indexed tensors are captured.
 MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # True: the query attends to the key
@@ -43,6 +48,45 @@ def softmax(logits: Tensor, sink: Tensor | None) -> Tensor:
         return logits.softmax(-1)
     column = sink.to(logits.dtype)[None, :, None, None].expand(*logits.shape[:3], 1)
     return torch.cat([logits, column], -1).softmax(-1)[..., :-1]
+
+
+def visibility_mask(
+    queries: TokenPositions, keys: TokenPositions, batch: int, window: int | None, sinks: int
+) -> MaskFunction:
+    """Mask function: causal, within the document and within the window.
+
+    The mask is defined by order and document, not by tensor index. In plain layout the two are equivalent:
+    order increases by one along the keys (after the sinks), so it differs from the index by a constant.
+
+    Args:
+        queries, keys: the last tokens of `keys` are the queries.
+        window: number of most recent keys that a query attends to, its own included; None: all.
+        sinks: number of tokens at the start of each document that stay visible outside the window.
+    """
+    k_order = keys.order.expand(batch, -1)
+    if queries.layout == "plain":
+        offset = keys.order.shape[1] - queries.order.shape[1]
+
+        def plain(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            visible = j <= i + offset
+            if window is None:
+                return visible
+            near = i + offset - j < window
+            return visible & (near | (k_order[b, j] < sinks) if sinks else near)
+
+        return plain
+    q_order, q_document = queries.order.expand(batch, -1), queries.document.expand(batch, -1)
+    k_document = keys.document.expand(batch, -1)
+
+    def ordered(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        back = q_order[b, i] - k_order[b, j]
+        visible = (back >= 0) & (q_document[b, i] == k_document[b, j])
+        if window is None:
+            return visible
+        near = back < window
+        return visible & (near | (k_order[b, j] < sinks) if sinks else near)
+
+    return ordered
 
 
 @dataclass(frozen=True)

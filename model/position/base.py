@@ -25,6 +25,7 @@ from model.attention.mask import (
     DistanceFunction,
     MaskFunction,
     QueryBlock,
+    visibility_mask,
 )
 from model.position.temperature import AnyTemperature, NoTemperature
 from model.position.token_positions import TokenPositions
@@ -62,10 +63,6 @@ class AttentionContext:
 
     # Tensors indexed by mask and bias functions: (B, T) for queries, (B, S) for keys.
     @property
-    def q_order(self) -> Tensor:
-        return self._rows(self.queries.order)
-
-    @property
     def k_order(self) -> Tensor:
         return self._rows(self.keys.order)
 
@@ -76,38 +73,6 @@ class AttentionContext:
     @property
     def k_position(self) -> Tensor:
         return self._rows(self.keys.position)
-
-    def visibility(self) -> MaskFunction:
-        """Mask function: causal, within the document and within the window.
-
-        The mask is defined by order and document, not by tensor index. In plain layout the two are
-        equivalent: order increases by one along the keys (after the sinks), so it differs from the index by a
-        constant.
-        """
-        window, sinks, k_order = self.window, self.sinks, self.k_order
-        if self.queries.layout == "plain":
-            offset = self.keys.order.shape[1] - self.queries.order.shape[1]
-
-            def plain(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-                visible = j <= i + offset
-                if window is None:
-                    return visible
-                near = i + offset - j < window
-                return visible & (near | (k_order[b, j] < sinks) if sinks else near)
-
-            return plain
-        q_order, q_document = self.q_order, self._rows(self.queries.document)
-        k_document = self._rows(self.keys.document)
-
-        def ordered(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            back = q_order[b, i] - k_order[b, j]
-            visible = (back >= 0) & (q_document[b, i] == k_document[b, j])
-            if window is None:
-                return visible
-            near = back < window
-            return visible & (near | (k_order[b, j] < sinks) if sinks else near)
-
-        return ordered
 
     def pairs(
         self,
@@ -124,7 +89,8 @@ class AttentionContext:
             distance: elementwise over (head, position distance); use it in place of `bias` where possible.
             by_row: `mask_mod` or `bias` depend on the row even if positions do not, e.g. on content.
         """
-        visible, plain = self.visibility(), self.queries.layout == "plain"
+        visible = visibility_mask(self.queries, self.keys, self.batch, self.window, self.sinks)
+        plain = self.queries.layout == "plain"
         both = visible if mask_mod is None else lambda b, h, i, j: visible(b, h, i, j) & mask_mod(b, h, i, j)
         queries, keys = self.queries.order.shape[1], self.keys.order.shape[1]
         q_position, k_position = self.q_position, self.k_position
