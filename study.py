@@ -53,7 +53,8 @@ from studies.options import parse_options
 from studies.report.report import write_report
 from studies.results.stored import RESULTS, read_results, unfair_comparisons
 from studies.running.forecast import print_forecast
-from studies.running.plan import StudyPlanner, cells_of, running_order, select_cells
+from studies.running.grid import cells_of, running_order, select_cells
+from studies.running.plan import StudyPlanner
 from studies.running.progress import StudyProgress
 from studies.running.records import gather
 from studies.running.runner import StudyRunner, lock_study

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from data.sampling.positions import PlainPositions, PositionsSettings
+from data.sampling.random_positions import PlainPositions, PositionsSettings
 from data.tasks import TaskSettings
 from data.tasks.retrieval import PasskeyTask
 from data.text_settings import StdlibSource, TextSettings, TextSource

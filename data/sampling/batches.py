@@ -21,8 +21,9 @@ import torch
 
 from data.preparation.groups import TextGroups
 from data.sampling.mixture import MixturePattern
-from data.sampling.positions import PACKINGS, PlainPositions, place
+from data.sampling.packing import PACKINGS
 from data.sampling.random_draws import permuted
+from data.sampling.random_positions import PlainPositions, place
 from data.sampling.segments import ChunkLayout, Segment, SegmentPlan, stream_key, window_samplers
 from data.store import TokenStore
 from errors import DataError

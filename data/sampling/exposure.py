@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from data.files import atomic, damage_reported
-from data.sampling.positions import PositionedTokens, place
+from data.sampling.packing import PositionedTokens
 from data.sampling.random_draws import below, bits, key_of
+from data.sampling.random_positions import place
 
 if TYPE_CHECKING:
     from data.sampling.batches import BatchSampler

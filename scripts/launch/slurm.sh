@@ -22,7 +22,7 @@ export MASTER_ADDR MASTER_PORT
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-${SLURM_CPUS_PER_TASK:-1}}" GOMP_SPINCOUNT="${GOMP_SPINCOUNT:-10000}"
 
 # training.parallel.processes stops the run if fewer processes start than requested.
-srun --kill-on-bad-exit=1 bash scripts/launch/task.sh "$@" "training.parallel.processes=$SLURM_NTASKS"
+srun --kill-on-bad-exit=1 bash scripts/launch/slurm_task.sh "$@" "training.parallel.processes=$SLURM_NTASKS"
 status=$?
 case "$status" in
     75 | 76 | 138 | 143) # checkpoint saved; a task was lost; or the signal arrived while Python was starting

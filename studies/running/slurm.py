@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from data.files import write_text
-from studies.running.plan import GridCell
+from studies.running.grid import GridCell
 
 SCRIPT = """\
 #!/bin/bash

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from data import BatchSampler, DataError, TokenStore
 from data.sampling import exposure as module
 from data.sampling.exposure import Exposure, ExposureLedger, ExposureRule, read_exposure, write_exposure
-from data.sampling.positions import (
+from data.sampling.random_positions import (
     CapePositions,
     OffsetPositions,
     PlainPositions,

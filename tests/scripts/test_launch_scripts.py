@@ -92,7 +92,7 @@ def test_node_starts_its_processes(standins, option, config):
     arguments = standins / "arguments"
     words = ["--node", "1", "--nodes", "3", "--gpus", "8", "--host", "first", *option]
     done = run(
-        "node.sh",
+        "multi_node.sh",
         *words,
         "--",
         "configs/base.yaml",
@@ -117,5 +117,5 @@ def test_node_starts_its_processes(standins, option, config):
     ],
 )
 def test_missing_requirements_are_named(words, message):
-    done = run("node.sh", *words)
+    done = run("multi_node.sh", *words)
     assert done.returncode == 2 and done.stderr.startswith("error: ") and message in done.stderr

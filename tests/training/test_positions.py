@@ -9,10 +9,10 @@ import torch._dynamo
 from torch._dynamo.testing import CompileCounter
 
 from data import Batch
-from data.sampling.positions import place
+from data.sampling.random_positions import place
 from errors import TrainingError
 from model import Transformer
-from tests.data.test_positions import chosen
+from tests.data.test_random_positions import chosen
 from tests.model.zoo import build, ids
 from training.config.load import load_settings
 from training.config.settings import RunSettings

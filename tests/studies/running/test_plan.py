@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from errors import ConfigError, StudyError
-from studies.running.plan import cells_of, running_order
+from studies.running.grid import cells_of, running_order
 from studies.settings import StudySettings
 from training.config.load import dump, load_settings
 

@@ -13,7 +13,7 @@ from errors import StudyError
 from model import Transformer
 from studies.results.stored import unfair_comparisons
 from studies.running import runner
-from studies.running.plan import GridCell
+from studies.running.grid import GridCell
 from studies.running.progress import _training
 from studies.running.records import data_order, equal_tokens
 from studies.running.slurm import indices, write_array

@@ -49,13 +49,13 @@ def exact(overrides):
 
 @pytest.mark.slow
 def test_two_nodes_match_single_process(exact, tmp_path, monkeypatch):
-    """Two launchers with node ranks 0 and 1 that meet on loopback, as scripts/launch/node.sh starts them."""
+    """Two launchers with node ranks 0 and 1 on loopback, started by scripts/launch/multi_node.sh."""
     assert here(monkeypatch, *exact, "--run-dir", str(tmp_path / "one")) == 0
     port, folder = str(free_port()), tmp_path / "two"
     nodes = [
         subprocess.Popen(
             [
-                *("bash", str(ROOT / "scripts/launch/node.sh"), "--node", str(node), "--nodes", "2"),
+                *("bash", str(ROOT / "scripts/launch/multi_node.sh"), "--node", str(node), "--nodes", "2"),
                 *("--gpus", "1", "--host", "127.0.0.1", "--port", port),
                 *("--", *exact, "training.micro_batch_size=3", "--run-dir", str(folder)),
             ],

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Trains on several machines without a batch system. Run on every machine at the same time, with N = 0, 1, 2, ...:
-#   bash scripts/launch/node.sh --node N --nodes 4 --gpus 8 --host first-machine -- configs/base.yaml
+#   bash scripts/launch/multi_node.sh --node N --nodes 4 --gpus 8 --host first-machine -- configs/base.yaml
 # or from one machine with ssh access to the others:
-#   n=0; for host in a b c d; do ssh $host "cd $PWD && bash scripts/launch/node.sh --node $n --nodes 4 --gpus 8 \
+#   n=0; for host in a b c d; do ssh $host "cd $PWD && bash scripts/launch/multi_node.sh --node $n --nodes 4 --gpus 8 \
 #       --host a -- configs/base.yaml" & n=$((n+1)); done; wait
 # --host names the machine with N = 0. --gpus is the number of processes per machine, also on CPUs. --sharded shards the
 # model over all processes (FSDP2). The repository, run directory and prepared text must be on a disk that all machines share.

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from data import BatchSampler, DataError
-from data.sampling.positions import PACKINGS, PositionsSettings, place
+from data.sampling.packing import PACKINGS
+from data.sampling.random_positions import PositionsSettings, place
 from data.sampling.segments import Segment
 from tests.data.test_batches import make_store, stores
 
