@@ -45,10 +45,13 @@ from training.config.command_line import answer_quickly
 if __name__ == "__main__":
     answer_quickly(__doc__)  # prints help and misspelled settings before torch is imported
 
+from dataclasses import replace
+
 from data.files import write_text
 from evaluate import kind_of
 from evaluation import read_methods
 from evaluation.scoring.methods import BUILTIN as METHODS
+from interop.runs import with_imported_parent
 from studies.options import parse_options
 from studies.report.report import write_report
 from studies.results.stored import RESULTS, read_results, unfair_comparisons
@@ -72,7 +75,7 @@ def main() -> int:
     if options.report or study is None:
         return report(folder, study)
 
-    cells = cells_of(study)
+    cells = [replace(cell, arguments=with_imported_parent(cell.arguments)) for cell in cells_of(study)]
     selected = select_cells(cells, options.cell, options.only)
     one_cell = options.cell is not None
     planner = StudyPlanner(study, folder, kind_of, read_methods(METHODS))

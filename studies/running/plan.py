@@ -25,6 +25,7 @@ from training.config.settings import RunSettings
 from training.position_overrides import override
 from training.run.checks import check_model
 from training.run.directory import is_run, read_settings
+from training.run.parent import read_run_settings
 from training.stages import last_trained
 
 # Errors reported per cell; any other exception is a bug and keeps its traceback.
@@ -77,7 +78,8 @@ class StudyPlanner:
         return plans
 
     def _cell(self, cell: GridCell, problems: "CellProblems") -> PlannedCell:
-        settings, run = load_settings(RunSettings, list(cell.arguments)), self.folder / "runs" / cell.id
+        run = self.folder / "runs" / cell.id
+        settings, _ = read_run_settings(cell.arguments, run)
         check_model(settings)
         prepared_folder(settings.data)  # checks that the source exists
         known = differences(read_settings(run), settings) if is_run(run) else []

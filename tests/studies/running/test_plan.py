@@ -4,10 +4,17 @@ import itertools
 
 import pytest
 
+from data.tokenizers import ByteTokenizer
 from errors import ConfigError, StudyError
+from model import Transformer
 from studies.running.grid import cells_of, running_order
+from studies.running.plan import StudyPlanner
 from studies.settings import StudySettings
+from training.checkpoint.storage import save_checkpoint
 from training.config.load import dump, load_settings
+from training.config.settings import RunSettings
+from training.run.directory import create_run
+from training.run.parent import open_parent
 
 TEXT = """
 base: [base.yaml, training.tokens=1M]
@@ -116,3 +123,24 @@ def test_all_problems_are_reported_together(load):
     with pytest.raises(ConfigError) as caught:
         load("grid: {seed: []}\nskip: [{sede: 0}]\nreport: {primary: long}")
     assert all(word in str(caught.value) for word in ("grid.seed is empty", "skip.0.sede", "report.primary"))
+
+
+def test_cells_that_extend_a_parent_have_its_settings(load, tmp_path, corpus):
+    """Its shape, tokenizer and checkpoint, so that a second start recognizes a finished cell."""
+    parent, source = tmp_path / "parent", f'data.source={{name: files, path: "{corpus}"}}'
+    shape = {"dim": 24, "layers": 2, "heads": 6, "kv_heads": 2, "ffn_dim": 40}
+    settings = RunSettings(
+        train_length=24,
+        model=shape,
+        data={"tokenizer": {"name": "bytes"}},
+        training={"validation": {"targets": 8}},
+    )
+    create_run(parent, settings, ByteTokenizer(), ["test"])
+    save_checkpoint(parent, 0, Transformer(settings.model, 258, 24).initialize(0))
+    study = load("grid: {scheme: {linear: [model.position.scaling.name=linear]}}")
+    study = study.model_copy(update={"base": [f"parent.run={parent}", "train_length=48", source]})
+    (plan,) = StudyPlanner(study, tmp_path / "study", None, {}).plan(cells_of(study))
+    assert (plan.settings.model.dim, plan.settings.original_length, plan.settings.seed) == (24, 24, 1)
+    assert plan.settings.parent.hash == open_parent(parent).checkpoint.hash
+    create_run(plan.run, plan.settings, ByteTokenizer(), ["test"])
+    assert StudyPlanner(study, tmp_path / "study", None, {}).plan(cells_of(study)) == [plan]
