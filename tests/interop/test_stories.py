@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import sentencepiece
 import torch
-from torch import nn
 from transformers import LlamaForCausalLM
 
 import generate
@@ -27,6 +26,7 @@ from interop.runs import write_run
 from model import ModelSettings, TokenPositions, Transformer
 from scripts import import_model
 from tests.corpora import STORIES, needs_stories
+from tests.interop.exact import with_exact_arithmetic
 from training.run.directory import load
 
 pytestmark = needs_stories
@@ -74,39 +74,15 @@ def test_logits_match_transformers(reference, imported, theirs):
     torch.testing.assert_close(last, torch.tensor(reference["prompt_last_logits"]), rtol=1e-5, atol=2e-5)
 
 
-class ExactAngles(nn.Module):
-    """transformers turns by float32 angles whatever the dtype; these are float64, from the formula."""
-
-    def forward(self, x, position_ids, **_):
-        angles = position_ids[..., None].double() * 10_000.0 ** -(torch.arange(4, dtype=torch.float64) / 4)
-        angles = torch.cat([angles, angles], dim=-1)
-        return angles.cos(), angles.sin()
-
-
 def test_logits_in_float64(reference):
     ids = reference["greedy_ids_bos_plus_200"]
     theirs = LlamaForCausalLM.from_pretrained(STORIES / "hf", dtype=torch.float64).eval()
-    theirs.model.rotary_emb = ExactAngles()
     with torch.no_grad():
-        expected = theirs(torch.tensor([ids])).logits[0]
-    # Their norm computes in float32 whatever the dtype, unless it is replaced too.
-    for block in theirs.model.layers:
-        block.input_layernorm = exact_norm(block.input_layernorm)
-        block.post_attention_layernorm = exact_norm(block.post_attention_layernorm)
-    theirs.model.norm = exact_norm(theirs.model.norm)
-    with torch.no_grad():
-        exact = theirs(torch.tensor([ids])).logits[0]
-    assert (exact - expected).abs().max() < 1e-4
+        rounded = theirs(torch.tensor([ids])).logits[0]
+        exact = with_exact_arithmetic(theirs)(torch.tensor([ids])).logits[0]
+    assert (exact - rounded).abs().max() < 1e-4
     ours = build_model(read_folder(STORIES / "hf")).model.double()
     torch.testing.assert_close(logits(ours, ids), exact, rtol=0, atol=1e-10)
-
-
-def exact_norm(norm) -> nn.Module:
-    class Norm(nn.Module):
-        def forward(self, x):
-            return norm.weight * (x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt())
-
-    return Norm()
 
 
 @pytest.mark.parametrize(
@@ -131,6 +107,20 @@ def test_greedy_generation_matches_reference(reference, cache, dtype):
         assert ids == expected[: len(ids)]
     assert len(ids) == 201
     assert text + stream.end() == reference["greedy_text"] == tokenizer.decode(expected)
+
+
+def test_greedy_generation_of_ragged_batches_in_chunks(reference, imported):
+    expected = reference["greedy_ids_bos_plus_200"]
+    starts, tokens = [1, 60, 23], 40
+    generation = Generation(
+        imported,
+        [expected[:start] for start in starts],
+        tokens,
+        SamplingParams(temperature=0),
+        prefill_chunk=7,
+    )
+    for row, start in zip(zip(*generation, strict=True), starts, strict=True):
+        assert list(row) == expected[start : start + tokens]
 
 
 def interleaved_from_bin(file: Path) -> Transformer:
