@@ -263,6 +263,7 @@ class Transformer(nn.Module):
     ) -> dict[str, tuple[AttentionContext, AttentionPlan | ContentPlan]]:
         """Context and plan of each scheme instance, created once per pass and shared by its layers."""
         contexts = {}
+        block_masks: dict[str, dict] = {kind: {} for kind in self.settings.kinds}
         for name, scheme in self.schemes.items():
             context = AttentionContext(
                 new=new,
@@ -275,8 +276,12 @@ class Transformer(nn.Module):
                 window=scheme.settings.window,
                 sinks=scheme.settings.sinks,
                 precompute=self.training and any(block.is_isolated for block in self.blocks),
+                block_masks=block_masks[self._kind_of[name]],
             )
-            contexts[name] = context, scheme.plan(context)
+            plan = scheme.plan(context)
+            if context.precompute and isinstance(plan, ContentPlan):
+                context.pairs()  # the layers' own masks share its block mask
+            contexts[name] = context, plan
         return contexts
 
     def logits(self, x: Tensor) -> Tensor:

@@ -3,8 +3,8 @@
 `attend` chooses one of these implementations:
 
 - ``sdpa``: PyTorch's fused kernel for plain causal attention;
-- ``flex``: FlexAttention, on GPUs, for all other masks and biases with head_dim of at least 16; several
-  views are merged by their log-sum-exp;
+- ``flex``: FlexAttention, on GPUs, for all other masks and biases with head_dim of at least 16 and more
+  than one query; several views are merged by their log-sum-exp;
 - ``blocks``: blocks of queries through the fused kernel with an additive mask; memory is linear in the
   number of keys. A mask that depends on distance alone is a strided view of one vector of H·(S + block)
   numbers, so a window or a distance bias costs no more than plain causal attention;
@@ -70,12 +70,11 @@ def _codes(function) -> tuple:
 def _fused(function, pairs: AttentionMask, dynamic: bool | None = None, *options: bool):
     """`function` compiled on a GPU; `function` itself on a CPU and inside a compiled model.
 
-    Graphs differ by the code of mask and bias, by gradients, by decoding and by `options`.
+    Graphs differ by the code of mask and bias, by gradients and by `options`.
     """
     if pairs.device.type != "cuda" or torch.compiler.is_compiling():
         return function
-    codes = *_codes(pairs.mask_mod), *_codes(pairs.bias)
-    variant = (*codes, torch.is_grad_enabled(), pairs.queries == 1, *options)
+    variant = (*_codes(pairs.mask_mod), *_codes(pairs.flex_bias()), torch.is_grad_enabled(), *options)
     return _compiled(function, dynamic, variant)
 
 
@@ -96,7 +95,7 @@ def attend(
     """
     first = views[0]
     if kernel == "auto":
-        kernel = choose(views, sink, first.pairs.device.type)
+        kernel = choose(views, v, sink, first.pairs.device.type)
     if kernel == "dense":
         return attention_details(views, v, scale, sink, 0, first.pairs.queries, whole=True).output.to(v.dtype)
     if kernel == "explicit" or first.weigh is not None:
@@ -115,18 +114,23 @@ def attend(
     return _blocks(q, k, v, first.pairs, scale)
 
 
-def choose(views: list[AttentionView], sink: Tensor | None, device: str) -> str:
-    """The kernel for these views on a device type."""
+def choose(views: list[AttentionView], v: Tensor, sink: Tensor | None, device: str) -> str:
+    """The kernel for these views and values on a device type."""
     first = views[0]
     pairs, q = first.pairs, first.q
+    # Triton matrix products are at least 16 wide and do not support float64. A single query is bound by
+    # reading the keys, and needs no block mask.
+    flex = device == "cuda" and q.shape[-1] >= FLEX_FEATURES and q.dtype != torch.float64
+    flex = flex and pairs.queries > 1
     if any(view.weigh is not None for view in views):
         return "explicit"
     # `is_causal` aligns the mask top-left: correct only for T = S, or for a single, last query.
     causal = pairs.is_causal_only and pairs.queries in (pairs.keys, 1)
     if len(views) == 1 and sink is None and causal:
-        return "sdpa"
-    # Triton matrix products are at least 16 wide and do not support float64.
-    if device == "cuda" and q.shape[-1] >= FLEX_FEATURES and q.dtype != torch.float64:
+        # On a GPU, grouped queries in float32, or with keys wider than values, materialize all T × S scores.
+        whole = q.shape[1] != v.shape[1] and (v.dtype == torch.float32 or q.shape[-1] != v.shape[-1])
+        return "flex" if whole and flex else "sdpa"
+    if flex:
         return "flex"
     return "blocks" if len(views) == 1 and sink is None else "explicit"
 
@@ -150,7 +154,7 @@ def _flex(views: list[AttentionView], v: Tensor, scale: float, sink: Tensor | No
 
 def _flex_view(view: AttentionView, v: Tensor, scale: float, aux: AuxRequest | None) -> Any:
     """(B, H, T, D); with `aux`, a tuple with the requested auxiliary outputs."""
-    q, k, pairs, bias = view.q.to(v.dtype), view.k.to(v.dtype), view.pairs, view.pairs.bias
+    q, k, pairs, bias = view.q.to(v.dtype), view.k.to(v.dtype), view.pairs, view.pairs.flex_bias()
     score_mod = None if bias is None else (lambda score, b, h, i, j: score + bias(b, h, i, j).to(score.dtype))
     run, gqa = _fused(flex_attention, pairs, True, aux is not None), q.shape[1] != k.shape[1]
     mask = pairs.block_mask(_fused(create_block_mask, pairs))
@@ -163,7 +167,8 @@ def precompute_masks(pairs: AttentionMask) -> None:
     compiled separately must not create them."""
     if pairs.is_by_distance:
         pairs.by_distance()
-    if pairs.device.type == "cuda" and not pairs.is_causal_only:
+    if pairs.device.type == "cuda":
+        pairs.flex_bias()
         pairs.block_mask(_fused(create_block_mask, pairs))
 
 
@@ -200,9 +205,17 @@ def _blocks(q: Tensor, k: Tensor, v: Tensor, pairs: AttentionMask, scale: float)
 
 
 def _masked_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
+    heads, groups = q.shape[1], k.shape[1]
+    single = q.shape[2] == 1
+    if single and heads != groups:  # the queries of a group become the queries of one key/value head
+        q = q.unflatten(1, (groups, -1)).squeeze(3)
+        mask = mask.unflatten(1, (groups, -1)).squeeze(3) if mask.shape[1] == heads else mask
+    elif q.device.type == "cuda":  # a mask with grouped queries would materialize all scores
+        k, v = repeated(k, heads), repeated(v, heads)
     # Autocast would round the mask and copy the strided view. q, k and v already have the dtype of v.
     with torch.autocast(q.device.type, enabled=False):
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=True)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=True)
+    return out.flatten(1, 2).unsqueeze(2) if single else out
 
 
 def _masked_block(

@@ -113,8 +113,11 @@ class AttentionMask:
         separation: elementwise over (row, query, key): query position − key position.
         band: in plain layout, a bound on the visible keys, known on the host.
         is_band: the mask equals the band.
-        distance: the bias as a function of distance, if it depends on unit-step distance alone.
-        rows: number of distinct rows of the mask: 1 or the batch size.
+        distance: the bias as a function of distance, if it depends on distance alone.
+        unit_steps: positions increase by one from key to key, so distances follow from indices.
+        table_size: 1 + the largest distance, if FlexAttention looks up the bias in a table by distance.
+        rows: number of distinct rows of mask and bias: 1 or the batch size.
+        mask_rows: number of distinct rows of the mask alone.
     """
 
     batch: int
@@ -128,7 +131,12 @@ class AttentionMask:
     band: CausalBand | None = None
     is_band: bool = False
     distance: DistanceFunction | None = None
+    unit_steps: bool = False
+    table_size: int | None = None
     rows: int = 1
+    mask_rows: int = 1
+    # The block mask, shared by all masks of a pass that differ in their bias only.
+    _shared: dict = field(default_factory=dict, repr=False, compare=False)
     # Lowered forms, computed once per pass. torch.compile does not support functools.cached_property's lock.
     _lowered: dict = field(default_factory=dict, repr=False, compare=False)
 
@@ -142,7 +150,8 @@ class AttentionMask:
     @property
     def is_by_distance(self) -> bool:
         """The mask is a function of unit-step distance (and head)."""
-        return self.is_band and self.sinks == 0 and (self.bias is None or self.distance is not None)
+        by_index = self.distance is not None and self.unit_steps
+        return self.is_band and self.sinks == 0 and (self.bias is None or by_index)
 
     @property
     def sinks(self) -> int:
@@ -183,11 +192,27 @@ class AttentionMask:
 
     def block_mask(self, make: Callable[..., BlockMask]) -> BlockMask:
         """The mask as FlexAttention's BlockMask, created once per pass."""
-        if "block_mask" not in self._lowered:
-            rows = None if self.rows == 1 else self.batch
+        if "block_mask" not in self._shared:
+            rows = None if self.mask_rows == 1 else self.batch
             mask = make(self.mask_mod, rows, None, self.queries, self.keys, device=self.device)
-            self._lowered["block_mask"] = mask
-        return self._lowered["block_mask"]
+            self._shared["block_mask"] = mask
+        return self._shared["block_mask"]
+
+    def flex_bias(self) -> BiasFunction | None:
+        """The bias as FlexAttention's kernel evaluates it.
+
+        A bias with `table_size` is computed once per distance, outside the kernel. In its backward pass the
+        kernel then adds each pair's gradient to the entry of its distance and head, instead of adding all
+        pairs to a few parameters, where atomic additions wait for each other.
+        """
+        if self.distance is None or self.table_size is None:
+            return self.bias
+        if "table" not in self._lowered:
+            heads = torch.arange(self.heads, device=self.device)[:, None]
+            every = torch.arange(self.table_size, device=self.device)[None]
+            self._lowered["table"] = self.distance(heads, every).contiguous()  # (H, table_size)
+        table, separation = self._lowered["table"], self.separation
+        return lambda b, h, i, j: table[h, separation(b, i, j).clamp(min=0)]
 
     def indices(self, start: int, stop: int, keys: slice | Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Row (R, 1, 1, 1), head (1, H, 1, 1), query (1, 1, t, 1) and key (1, 1, 1, s) of a block."""

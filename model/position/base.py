@@ -43,6 +43,8 @@ class AttentionContext:
         window: number of most recent keys that a query attends to, its own included; None: all.
         sinks: number of tokens at the start of each document that stay visible outside the window.
         precompute: compute masks shared by the layers before the first layer runs.
+        block_masks: stores FlexAttention's block mask of all visible pairs; the same dict for all contexts of
+            a pass with equal queries, keys, window and sinks.
     """
 
     new: TokenPositions
@@ -55,6 +57,7 @@ class AttentionContext:
     window: int | None = None
     sinks: int = 0
     precompute: bool = False
+    block_masks: dict = field(default_factory=dict, repr=False, compare=False)
 
     def of_queries(self, x: Tensor, dim: int = 1) -> Tensor:
         """The rows of a per-new-token (or per-key) tensor that belong to the queries."""
@@ -80,6 +83,7 @@ class AttentionContext:
         bias: BiasFunction | None = None,
         distance: DistanceFunction | None = None,
         by_row: bool = False,
+        tabulate: bool = False,
     ) -> AttentionMask:
         """The attention mask: visible pairs, restricted by `mask_mod`, with an optional bias.
 
@@ -88,6 +92,8 @@ class AttentionContext:
             bias: elementwise over indices; added to the logit after the 1/√D scale.
             distance: elementwise over (head, position distance); use it in place of `bias` where possible.
             by_row: `mask_mod` or `bias` depend on the row even if positions do not, e.g. on content.
+            tabulate: compute `distance` once per integer distance where it would be evaluated for each pair:
+                for functions that are learned or expensive.
         """
         visible = visibility_mask(self.queries, self.keys, self.batch, self.window, self.sinks)
         plain = self.queries.layout == "plain"
@@ -95,9 +101,17 @@ class AttentionContext:
         queries, keys = self.queries.order.shape[1], self.keys.order.shape[1]
         q_position, k_position = self.q_position, self.k_position
 
-        def separation(b: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        offset = keys - queries
+        real = self.keys.position.is_floating_point()
+        by_index = plain and self.keys.unit_steps and not real
+
+        def of_indices(b: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            return i + offset - j + b * 0
+
+        def of_positions(b: Tensor, i: Tensor, j: Tensor) -> Tensor:
             return q_position[b, i] - k_position[b, j]
 
+        separation = of_indices if by_index else of_positions
         if distance is not None:
             bias = lambda b, h, i, j: distance(h, separation(b, i, j))  # noqa: E731
         single = self.queries.position.shape[0] == self.keys.position.shape[0] == 1
@@ -111,10 +125,14 @@ class AttentionContext:
             mask_mod=both,
             separation=separation,
             bias=bias,
-            band=CausalBand(keys - queries, self.window, self.sinks) if plain else None,
+            band=CausalBand(offset, self.window, self.sinks) if plain else None,
             is_band=plain and mask_mod is None,
-            distance=distance if plain and self.keys.unit_steps else None,
+            distance=distance,
+            unit_steps=plain and self.keys.unit_steps,
+            table_size=self.keys.reach if tabulate and not real else None,
             rows=1 if same else self.batch,
+            mask_rows=1 if plain and (mask_mod is None or same) else self.batch,
+            _shared=self.block_masks if mask_mod is None else {},
         )
         if self.precompute:
             precompute_masks(pairs)

@@ -56,6 +56,11 @@ class DistanceBias(PositionalScheme, ABC):
         """(B or 1,) the stretch of each row, in float32 or float64."""
         return (on_device(self.stretches(positions), positions.position.device, dtype),)
 
+    @property
+    def tabulate(self) -> bool:
+        """Whether the bias is computed once per distance rather than for each pair."""
+        return True
+
     @abstractmethod
     def bias(self, context: AttentionContext) -> RowBias:
         """The bias function f of this pass."""
@@ -63,7 +68,9 @@ class DistanceBias(PositionalScheme, ABC):
     def plan(self, context: AttentionContext) -> AttentionPlan:
         bias = self.bias(context)
         if context.tables[0].shape[0] == 1:
-            return AttentionPlan.of_pairs(context.pairs(distance=lambda h, d: bias(h * 0, h, d)))
+            return AttentionPlan.of_pairs(
+                context.pairs(distance=lambda h, d: bias(h * 0, h, d), tabulate=self.tabulate)
+            )
         q, k = context.q_position, context.k_position
         return AttentionPlan.of_pairs(
             context.pairs(bias=lambda b, h, i, j: bias(b, h, q[b, i] - k[b, j]), by_row=True)

@@ -54,7 +54,7 @@ def counters(monkeypatch):
     monkeypatch.setattr(
         kernels, "_fused", lambda f, pairs, *more: fused(f, replace(pairs, device=on_gpu), *more)
     )
-    monkeypatch.setattr(kernels, "choose", lambda views, sink, device: choose(views, sink, "cuda"))
+    monkeypatch.setattr(kernels, "choose", lambda views, v, sink, device: choose(views, v, sink, "cuda"))
     kernels._compiled.cache_clear()
     torch._dynamo.reset()
     yield made
@@ -83,13 +83,13 @@ def graphs(made: list[tuple[str, CompileCounter]], function: str) -> list[int]:
 
 
 def test_evaluation_and_generation_share_no_recompile_limit(counters):
-    limit = 3  # the default is 8
+    limit = 2  # the default is 8
     with torch._dynamo.config.patch(recompile_limit=limit):
         net = gpu_model("alibi", layers=1)
         evaluate(net, ["plain", "longer", "ragged"])
         generate(net, [1, 2, 3], [4, 5, 6])
     for function in ("flex_attention", "create_block_mask"):
-        assert sum(graphs(counters, function)) > limit > max(graphs(counters, function))
+        assert sum(graphs(counters, function)) > limit >= max(graphs(counters, function))
 
 
 def test_exceeding_the_recompile_limit_is_an_error(counters):

@@ -65,9 +65,9 @@ def test_many_lengths_share_a_bounded_number_of_graphs(case, monkeypatch):
             pytest.skip(scheme.exempt["graphs"])
     chosen = set()
 
-    def spy(views, sink, device, choose=model.attention.kernels.choose):
-        chosen.add(choose(views, sink, device))
-        return choose(views, sink, device)
+    def spy(views, v, sink, device, choose=model.attention.kernels.choose):
+        chosen.add(choose(views, v, sink, device))
+        return choose(views, v, sink, device)
 
     with monkeypatch.context() as patch:
         patch.setattr(model.attention.kernels, "choose", spy)

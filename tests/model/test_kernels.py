@@ -212,8 +212,8 @@ def test_several_views_share_one_softmax():
 def test_sdpa_is_chosen_only_for_supported_masks():
     def chosen(t, s, window=None, bias=None, positions=None):
         pairs = pairs_of(positions or TokenPositions.plain(s), t, window, bias)
-        q, k, _ = tensors(t, s)
-        return choose([AttentionView(q, k, pairs)], None, "cpu")
+        q, k, v = tensors(t, s)
+        return choose([AttentionView(q, k, pairs)], v, None, "cpu")
 
     assert chosen(9, 9) == chosen(1, 9) == chosen(9, 9, window=9) == "sdpa"
     assert chosen(3, 9) == chosen(9, 9, window=8) == chosen(9, 9, bias="distance") == "blocks"
@@ -257,11 +257,11 @@ def test_kernel_choice_for_packing_and_windows(monkeypatch):
     found = []
 
     def asked(views, v, scale, **more):
-        found.append(choose(views, more.get("sink"), "cuda"))
+        found.append(choose(views, v, more.get("sink"), "cuda"))
         return attend(views, v, scale, **more)
 
     monkeypatch.setattr(model.attention.softmax, "attend", asked)
-    small = build("rope", heads=3, dim=96, head_dim=32, dtype=torch.float32)
+    small = build("rope", heads=3, kv_heads=3, dim=96, head_dim=32, dtype=torch.float32)
     for positions in (packed([[4, 5], [6, 3]]), TokenPositions.plain(9)):
         small(ids(2, 9), positions)
     assert set(found[: len(found) // 2]) == {"flex"} and set(found[len(found) // 2 :]) == {"sdpa"}
@@ -281,4 +281,31 @@ def test_small_head_dim_falls_back_to_blocks(features, expected):
         band=CausalBand(0),
     )
     q = torch.zeros(1, 1, 5, features)
-    assert choose([AttentionView(q, q, pairs)], None, "cuda") == expected
+    assert choose([AttentionView(q, q, pairs)], q, None, "cuda") == expected
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kv_heads", "key_features", "queries", "expected"),
+    [
+        (torch.bfloat16, 2, 16, 9, "sdpa"),
+        (torch.float32, 4, 16, 9, "sdpa"),
+        (torch.float32, 2, 16, 9, "flex"),
+        (torch.bfloat16, 2, 32, 9, "flex"),
+        (torch.float32, 2, 32, 1, "sdpa"),
+    ],
+)
+def test_fused_causal_kernel_of_a_gpu_is_chosen_only_where_memory_stays_linear(
+    dtype, kv_heads, key_features, queries, expected
+):
+    """With grouped queries only the flash kernel is fused: no float32, keys as wide as values."""
+    q = torch.zeros(1, 4, queries, key_features, dtype=dtype)
+    k, v = (torch.zeros(1, kv_heads, 9, width, dtype=dtype) for width in (key_features, 16))
+    pairs = pairs_of(TokenPositions.plain(9), queries, None, None)
+    assert choose([AttentionView(q, k, pairs)], v, None, "cuda") == expected
+
+
+def test_single_query_avoids_flex():
+    q, k, v = (x.float() for x in tensors(1, 9))
+    q, k, v = (x.repeat(1, 1, 1, 2) for x in (q, k, v))  # at least 16 features
+    pairs = pairs_of(TokenPositions.plain(9), 1, None, "distance")
+    assert choose([AttentionView(q, k, pairs)], v, None, "cuda") == "blocks"

@@ -81,6 +81,10 @@ class Alibi(DistanceBias):
         # float32 slopes for all model dtypes: bfloat16 rounds distances above 256.
         return (*stretches, self._fixed.to(positions.position.device, dtype))
 
+    @property
+    def tabulate(self) -> bool:
+        return self.slopes is not None
+
     def bias(self, context: AttentionContext) -> RowBias:
         stretch = context.tables[0]
         slopes = context.tables[1][0] if self.slopes is None else precise(self.slopes)

@@ -61,6 +61,10 @@ class Sandwich(DistanceBias):
         (sums,) = self._sums.look_up(distances, list(stretches), dtype)
         return (sums, self._factors.to(device, dtype), *super().tables(positions, dtype))
 
+    @property
+    def tabulate(self) -> bool:
+        return False  # `tables` are by distance already
+
     def bias(self, context: AttentionContext) -> RowBias:
         sums, (factors,), stretch = context.tables
         size, flat = sums.shape[1], sums.flatten()
