@@ -8,6 +8,8 @@
 - ``blocks``: blocks of queries through the fused kernel with an additive mask; memory is linear in the
   number of keys. A mask that depends on distance alone is a strided view of one vector of H·(S + block)
   numbers, so a window or a distance bias costs no more than plain causal attention;
+- ``single``: one query per row on a CPU as batched matrix products, which the fused kernel computes one head
+  at a time;
 - ``explicit``: blocks of queries with materialized scores, for several views on a CPU, sink logits, and
   weights other than softmax(q·k + bias) (`AttentionView.weigh`).
 
@@ -41,8 +43,9 @@ from model.attention.mask import (
 )
 
 FLEX_FEATURES = 16  # smallest head_dim that FlexAttention supports on a GPU
+PRECISE = torch.float32, torch.float64
 SCORES_AT_ONCE = 1 << 25  # B·H·t·S of a block with materialized scores or masks
-KERNELS = ("auto", "sdpa", "flex", "blocks", "explicit", "dense")
+KERNELS = ("auto", "single", "sdpa", "flex", "blocks", "explicit", "dense")
 # Called with the arguments of `attend` (views, values, scale, sink logit) and its output.
 AttentionHook = Callable[[list[AttentionView], Tensor, float, Tensor | None, Tensor], None]
 
@@ -105,6 +108,8 @@ def attend(
     if len(views) > 1 or sink is not None:
         return _explicit(views, v, scale, sink)
     q, k = first.q.to(v.dtype), first.k.to(v.dtype)
+    if kernel == "single":
+        return _single(q, k, v, first.pairs, scale)
     # The CPU's fused kernel requires values as wide as keys; its fallback materializes all T × S scores.
     whole = q.shape[-1] != v.shape[-1] and q.device.type == "cpu" and not torch.is_grad_enabled()
     if kernel == "sdpa" and not (whole and first.pairs.queries > QUERY_BLOCK):
@@ -124,6 +129,8 @@ def choose(views: list[AttentionView], v: Tensor, sink: Tensor | None, device: s
     flex = flex and pairs.queries > 1
     if any(view.weigh is not None for view in views):
         return "explicit"
+    if device == "cpu" and pairs.queries == 1 and len(views) == 1 and sink is None and first.k.dtype in PRECISE:
+        return "single"
     # `is_causal` aligns the mask top-left: correct only for T = S, or for a single, last query.
     causal = pairs.is_causal_only and pairs.queries in (pairs.keys, 1)
     if len(views) == 1 and sink is None and causal:
@@ -133,6 +140,22 @@ def choose(views: list[AttentionView], v: Tensor, sink: Tensor | None, device: s
     if flex:
         return "flex"
     return "blocks" if len(views) == 1 and sink is None else "explicit"
+
+
+def _single(q: Tensor, k: Tensor, v: Tensor, pairs: AttentionMask, scale: float) -> Tensor:
+    """One query per row: (B, H, 1, D)."""
+    rows, heads, groups = q.shape[0], q.shape[1], k.shape[1]
+    keys = slice(0, pairs.keys)
+    if not pairs.is_causal_only:
+        keys = pairs.keys_of(0, 1)
+        k, v = k[:, :, keys], v[:, :, keys]
+    q = q.reshape(rows * groups, heads // groups, -1)  # (B·G, H / G, D)
+    k, v = k.reshape(rows * groups, -1, k.shape[3]), v.reshape(rows * groups, -1, v.shape[3])
+    if pairs.is_causal_only:
+        scores = torch.bmm(q * scale, k.transpose(1, 2))
+    else:
+        scores = torch.baddbmm(pairs.last_query(keys, groups, mask_dtype(q)), q, k.transpose(1, 2), alpha=scale)
+    return torch.bmm(scores.softmax(-1), v).view(rows, heads, 1, -1)
 
 
 def _flex(views: list[AttentionView], v: Tensor, scale: float, sink: Tensor | None) -> Tensor:

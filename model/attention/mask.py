@@ -214,6 +214,27 @@ class AttentionMask:
         table, separation = self._lowered["table"], self.separation
         return lambda b, h, i, j: table[h, separation(b, i, j).clamp(min=0)]
 
+    def last_query(self, keys: slice | Tensor, groups: int, dtype: torch.dtype) -> Tensor:
+        """The additive mask of a single, last query by row and key/value head, which broadcasts to
+        (B·groups, H / groups, s); computed once per pass.
+
+        Args:
+            keys: `keys_of(0, 1)`.
+        """
+        if "last_query" not in self._lowered:
+            if self.is_by_distance and isinstance(keys, slice):
+                mask = self.by_distance()[None, :, None, keys].to(dtype)
+            else:
+                mask = self.mask(0, 1, keys, dtype)  # (R, H or 1, 1, s)
+            rows, heads = mask.shape[:2]
+            if heads == 1 and rows > 1:
+                mask = mask.expand(-1, groups, -1, -1)
+            elif heads > 1:
+                mask = mask.unflatten(1, (groups, -1)).squeeze(3)  # (R, G, H / G, s)
+                mask = mask.expand(self.batch, -1, -1, -1)
+            self._lowered["last_query"] = mask.flatten(0, 1)
+        return self._lowered["last_query"]
+
     def indices(self, start: int, stop: int, keys: slice | Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Row (R, 1, 1, 1), head (1, H, 1, 1), query (1, 1, t, 1) and key (1, 1, 1, s) of a block."""
         b = torch.arange(self.rows, device=self.device)[:, None, None, None]

@@ -37,6 +37,11 @@ class Modifiers(nn.Module):
                 f"model.position.temperature.value must have one factor per head ({heads}), got {len(given)}"
             )
 
+    @property
+    def has_scale(self) -> bool:
+        """Whether queries have a factor per head."""
+        return self.scale is not None or self.settings.temperature.by_head is not None
+
     def initialize(self) -> None:
         with torch.no_grad():
             if self.scale is not None:
@@ -85,6 +90,14 @@ class Projection(nn.Module):
         """(B, T, C) → (B, G, T, D)."""
         return self._split(self.wv(x), self.kv_heads)
 
+    def normalized(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Projected q (B, H, T, D) and k (B, G, T, D) with their norms."""
+
+        def of(norm: nn.Module, x: Tensor) -> Tensor:
+            return self._split(norm(x.transpose(1, 2).flatten(2)), x.shape[1]) if self.joint_norm else norm(x)
+
+        return of(self.q_norm, q), of(self.k_norm, k)
+
     def joined(self, heads: Tensor) -> Tensor:
         """(B, H, K, D) → (B, K, C)."""
         return self.wo(heads.transpose(1, 2).flatten(2))
@@ -117,22 +130,24 @@ class Attention(Projection):
         x = context.of_queries(x)
         if x.shape[1] == 0:  # the pass only fills the cache
             return x
-        views = self._views(bound, self.queries(x), k, context, factors)
+        views = self.views(bound, self.queries(x), k, context, factors)
         sink = self.position.sink_logits(x.device)
         out = attend(views, v, self.scale, sink=sink)
         if hook is not None:
             hook(views, v, self.scale, sink, out)
         return self.joined(out)
 
-    def _views(
+    def views(
         self, plan: AttentionPlan, q: Tensor, k: Tensor, context: AttentionContext, factors: Tensor | None
     ) -> list[AttentionView]:
-        """The plan's views, with the temperature."""
+        """The plan's views of the queries (B, H, K, D), with the temperature."""
         if factors is not None and factors.shape[2] > 1:
             factors = context.of_queries(factors, dim=2)
         if plan.linear:
             return plan.read(self.position.scale_queries(q, factors), k)
         views = plan.read(q, k)
+        if factors is None and not self.position.has_scale:
+            return views
         return [replace(view, q=self.position.scale_queries(view.q, factors)) for view in views]
 
     def pair_flops(self, length: int) -> float:

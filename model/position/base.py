@@ -61,8 +61,8 @@ class AttentionContext:
 
     def of_queries(self, x: Tensor, dim: int = 1) -> Tensor:
         """The rows of a per-new-token (or per-key) tensor that belong to the queries."""
-        count = self.queries.order.shape[1]
-        return x.narrow(dim, x.shape[dim] - count, count)
+        count, given = self.queries.order.shape[1], x.shape[dim]
+        return x if count == given else x.narrow(dim, given - count, count)
 
     # Tensors indexed by mask and bias functions: (B, T) for queries, (B, S) for keys.
     @property

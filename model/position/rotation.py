@@ -15,6 +15,7 @@ from model.position.base import AttentionContext, AttentionPlan, HeadGeometry, P
 Layout = Literal["half", "interleaved"]
 Share = Literal["model", "layer", "head"]
 Turns = tuple[Tensor, Tensor]  # cos and sin, each (B or 1, T, R), or (B or 1, G or H, T, R)
+Factors = tuple[Tensor, Tensor]  # each (B or 1, 1 or H, T, 2·R)
 
 
 class RotationSettings(PositionSettings):
@@ -43,41 +44,60 @@ class AngleSharingSettings(PositionSettings):
         return (geometry.kv_heads, features) if self.share == "head" else (features,)
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tensor:
-    """Rotate the first 2·R features of each head by the given angles, pair by pair.
+def rotation_factors(cos: Tensor, sin: Tensor, layout: str) -> Factors:
+    """The factors of each feature and of its partner in `apply_rotation`, computed once per pass.
 
     Args:
-        x: (B, H, T, D); features past 2·R pass through.
-        cos, sin: (B or 1, T, R), or (B or 1, H, T, R) where heads differ; float32 or float64, the dtype
-            of the computation.
+        cos, sin: (B or 1, T, R), or (B or 1, H, T, R) where heads differ.
         layout: ``half`` pairs feature k with k + R, ``interleaved`` pairs 2k with 2k + 1.
+
+    Returns:
+        cos and ∓sin for all features, each (B or 1, 1 or H, T, 2·R).
+    """
+    if cos.ndim == 3:
+        cos, sin = cos[:, None], sin[:, None]
+    if layout == "half":
+        return torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
+    return torch.stack([cos, cos], dim=-1).flatten(-2), torch.stack([-sin, sin], dim=-1).flatten(-2)
+
+
+def apply_rotation(x: Tensor, factors: Factors, layout: str) -> Tensor:
+    """Rotate the first 2·R features of each head of x (B, H, T, D); further features pass through.
+
+    Args:
+        factors: `rotation_factors`; float32 or float64, the dtype of the computation.
 
     Returns:
         (B, H, T, D) in the dtype of x.
     """
-    count = cos.shape[-1]
-    if cos.ndim == 3:
-        cos, sin = cos[:, None], sin[:, None]  # (B or 1, 1, T, R)
-    rotated, rest = x[..., : 2 * count].to(cos.dtype), x[..., 2 * count :]
+    own, partner = factors
+    count = own.shape[-1]
+    rotated, rest = (x, None) if count == x.shape[-1] else (x[..., :count], x[..., count:])
+    rotated = rotated.to(own.dtype)
     if layout == "half":
-        a, b = rotated[..., :count], rotated[..., count:]
-        out = torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
+        swapped = rotated.roll(count // 2, dims=-1)
     else:
-        a, b = rotated[..., 0::2], rotated[..., 1::2]
-        out = torch.stack([a * cos - b * sin, b * cos + a * sin], dim=-1).flatten(-2)
-    out = out.to(x.dtype)
-    return torch.cat([out, rest], dim=-1) if rest.shape[-1] else out
+        swapped = rotated.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+    out = torch.addcmul(rotated * own, swapped, partner).to(x.dtype)
+    return out if rest is None else torch.cat([out, rest], dim=-1)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tensor:
+    """Rotate the first 2·R features of each head of x (B, H, T, D) by the angles of `rotation_factors`."""
+    return apply_rotation(x, rotation_factors(cos, sin, layout), layout)
 
 
 def rotation_plan(context: AttentionContext, queries: Turns, keys: Turns, layout: str) -> AttentionPlan:
     """Queries and keys are rotated, each by the cos and sin of the new tokens; keys are cached rotated."""
     pairs = context.pairs()
-    q_cos, q_sin = (context.of_queries(x, dim=x.ndim - 2) for x in queries)
-    if q_cos.ndim == 4:  # of key/value heads (B or 1, G, K, R)
-        q_cos, q_sin = repeated(q_cos, context.heads), repeated(q_sin, context.heads)
+    of_keys = rotation_factors(*keys, layout)
+    of_queries = of_keys if queries is keys else rotation_factors(*queries, layout)
+    own, partner = (context.of_queries(x, dim=2) for x in of_queries)
+    if own.shape[1] > 1:  # of key/value heads (B or 1, G, K, 2·R)
+        own, partner = repeated(own, context.heads), repeated(partner, context.heads)
     return AttentionPlan(
-        read=lambda q, k: [AttentionView(rotate(q, q_cos, q_sin, layout), k, pairs)],
-        write=lambda k: rotate(k, *keys, layout),
+        read=lambda q, k: [AttentionView(apply_rotation(q, (own, partner), layout), k, pairs)],
+        write=lambda k: apply_rotation(k, of_keys, layout),
     )
 
 

@@ -26,7 +26,8 @@ from model.position import HeadGeometry
 from model.position.scaling import plain_frequencies
 from model.position.schemes.absolute import Learned, LearnedSettings, Sinusoidal, SinusoidalSettings
 from model.position.schemes.alibi import alibi_slopes
-from model.position.schemes.rope import Rope, RopeSettings, rotate
+from model.position.rotation import rotate
+from model.position.schemes.rope import Rope, RopeSettings
 from tests.model.zoo import close
 
 THETA = 10_000.0

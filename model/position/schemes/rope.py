@@ -12,7 +12,7 @@ from errors import ModelError
 from model.attention.mask import AttentionMask, AttentionView
 from model.position.base import AttentionContext, AttentionPlan, PositionalScheme
 from model.position.remap import AnyRemap, NoRemap, RemapBranch, RemapContext
-from model.position.rotation import RotationSettings, check_even, rotate
+from model.position.rotation import RotationSettings, apply_rotation, check_even, rotation_factors
 from model.position.scaling import AnyScaling, NoScaling, plain_frequencies, resonant, turns_within
 from model.position.table import Constant, Rows, StretchedTables
 from model.position.token_positions import TokenPositions
@@ -150,21 +150,26 @@ class Rope(PositionalScheme):
         return self._tables.look_up(positions, stretches, dtype)
 
     def plan(self, context: AttentionContext) -> AttentionPlan:
-        cos, sin = context.tables[0::2], context.tables[1::2]  # by map
         layout, features = self.settings.layout, self.geometry.head_dim
+        by_map = zip(context.tables[0::2], context.tables[1::2], strict=True)
+        keys = [rotation_factors(cos, sin, layout) for cos, sin in by_map]
+        queries = {
+            branch.query: tuple(context.of_queries(x, dim=2) for x in keys[branch.query])
+            for branch in self._branches
+        }
         masks = [self._pairs(context, branch) for branch in self._branches]
 
         def write(k: Tensor) -> Tensor:
-            forms = [rotate(k, cos[i], sin[i], layout) for i in self._forms]
+            forms = [apply_rotation(k, keys[i], layout) for i in self._forms]
             return forms[0] if len(forms) == 1 else torch.cat(forms, dim=-1)
 
         def read(q: Tensor, k: Tensor) -> list[AttentionView]:
-            forms = dict(zip(self._forms, k.split(features, dim=-1), strict=True))
-            views = []
-            for branch, mask in zip(self._branches, masks, strict=True):
-                q_cos, q_sin = context.of_queries(cos[branch.query]), context.of_queries(sin[branch.query])
-                views.append(AttentionView(rotate(q, q_cos, q_sin, layout), forms[branch.key], mask))
-            return views
+            split = (k,) if len(self._forms) == 1 else k.split(features, dim=-1)
+            forms = dict(zip(self._forms, split, strict=True))
+            return [
+                AttentionView(apply_rotation(q, queries[branch.query], layout), forms[branch.key], mask)
+                for branch, mask in zip(self._branches, masks, strict=True)
+            ]
 
         return AttentionPlan(read, write)
 

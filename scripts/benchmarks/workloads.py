@@ -1,0 +1,322 @@
+"""The workloads of scripts/benchmark.py, here and in transformers, on equal random weights and tokens.
+
+Run as a script, this file measures one workload in its own process and prints a JSON object:
+
+    python scripts/benchmarks/workloads.py '{"shape": "A", "case": "decode-8", "variant": "ours", "threads": 1}'
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from evaluation.scoring.scoring import ModelScorer
+from interop.extras import load_extra
+from interop.huggingface.weights import LLAMA, weight_map
+from model import Cache, ModelSettings, TokenPositions, Transformer
+from model.sampling import Generation, SamplingParams
+from training.config.optimizer_settings import AdamWSettings
+from training.optim import make_optimizer
+from training.run.hardware import peak_memory, prepare_cpu
+
+WINDOW, STRIDE, SCORED = 2048, 512, 6144  # sliding evaluation, in tokens
+FIXED_WINDOWS, FIXED_TARGETS = 4, 64
+PREFILL, PROMPT = 2048, 32
+NEW = {1: 128, 8: 128, 64: 32}  # new tokens by batch size
+LONG = 2048  # tokens of a training step of the comparison of schemes
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a model and of its training step."""
+
+    layers: int
+    dim: int
+    heads: int
+    kv_heads: int
+    ffn_dim: int
+    vocab: int
+    length: int
+    batch: int
+
+    def settings(self, scheme: str) -> ModelSettings:
+        position: dict[str, Any] = {"name": scheme}
+        if scheme == "learned":
+            position["max_length"] = 4 * LONG
+        return ModelSettings.model_validate(
+            {
+                "layers": self.layers,
+                "dim": self.dim,
+                "heads": self.heads,
+                "kv_heads": self.kv_heads,
+                "ffn_dim": self.ffn_dim,
+                "position": position,
+            }
+        )
+
+
+SHAPES = {
+    "A": Shape(4, 256, 8, 4, 688, 4096, 512, 8),
+    "B": Shape(6, 288, 6, 6, 768, 32000, 256, 8),
+}
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What one process measures.
+
+    Attributes:
+        variant: ``ours``, ``ours compiled``, ``transformers`` or ``transformers compiled``; for the cases of
+            SCHEME_CASES the name of a scheme.
+    """
+
+    shape: str
+    case: str
+    variant: str
+    threads: int = 1
+    repeats: int = 5
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One timed repetition: CPU seconds of the process over its threads, and wall time."""
+
+    cpu: float
+    wall: float
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The result of one process.
+
+    Attributes:
+        tokens: tokens processed by one repetition.
+        checked: numbers that must agree between variants: a loss, logits, or generated tokens.
+        peak: peak memory in bytes.
+    """
+
+    samples: list[Sample]
+    tokens: int
+    checked: list[float]
+    peak: int
+
+
+# (function to time, number of tokens); the function returns the numbers to compare
+Prepared = tuple[Callable[[], list[float]], int]
+
+
+def our_model(shape: Shape, scheme: str = "rope") -> Transformer:
+    return Transformer(shape.settings(scheme), shape.vocab, shape.length).initialize(0).eval()
+
+
+def their_model(shape: Shape) -> Any:
+    """transformers' Llama with the weights of `our_model`."""
+    transformers, ours = load_extra("transformers"), our_model(shape)
+    config = transformers.LlamaConfig(
+        vocab_size=shape.vocab,
+        hidden_size=shape.dim,
+        intermediate_size=shape.ffn_dim,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        max_position_embeddings=4 * LONG,
+        rms_norm_eps=ours.settings.norm_eps,
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+        tie_word_embeddings=False,
+        attn_implementation="sdpa",
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+    )
+    theirs, own = transformers.LlamaForCausalLM(config).eval(), ours.state_dict()
+    names, _ = weight_map(LLAMA, shape.layers, own)
+    theirs.load_state_dict({name: torch.cat([own[part] for part in parts]) for name, parts in names.items()})
+    return theirs
+
+
+def tokens_of(shape: Shape, rows: int, count: int) -> Tensor:
+    """(rows, count) random token ids."""
+    return torch.randint(0, shape.vocab, (rows, count), generator=torch.Generator().manual_seed(1))
+
+
+def train(shape: Shape, variant: str) -> Prepared:
+    """A training step: forward and backward pass and fused AdamW. Numbers: the loss."""
+    return _training_step(shape, "rope", variant, shape.batch, shape.length)
+
+
+def _training_step(shape: Shape, scheme: str, variant: str, rows: int, length: int) -> Prepared:
+    tokens = tokens_of(shape, rows, length + 1)
+    inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+    if "transformers" in variant:
+        theirs = their_model(shape).train()
+        optimizer = torch.optim.AdamW(theirs.parameters(), lr=1e-3, fused=True)
+        model = torch.compile(theirs) if "compiled" in variant else theirs
+
+        def loss() -> Tensor:
+            return model(inputs, labels=targets, shift_labels=targets, use_cache=False).loss
+    else:
+        ours = our_model(shape, scheme).train()
+        optimizer = make_optimizer(ours, AdamWSettings(lr=1e-3))
+        if "compiled" in variant:
+            ours.compile(dynamic=True)
+
+        def loss() -> Tensor:
+            return ours(inputs, TokenPositions.plain(length), targets).sum() / targets.numel()
+
+    def step() -> list[float]:
+        value = loss()
+        value.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return [float(value.detach())]
+
+    return step, tokens[:, 1:].numel()
+
+
+def prefill(shape: Shape, variant: str) -> Prepared:
+    """A prompt through an empty cache, with the logits of its last token."""
+    ids = tokens_of(shape, 1, PREFILL)
+    if variant == "transformers":
+        theirs = their_model(shape)
+
+        def run() -> Tensor:
+            return theirs(ids, use_cache=True, logits_to_keep=1).logits
+    else:
+        ours = our_model(shape)
+
+        def run() -> Tensor:
+            return ours(ids, TokenPositions.plain(PREFILL), cache=Cache(ours, 1, PREFILL), keep=1)
+
+    def call() -> list[float]:
+        with torch.inference_mode():
+            return run().flatten()[:: shape.vocab // 64].tolist()
+
+    return call, PREFILL
+
+
+def decode(shape: Shape, variant: str, rows: int) -> Prepared:
+    """Greedy generation after a short prompt, which is part of the time. Numbers: the tokens."""
+    ids, new = tokens_of(shape, rows, PROMPT), NEW[rows]
+    if variant.startswith("transformers"):
+        theirs, mask = their_model(shape), torch.ones_like(ids)
+        cache = {"cache_implementation": "static"} if "compiled" in variant else {}
+
+        def call() -> list[float]:
+            out = theirs.generate(ids, attention_mask=mask, max_new_tokens=new, do_sample=False, **cache)
+            return out[:, PROMPT:].flatten().tolist()
+    else:
+        ours, prompts = our_model(shape, "rope" if variant == "ours" else variant).pack(), ids.tolist()
+
+        def call() -> list[float]:
+            steps = list(Generation(ours, prompts, new, SamplingParams(temperature=0)))
+            return [float(token or 0) for row in zip(*steps, strict=True) for token in row]
+
+    return call, rows * new
+
+
+def sliding(shape: Shape, variant: str) -> Prepared:
+    """Windows of WINDOW tokens that advance by STRIDE; the recipe of transformers' documentation. Numbers:
+    the mean NLL of all targets."""
+    ids = tokens_of(shape, 1, SCORED + 1)
+    if variant == "transformers":
+        theirs = their_model(shape)
+
+        def call() -> list[float]:
+            total, previous = 0.0, 0
+            for begin in range(0, SCORED, STRIDE):
+                end = min(begin + WINDOW, SCORED)
+                window = ids[:, begin : end + 1]
+                labels = window.clone()
+                labels[:, : -(end - previous)] = -100
+                with torch.no_grad():
+                    total += float(theirs(window, labels=labels).loss) * (end - previous)
+                previous = end
+                if end == SCORED:
+                    break
+            return [total / SCORED]
+    else:
+        scorer, array = ModelScorer(our_model(shape)), ids.numpy()
+
+        def call() -> list[float]:
+            total = float(scorer(array[:, : WINDOW + 1], WINDOW).sum())
+            for end in range(WINDOW + STRIDE, SCORED + 1, STRIDE):
+                total += float(scorer(array[:, end - WINDOW : end + 1], STRIDE).sum())
+            return [total / SCORED]
+
+    return call, SCORED
+
+
+def fixed_targets(shape: Shape, variant: str) -> Prepared:
+    """The last FIXED_TARGETS targets of windows of WINDOW tokens. Numbers: their mean NLL."""
+    ids = tokens_of(shape, FIXED_WINDOWS, WINDOW + 1)
+    if variant == "transformers":
+        theirs = their_model(shape)
+
+        def nll(window: Tensor) -> float:
+            with torch.no_grad():
+                logits = theirs(window[:, :-1], logits_to_keep=FIXED_TARGETS, use_cache=False).logits
+            return float(F.cross_entropy(logits[0].float(), window[0, -FIXED_TARGETS:]))
+    else:
+        scorer = ModelScorer(our_model(shape))
+
+        def nll(window: Tensor) -> float:
+            return float(np.mean(scorer(window.numpy(), FIXED_TARGETS)))
+
+    def call() -> list[float]:
+        return [sum(nll(window[None]) for window in ids) / FIXED_WINDOWS]
+
+    return call, FIXED_WINDOWS * WINDOW
+
+
+CASES: dict[str, Callable[[Shape, str], Prepared]] = {
+    "train": train,
+    "prefill": prefill,
+    "decode-1": lambda shape, variant: decode(shape, variant, 1),
+    "decode-8": lambda shape, variant: decode(shape, variant, 8),
+    "decode-64": lambda shape, variant: decode(shape, variant, 64),
+    "sliding": sliding,
+    "fixed-targets": fixed_targets,
+}
+# Here `variant` is the name of a scheme.
+SCHEME_CASES: dict[str, Callable[[Shape, str], Prepared]] = {
+    "scheme-train": lambda shape, variant: _training_step(shape, variant, "ours", 1, LONG),
+    "scheme-decode": lambda shape, variant: decode(shape, variant, 1),
+}
+
+
+def measure(workload: Workload) -> Measured:
+    """Time a workload in this process after two calls for warm-up."""
+    prepare_cpu(workload.threads)
+    if hasattr(os, "sched_setaffinity") and workload.threads == 1:
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, cores[-workload.threads :])
+    case = {**CASES, **SCHEME_CASES}[workload.case]
+    with torch.random.fork_rng(devices=[]) if workload.case != "train" else nullcontext():
+        call, tokens = case(SHAPES[workload.shape], workload.variant)
+    checked = call()
+    call()
+    samples = []
+    for _ in range(workload.repeats):
+        cpu, wall = time.process_time(), time.perf_counter()
+        call()
+        samples.append(Sample(time.process_time() - cpu, time.perf_counter() - wall))
+    return Measured(samples, tokens, checked, peak_memory(torch.device("cpu")))
+
+
+if __name__ == "__main__":
+    print(json.dumps(asdict(measure(Workload(**json.loads(sys.argv[1]))))))
