@@ -106,7 +106,9 @@ class BlockDecoder:
     ) -> Tensor:
         """x (B, 1, C) → (B, 1, C); see `Block.forward`."""
         row = x.squeeze(1)
-        mixed = self._attend(self.attention_norm(row) if self.before else row, context, plan, factors, layer_cache)
+        mixed = self._attend(
+            self.attention_norm(row) if self.before else row, context, plan, factors, layer_cache
+        )
         if not self.before:
             row = row + self.attention_norm(self.out(mixed)) * self.multiplier
             return (row + self.mlp_norm(self.down(self._mlp(row))) * self.multiplier).unsqueeze(1)

@@ -179,8 +179,8 @@ class Transformer(nn.Module):
             self._compiled = torch.compile(self._forward, **options)
 
     def pack(self) -> Transformer:
-        """Store the weights as decoding on a CPU reads them fastest: transposed, and those with the same input
-        in one matrix. Parameters keep their names, shapes and values; they become views.
+        """Store the weights as decoding on a CPU reads them fastest: transposed, and weights with the same
+        input in one matrix. Parameters keep their names, shapes and values; they become views.
 
         Passes of one token through a cache then use `model/decoding.py`. Moving or casting the model undoes
         it. No effect on the blocks of linear attention.

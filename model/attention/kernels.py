@@ -129,7 +129,13 @@ def choose(views: list[AttentionView], v: Tensor, sink: Tensor | None, device: s
     flex = flex and pairs.queries > 1
     if any(view.weigh is not None for view in views):
         return "explicit"
-    if device == "cpu" and pairs.queries == 1 and len(views) == 1 and sink is None and first.k.dtype in PRECISE:
+    if (
+        device == "cpu"
+        and pairs.queries == 1
+        and len(views) == 1
+        and sink is None
+        and first.k.dtype in PRECISE
+    ):
         return "single"
     # `is_causal` aligns the mask top-left: correct only for T = S, or for a single, last query.
     causal = pairs.is_causal_only and pairs.queries in (pairs.keys, 1)
@@ -145,16 +151,16 @@ def choose(views: list[AttentionView], v: Tensor, sink: Tensor | None, device: s
 def _single(q: Tensor, k: Tensor, v: Tensor, pairs: AttentionMask, scale: float) -> Tensor:
     """One query per row: (B, H, 1, D)."""
     rows, heads, groups = q.shape[0], q.shape[1], k.shape[1]
-    keys = slice(0, pairs.keys)
+    keys: slice | Tensor = slice(0, pairs.keys)
     if not pairs.is_causal_only:
         keys = pairs.keys_of(0, 1)
         k, v = k[:, :, keys], v[:, :, keys]
     q = q.reshape(rows * groups, heads // groups, -1)  # (B·G, H / G, D)
     k, v = k.reshape(rows * groups, -1, k.shape[3]), v.reshape(rows * groups, -1, v.shape[3])
-    if pairs.is_causal_only:
-        scores = torch.bmm(q * scale, k.transpose(1, 2))
-    else:
-        scores = torch.baddbmm(pairs.last_query(keys, groups, mask_dtype(q)), q, k.transpose(1, 2), alpha=scale)
+    # beta = 0 ignores the values of the mask.
+    is_masked = not pairs.is_causal_only
+    mask = pairs.last_query(keys, groups, mask_dtype(q)) if is_masked else q.new_empty(())
+    scores = torch.baddbmm(mask, q, k.transpose(1, 2), beta=int(is_masked), alpha=scale)
     return torch.bmm(scores.softmax(-1), v).view(rows, heads, 1, -1)
 
 

@@ -37,11 +37,6 @@ class Modifiers(nn.Module):
                 f"model.position.temperature.value must have one factor per head ({heads}), got {len(given)}"
             )
 
-    @property
-    def has_scale(self) -> bool:
-        """Whether queries have a factor per head."""
-        return self.scale is not None or self.settings.temperature.by_head is not None
-
     def initialize(self) -> None:
         with torch.no_grad():
             if self.scale is not None:
@@ -146,7 +141,7 @@ class Attention(Projection):
         if plan.linear:
             return plan.read(self.position.scale_queries(q, factors), k)
         views = plan.read(q, k)
-        if factors is None and not self.position.has_scale:
+        if factors is None and self.position.scale is None:
             return views
         return [replace(view, q=self.position.scale_queries(view.q, factors)) for view in views]
 

@@ -1,24 +1,12 @@
-"""The workloads of scripts/benchmark.py, here and in transformers, on equal random weights and tokens.
-
-Run as a script, this file measures one workload in its own process and prints a JSON object:
-
-    python scripts/benchmarks/workloads.py '{"shape": "A", "case": "decode-8", "variant": "ours", "threads": 1}'
-"""
+"""The workloads of scripts/benchmark.py, here and in transformers, on equal random weights and tokens."""
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
-
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
 
 import numpy as np
 import torch
@@ -26,10 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from evaluation.scoring.scoring import ModelScorer
+from generation.sampling import Generation, SamplingParams
 from interop.extras import load_extra
 from interop.huggingface.weights import LLAMA, weight_map
 from model import Cache, ModelSettings, TokenPositions, Transformer
-from model.sampling import Generation, SamplingParams
 from training.config.optimizer_settings import AdamWSettings
 from training.optim import make_optimizer
 from training.run.hardware import peak_memory, prepare_cpu
@@ -306,8 +294,7 @@ def measure(workload: Workload) -> Measured:
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, cores[-workload.threads :])
     case = {**CASES, **SCHEME_CASES}[workload.case]
-    with torch.random.fork_rng(devices=[]) if workload.case != "train" else nullcontext():
-        call, tokens = case(SHAPES[workload.shape], workload.variant)
+    call, tokens = case(SHAPES[workload.shape], workload.variant)
     checked = call()
     call()
     samples = []
@@ -316,7 +303,3 @@ def measure(workload: Workload) -> Measured:
         call()
         samples.append(Sample(time.process_time() - cpu, time.perf_counter() - wall))
     return Measured(samples, tokens, checked, peak_memory(torch.device("cpu")))
-
-
-if __name__ == "__main__":
-    print(json.dumps(asdict(measure(Workload(**json.loads(sys.argv[1]))))))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 
 import pytest
@@ -154,6 +155,7 @@ def test_token_by_token_decoding_matches_full_forward(case):
         whole = model(tokens, TokenPositions.plain(length))
     close(cached(model, tokens, [1] * length), whole)
     close(cached(model, tokens, [7] + [1] * (length - 7)), whole)
+    close(cached(model.pack(), tokens, [7] + [1] * (length - 7)), whole)
 
 
 @every_case
@@ -174,6 +176,7 @@ def test_left_padded_row_matches_unpadded_row(case):
     for r, count in enumerate(counts):
         close(model(tokens[:, :width], positions)[r, width - count :], alone[r][:count])
 
+    model = copy.deepcopy(model).pack()
     cache = Cache(model, 4, width + 3)
     prompt = model(tokens[:, :width], positions, cache=cache, keep=1)
     for r, count in enumerate(counts):

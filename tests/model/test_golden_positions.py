@@ -23,10 +23,10 @@ from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 
 from model import TokenPositions
 from model.position import HeadGeometry
+from model.position.rotation import rotate
 from model.position.scaling import plain_frequencies
 from model.position.schemes.absolute import Learned, LearnedSettings, Sinusoidal, SinusoidalSettings
 from model.position.schemes.alibi import alibi_slopes
-from model.position.rotation import rotate
 from model.position.schemes.rope import Rope, RopeSettings
 from tests.model.zoo import close
 

@@ -215,7 +215,8 @@ def test_sdpa_is_chosen_only_for_supported_masks():
         q, k, v = tensors(t, s)
         return choose([AttentionView(q, k, pairs)], v, None, "cpu")
 
-    assert chosen(9, 9) == chosen(1, 9) == chosen(9, 9, window=9) == "sdpa"
+    assert chosen(9, 9) == chosen(9, 9, window=9) == "sdpa"
+    assert chosen(1, 9) == chosen(1, 9, window=3) == chosen(1, 9, bias="rule") == "single"
     assert chosen(3, 9) == chosen(9, 9, window=8) == chosen(9, 9, bias="distance") == "blocks"
     assert (
         chosen(9, 9, bias="rule") == chosen(9, 9, positions=TokenPositions.left_padded([9, 4], 9)) == "blocks"

@@ -17,8 +17,8 @@ from pydantic import ValidationError
 from model import SCHEMES, ModelError, ModelSettings, TokenPositions, Transformer
 from model.attention.kernels import attend
 from model.position import HeadGeometry
-from model.position.schemes.pope import Pope
 from model.position.rotation import rotate
+from model.position.schemes.pope import Pope
 from model.position.schemes.xpos import XPos
 from tests.model.alone import at
 from tests.model.dense_remap import B, D, G, H, context_of, drawn

@@ -1,0 +1,65 @@
+"""Single-token passes on joined, transposed weights, with every setting of a block."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from model import Cache, TokenPositions, Transformer
+from tests.model.zoo import build, close, ids
+
+LENGTH = 9
+BLOCKS = [
+    {},
+    {"norm_placement": "output"},
+    {"residual_multiplier": 0.4, "embedding_multiplier": 3.0, "logit_softcap": 5.0},
+    {"attention_bias": "all", "mlp_bias": True, "residual_multiplier": 0.7},
+    {"attention_bias": "qkv", "qk_norm": "all_heads"},
+    {"attention_bias": "all", "mlp_bias": True, "norm_placement": "output"},
+    {"tie_embeddings": True},
+]
+
+
+@torch.no_grad()
+def decoded(model: Transformer, tokens: torch.Tensor) -> torch.Tensor:
+    """Logits of all tokens, one pass each."""
+    positions, cache = TokenPositions.plain(LENGTH), Cache(model, len(tokens), LENGTH)
+    passes = [positions.part(i, i + 1, reach=i + 1) for i in range(LENGTH)]
+    return torch.cat([model(tokens[:, i : i + 1], one, cache=cache) for i, one in enumerate(passes)], dim=1)
+
+
+def randomized(model: Transformer) -> Transformer:
+    """Biases and norms other than 0 and 1."""
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim == 1:
+                weight.add_(0.3 * torch.randn(weight.shape, generator=generator, dtype=weight.dtype))
+    return model
+
+
+@pytest.mark.parametrize("settings", BLOCKS, ids=str)
+def test_packed_model_decodes_as_a_full_pass(settings):
+    model, tokens = randomized(build("rope", **settings)), ids(2, LENGTH)
+    with torch.no_grad():
+        whole = model(tokens, TokenPositions.plain(LENGTH))
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    close(decoded(model.pack(), tokens), whole)
+    for name, weight in model.state_dict().items():
+        assert torch.equal(weight, before[name])
+
+
+def test_weights_loaded_after_packing_are_used():
+    model, other, tokens = build("rope").pack(), randomized(build("rope", seed=4)), ids(2, LENGTH)
+    model.load_state_dict(other.state_dict())
+    close(decoded(model, tokens), decoded(other, tokens))
+
+
+def test_casting_undoes_packing():
+    model, tokens = build("rope").pack(), ids(2, LENGTH)
+    expected = decoded(model, tokens)
+    model.float()
+    with torch.no_grad():
+        for block in model.blocks:
+            block.mlp.down.weight.zero_()
+    assert not torch.allclose(decoded(model, tokens).double(), expected, atol=1e-3)
