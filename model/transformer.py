@@ -21,8 +21,8 @@ from model.attention.linear import check_scheme
 from model.attention.softmax import Modifiers
 from model.block import Block
 from model.cache import Cache
-from model.decoding import BlockDecoder, DecodingNorm, store_transposed
 from model.loss import chunked_nll
+from model.packed import PackedBlock, PackedNorm, store_transposed
 from model.position import (
     SCHEMES,
     AttentionContext,
@@ -92,7 +92,7 @@ class Transformer(nn.Module):
         self.norm = nn.RMSNorm(s.dim, eps=s.norm_eps)
         self.head = None if s.tie_embeddings else nn.Linear(s.dim, vocab_size, bias=False)
         self._compiled: Callable[..., Tensor] | None = None
-        self._decoders: list[BlockDecoder] = []  # blocks for passes of one token, after `pack`
+        self._packed_blocks: list[PackedBlock] = []  # blocks for passes of one token, after `pack`
 
     def _make_schemes(self, s: ModelSettings) -> nn.ModuleDict:
         """New scheme instances by name."""
@@ -182,19 +182,19 @@ class Transformer(nn.Module):
         """Store the weights as decoding on a CPU reads them fastest: transposed, and weights with the same
         input in one matrix. Parameters keep their names, shapes and values; they become views.
 
-        Passes of one token through a cache then use `model/decoding.py`. Moving or casting the model undoes
+        Passes of one token through a cache then use `model/packed.py`. Moving or casting the model undoes
         it. No effect on the blocks of linear attention.
         """
         with torch.no_grad():
             if self.settings.mixer.name == "attention":
-                self._decoders = [BlockDecoder(block) for block in self.blocks]
-                self._decoding_norm = DecodingNorm(self.norm)
+                self._packed_blocks = [PackedBlock(block) for block in self.blocks]
+                self._packed_norm = PackedNorm(self.norm)
             if self.head is not None:
                 store_transposed([self.head])
         return self
 
     def _apply(self, fn, recurse=True):
-        self._decoders = []  # their weights are no longer the parameters
+        self._packed_blocks = []  # their weights are no longer the parameters
         return super()._apply(fn, recurse)
 
     def recompute_blocks(self) -> None:
@@ -260,16 +260,16 @@ class Transformer(nn.Module):
             x = x * self.settings.embedding_multiplier
         for name, scheme in self.schemes.items():
             x = scheme.embed(x, tables[name], positions)
-        blocks: Sequence[Block | BlockDecoder] = self.blocks
+        blocks: Sequence[Block | PackedBlock] = self.blocks
         is_decoding = (
             tokens.shape[1] == keep == 1
             and cache is not None
             and hooks is None
-            and bool(self._decoders)
+            and bool(self._packed_blocks)
             and not torch.is_autocast_enabled(x.device.type)
         )
         if is_decoding:
-            blocks = self._decoders
+            blocks = self._packed_blocks
         full, last = self._contexts(x, positions, keys, tables, positions), None
         if keep < tokens.shape[1]:
             last = self._contexts(x, positions, keys, tables, positions.last(keep))
@@ -277,7 +277,7 @@ class Transformer(nn.Module):
             context, plan = (last if last and i == len(self.layers) - 1 else full)[name]
             layer_cache, factor = None if cache is None else cache.layers[i], factors[self._kind_of[name]]
             x = block(x, context, plan, factor, layer_cache, None if hooks is None else hooks[i])
-        x = self._decoding_norm(x) if is_decoding else self.norm(x)  # (B, K, C)
+        x = self._packed_norm(x) if is_decoding else self.norm(x)  # (B, K, C)
         return (
             self.logits(x)
             if targets is None

@@ -268,8 +268,8 @@ def page(table: pd.DataFrame) -> str:
 
 HEAD = """# Speed on CPUs
 
-`python scripts/benchmark.py` ([numbers](cpu.csv)), {machine}. Shapes: A has 4 layers of width 256, 8 query and
-4 key/value heads, FFN 688, vocabulary 4,096, training steps of 8 x 512 tokens; B 6 layers of width 288, 6
+`python scripts/benchmark.py` ([numbers](cpu.csv)), {machine}. Shapes: A has 4 layers of width 256, 8 query
+and 4 key/value heads, FFN 688, vocabulary 4,096, training steps of 8 x 512 tokens; B 6 layers of width 288, 6
 heads, FFN 768, vocabulary 32,000, steps of 8 x 256. float32; transformers with its default SDPA attention.
 
 Ours and transformers take turns in fresh processes with one pinned thread, on equal weights and tokens and

@@ -1,7 +1,7 @@
 """Code rules that a syntax tree can show: allowed imports between packages, and forbidden constructs.
 
 Import order within `model`: attention.kernels ← position.base ← schemes ← registry ← settings ← cache ←
-attention.softmax ← attention.linear ← block ← decoding ← transformer;
+attention.softmax ← attention.linear ← block ← packed ← transformer;
 the other packages are above it.
 """
 
@@ -43,7 +43,7 @@ RANKS = {
     "model.attention.softmax": 10,
     "model.attention.linear": 11,
     "model.block": 12,
-    "model.decoding": 13,
+    "model.packed": 13,
     "model.transformer": 14,
     "model": 15,
 }

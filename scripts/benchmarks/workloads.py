@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from evaluation.scoring.scoring import ModelScorer
-from generation.sampling import Generation, SamplingParams
+from generation.decoding import Generation
+from generation.sampling import SamplingParams
 from interop.extras import load_extra
 from interop.huggingface.weights import LLAMA, weight_map
 from model import Cache, ModelSettings, TokenPositions, Transformer

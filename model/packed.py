@@ -53,7 +53,7 @@ class JoinedLinear:
         return torch.addmm(x, update, self.weight, alpha=multiplier)
 
 
-class DecodingNorm:
+class PackedNorm:
     """RMSNorm of x (·, C); PyTorch's on a CPU consists of six operations.
 
     x·w / √(mean x² + ε) = √C · x·w / hypot(‖x‖, √(C·ε)).
@@ -75,7 +75,7 @@ class DecodingNorm:
         return torch.addcdiv(self._zero, x * self.weight, size, value=self._root)
 
 
-class BlockDecoder:
+class PackedBlock:
     """A block in passes of one token per row, with the call of `Block`. It joins and transposes the block's
     weights (`store_transposed`)."""
 
@@ -89,7 +89,7 @@ class BlockDecoder:
             JoinedLinear(mlp.gate, mlp.up),
             JoinedLinear(mlp.down),
         )
-        self.attention_norm, self.mlp_norm = DecodingNorm(block.attention_norm), DecodingNorm(block.mlp_norm)
+        self.attention_norm, self.mlp_norm = PackedNorm(block.attention_norm), PackedNorm(block.mlp_norm)
         self.before, self.multiplier = block.norm_placement == "input", block.residual_multiplier
         self.heads = attention.heads, attention.kv_heads, attention.kv_heads
         self.width, self.head_dim = sum(self.heads), attention.head_dim
