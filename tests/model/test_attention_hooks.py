@@ -7,7 +7,7 @@ import torch
 
 from model import Cache, ModelError, TokenPositions
 from model.attention.kernels import attention_details
-from tests.model.zoo import CASES, T, build, cached, close, ids, reach_of
+from tests.model.zoo import CASES, T, build, cached, close, every_case, ids, reach_of
 
 LAST = 4
 
@@ -30,7 +30,7 @@ def watched(model, tokens, last=LAST):
     return logits, seen
 
 
-@pytest.mark.parametrize("case", CASES)
+@every_case
 def test_weights_times_values_are_the_output(case):
     model = build(case)
     tokens = ids(2, reach_of(model, T))

@@ -9,12 +9,14 @@ from torch._dynamo.testing import CompileCounter
 
 from model import SCHEMES, TokenPositions
 from model.block import Block, RMSNorm
-from tests.model.zoo import build, ids, packed
+from tests.model.zoo import build, each_mechanism, ids, packed
 
 B, T = 2, 11
 CUTS = [[4, 7], [6, 5]]
 # A rotation, a factor in each layer's softmax, what is learned for the model, and in each layer.
-CASES = ["rope", "none-ssmax", "kerple-log3", "fox"]
+# The other value of `recompute` is slow.
+QUICK = [("rope", False), ("none-ssmax", True), ("kerple-log3", False), ("fox", True)]
+OTHERS = [(case, not recompute) for case, recompute in QUICK]
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +46,7 @@ def passes(monkeypatch) -> list:
     return seen
 
 
-@pytest.mark.parametrize("case", [*SCHEMES, "none-ssmax", "rope-window", "rope-self-extend", "fire-shared"])
+@each_mechanism([*SCHEMES, "none-ssmax", "rope-window", "rope-self-extend", "fire-shared"])
 def test_activation_checkpointing_gradients_match(case, passes):
     net, again = build(case).train(), build(case).train()
     again.recompute_blocks()
@@ -60,8 +62,9 @@ def test_activation_checkpointing_gradients_match(case, passes):
     assert len(passes) == len(again.layers)
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize(
+    ("case", "recompute"), [*QUICK, *(pytest.param(*other, marks=pytest.mark.slow) for other in OTHERS)]
+)
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo's own look
 def test_compiled_blocks_share_one_graph(case, recompute):
     net, plain, counter = build(case).train(), build(case).train(), CompileCounter()

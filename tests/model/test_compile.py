@@ -9,7 +9,7 @@ from torch._dynamo.testing import CompileCounter
 
 import model.attention.kernels
 from model import SCHEMES, TokenPositions
-from tests.model.zoo import build, cached, close, ids, packed, reach_of, schemes_of
+from tests.model.zoo import build, cached, close, each_mechanism, ids, packed, reach_of, schemes_of
 
 B = 2
 # One of each kind: every default, a window, a rule that follows the length, a pattern.
@@ -30,7 +30,7 @@ def step(net, positions: TokenPositions, tokens: torch.Tensor) -> float:
     return float(loss.detach())
 
 
-@pytest.mark.parametrize("case", KINDS)
+@each_mechanism(KINDS)
 def test_training_steps_are_one_graph_that_is_never_compiled_again(case):
     layers = 2 if case.startswith("pattern") else 1
     net, plain, counter = build(case, layers=layers).train(), build(case, layers=layers), CompileCounter()
@@ -57,7 +57,7 @@ def test_packed_steps_with_other_documents_are_one_graph(case):
     assert counter.frame_count <= 2
 
 
-@pytest.mark.parametrize("case", SCHEMES)
+@each_mechanism(SCHEMES)
 def test_many_lengths_share_a_bounded_number_of_graphs(case, monkeypatch):
     net, plain, counter = build(case, layers=1).train(), build(case, layers=1), CompileCounter()
     for scheme in schemes_of(net):

@@ -93,7 +93,7 @@ def test_future_is_masked(case):
     length = reach_of(model)
     tokens, other = ids(2, length), ids(2, length, seed=1)
     whole = model(tokens, TokenPositions.plain(length))
-    for t in (0, 1, length // 2, length - 2):
+    for t in (0, length // 2, length - 2):
         head = slice(0, t + 1)
         changed = torch.cat([tokens[:, head], other[:, t + 1 :]], dim=1)
         close(model(changed, TokenPositions.plain(length))[:, head], whole[:, head])
@@ -132,7 +132,7 @@ def test_relative_schemes_are_shift_invariant(case):
 
 
 @every_case
-@settings(max_examples=4)
+@settings(max_examples=2)
 @given(data=st.data())
 def test_chunked_cache_matches_full_forward(case, data):
     model = shared(case)
@@ -153,8 +153,9 @@ def test_token_by_token_decoding_matches_full_forward(case):
     tokens = ids(2, length)
     with torch.no_grad():
         whole = model(tokens, TokenPositions.plain(length))
-    close(cached(model, tokens, [1] * length), whole)
-    close(cached(model, tokens, [7] + [1] * (length - 7)), whole)
+    # From an empty cache, and after a longer piece; then with packed projections.
+    sizes = [1] * 3 + [4] + [1] * (length - 7)
+    close(cached(model, tokens, sizes), whole)
     close(cached(model.pack(), tokens, [7] + [1] * (length - 7)), whole)
 
 
@@ -202,7 +203,7 @@ def test_padding_tokens_are_masked(case):
 
 
 @every_case
-@settings(max_examples=4)
+@settings(max_examples=2)
 @given(data=st.data())
 def test_packed_documents_equal_separate_documents(case, data):
     model = shared(case)

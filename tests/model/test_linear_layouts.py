@@ -16,7 +16,7 @@ from tests.model.zoo import TRAIN, D, G, T, V, cached, close, ids, packed, reach
 
 @every_form
 @every_scheme
-@settings(max_examples=4)
+@settings(max_examples=2)
 @given(data=st.data())
 def test_chunked_cache_matches_full_forward(scheme, form, data):
     chunk = data.draw(st.sampled_from([1, 2, 5, 64]), label="chunk")

@@ -12,7 +12,7 @@ from model import TokenPositions
 from model.attention.kernels import attend
 from model.attention.mask import AttentionMask, AttentionView, CausalBand
 from model.position.table import LookupTable
-from tests.model.zoo import CASES, T, build, close, ids, reach_of, schemes_of
+from tests.model.zoo import T, build, close, every_case, ids, reach_of, schemes_of
 
 FAR = 1_000_000
 
@@ -51,7 +51,7 @@ def test_angles_at_a_million_against_exact_arithmetic():
         assert float(sin[0, 0, k]) == pytest.approx(math.sin(angle), abs=1e-7)
 
 
-@pytest.mark.parametrize("case", CASES)
+@every_case
 @torch.no_grad()
 def test_tables_are_unaffected_by_module_casts(case):
     model = build(case, dtype=torch.float32)
@@ -65,7 +65,7 @@ def test_tables_are_unaffected_by_module_casts(case):
                 close(a, b, atol=0)
 
 
-@pytest.mark.parametrize("case", CASES)
+@every_case
 @torch.no_grad()
 def test_bfloat16_model_matches_float64_at_large_positions(case):
     """Weights rounded once on both sides; what is left is the rounding of activations, near and far alike."""

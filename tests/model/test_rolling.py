@@ -43,7 +43,7 @@ def layouts() -> dict[str, TokenPositions]:
 
 @every
 @pytest.mark.parametrize("layout", ["plain", "ragged", "packed"])
-@settings(max_examples=4)
+@settings(max_examples=2)
 @given(data=st.data())
 def test_chunked_cache_matches_full_forward(case, layout, data):
     model, tokens, positions = build(ROLLING[case]), ids(3, LONG), layouts()[layout]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import pytest
 import torch
@@ -142,13 +142,39 @@ def every_case(test: Callable) -> Callable:
     return pytest.mark.parametrize("case", params)(test)
 
 
+# One case for each way in which a scheme acts on attention or on the cache.
+MECHANISMS = (
+    "learned",  # a table of positions, with a limit
+    "rope",  # a rotation
+    "rope-yarn-auto",  # frequencies per row
+    "rope-window",  # a mask
+    "rope-self-extend",  # two views of the keys
+    "alibi",  # a fixed bias
+    "fire",  # a learned bias
+    "fox",  # a bias of the content, and what it caches
+    "cope",  # explicit weights
+    "path",  # transformed queries and keys
+    "none-ssmax",  # a temperature and a sink logit
+    "pattern-none",  # two kinds of layers
+)
+
+
+def each_mechanism(cases: Iterable[str]) -> Callable:
+    """Parametrize by `case`. Those of MECHANISMS are quick, the others slow."""
+    params = [pytest.param(case, marks=() if case in MECHANISMS else pytest.mark.slow) for case in cases]
+    return pytest.mark.parametrize("case", params)
+
+
 def every_case_and_layout(test: Callable) -> Callable:
-    """Parametrize by `case` and `layout`. One layout of each case is
-    quick, all of them for each scheme."""
+    """Parametrize by `case` and `layout`. One layout of every third case is quick, a different one for each
+    scheme."""
+    quick = {
+        case: LAYOUTS[n % 3] for n, case in enumerate(c for c, place in PLACES.items() if place % 3 == 0)
+    }
     params = [
-        pytest.param(case, layout, marks=() if place % 3 == n else pytest.mark.slow)
-        for case, place in PLACES.items()
-        for n, layout in enumerate(LAYOUTS)
+        pytest.param(case, layout, marks=() if quick.get(case) == layout else pytest.mark.slow)
+        for case in CASES
+        for layout in LAYOUTS
     ]
     return pytest.mark.parametrize(("case", "layout"), params)(test)
 

@@ -16,7 +16,7 @@ from evaluation.scoring import forecast
 from evaluation.scoring.forecast import Throughput, blocks_at_once, choose_batch, measure_pace
 from evaluation.scoring.windows import TargetWindows
 from model import ModelSettings, TokenPositions, Transformer
-from tests.model.zoo import CASES, TRAIN, V, settings_of
+from tests.model.zoo import CASES, TRAIN, V, every_case, settings_of
 
 ROOT = Path(__file__).resolve().parents[3]
 LENGTH, KEEP = 41, 9  # several times the zoo's trained length
@@ -40,29 +40,29 @@ def reachable(case):
     return LENGTH if model.limit is None else min(LENGTH, model.limit)
 
 
-def scores(case, dtype, chunk, head=None, monkeypatch=None):
+def scores(case, dtype, chunk):
     length = reachable(case)
     tokens = np.random.default_rng(2).integers(0, V, (2, length + 1))
-    model = zoo_model(case, dtype)
-    if head is not None:  # rows of logits that exist at once
-        monkeypatch.setitem(sys.modules["model.loss"].LOGITS_AT_ONCE, "cpu", head * V)
-    return ModelScorer(model, chunk=chunk)(tokens, min(KEEP, length))
+    return ModelScorer(zoo_model(case, dtype), chunk=chunk)(tokens, min(KEEP, length))
 
 
-@pytest.mark.parametrize("case", CASES)
+@every_case
 def test_chunk_size_does_not_change_results(case, monkeypatch):
+    model = zoo_model(case, torch.float64)
+    length = LENGTH if model.limit is None else min(LENGTH, model.limit)
+    tokens = np.random.default_rng(2).integers(0, V, (2, length + 1))
     with torch.no_grad():
-        length = reachable(case)
-        model = zoo_model(case, torch.float64)
-        tokens = torch.from_numpy(np.random.default_rng(2).integers(0, V, (2, length + 1)))
-        logits = model(tokens[:, :-1], TokenPositions.plain(length))
-        every = -torch.log_softmax(logits, -1).gather(-1, tokens[:, 1:, None])[..., 0]
+        inputs, targets = torch.from_numpy(tokens[:, :-1]), torch.from_numpy(tokens[:, 1:])
+        logits = model(inputs, TokenPositions.plain(length))
+        every = -torch.log_softmax(logits, -1).gather(-1, targets[..., None])[..., 0]
     whole = every[:, -min(KEEP, length) :].numpy()
     assert whole.std() > 0.1
-    for chunk, head in ((1000, 3), (17, None), (KEEP + 1, 2), (KEEP - 1, None), (4, 1)):
-        if case == "rope-dynamic" or length > chunk or chunk == 1000:
-            got = scores(case, torch.float64, chunk, head, monkeypatch)
-            assert np.abs(got - whole).max() <= 1e-9, (chunk, head)
+    # `head`: rows of logits that exist at once.
+    for chunk, head in ((1000, 3), (17, V), (KEEP + 1, 2), (KEEP - 1, V)):
+        if length > chunk or chunk == 1000:
+            monkeypatch.setitem(sys.modules["model.loss"].LOGITS_AT_ONCE, "cpu", head * V)
+            found = ModelScorer(model, chunk=chunk)(tokens, min(KEEP, length))
+            assert np.abs(found - whole).max() <= 1e-9, (chunk, head)
 
 
 @pytest.mark.parametrize("case", ["rope", "rope-yarn-auto", "alibi", "t5", "fire", "fox", "cope", "path"])

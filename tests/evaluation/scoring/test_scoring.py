@@ -48,10 +48,9 @@ def test_batches_and_chunks_only_change_rounding(work, sharp, scheme):
     windows = fixed_windows(targets, 64)
     want = naive(model, text, windows)
     assert want.std() > 0.5  # a model that says something
-    for batch in (1, 4, 100):
-        for chunk in (64, 63, 59, 20, 5):
-            got = measure(ModelScorer(model, chunk=chunk), text, windows, batch=batch)
-            assert np.abs(got - want).max() <= 1e-9
+    for batch, chunk in ((1, 63), (4, 64), (4, 20), (100, 59), (100, 5)):
+        got = measure(ModelScorer(model, chunk=chunk), text, windows, batch=batch)
+        assert np.abs(got - want).max() <= 1e-9
 
 
 def test_float32_chunks_stay_within_the_stated_bounds(work, sharp):
