@@ -7,7 +7,7 @@ from generation.continuous_batch import ContinuousBatch, GenerationRow
 from generation.sampling import SamplingParams
 from model import ModelError, TokenPositions, Transformer
 from model.settings import LinearMixer
-from tests.generation.test_generation import POSITIONS, RAGGED, rows, tiny
+from tests.generation.test_generation import POSITIONS, QUICK, RAGGED, rows, tiny
 
 LONG = [7, 19, 2, 25, 11, 4, 4, 16, 30, 8, 21, 3, 13]
 PROMPTS = [*RAGGED, LONG, [8], [23, 1]]
@@ -45,7 +45,9 @@ def alone(model, row, **options):
     return rows(model, [row.prompt], row.sampling, row.tokens, seeds=[row.seed], **options)[0]
 
 
-@pytest.mark.parametrize("name", POSITIONS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in POSITIONS]
+)
 def test_rows_that_join_equal_rows_generated_alone(name):
     model, asked = tiny(POSITIONS[name]), requests()
     found = run(ContinuousBatch(model, chunk=5), asked, cancel=asked[2:3])
