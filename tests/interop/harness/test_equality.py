@@ -26,18 +26,18 @@ PAIRS = [
 ]
 
 
-@pytest.mark.parametrize("batch", [1, 5, "auto"])
-def test_loglikelihood(pair, batch):
+def test_loglikelihood(pair):
     run, llama, tokenizer = pair
     theirs = hf_model(llama, tokenizer, batch_size=4)
-    ours = SextantLM(run, batch_size=batch)
-    assert ours.max_length == theirs.max_length
-    pairs = [(context, answer) for context, answer in PAIRS if len(answer) < ours.max_length]
+    pairs = [(context, answer) for context, answer in PAIRS if len(answer) < theirs.max_length]
     expected = theirs.loglikelihood(instances("loglikelihood", *pairs), disable_tqdm=True)
-    found = ours.loglikelihood(instances("loglikelihood", *pairs), disable_tqdm=True)
-    for (value, greedy), (own, own_greedy), words in zip(expected, found, pairs, strict=True):
-        assert own == pytest.approx(value, rel=1e-5), words
-        assert own_greedy == greedy
+    for batch in (1, 5, "auto"):
+        ours = SextantLM(run, batch_size=batch)
+        assert ours.max_length == theirs.max_length
+        found = ours.loglikelihood(instances("loglikelihood", *pairs), disable_tqdm=True)
+        for (value, greedy), (own, own_greedy), words in zip(expected, found, pairs, strict=True):
+            assert own == pytest.approx(value, rel=1e-5), words
+            assert own_greedy == greedy
 
 
 def test_greedy_flag(pair):
@@ -72,16 +72,15 @@ GENERATIONS = [
 ]
 
 
-@pytest.mark.parametrize("batch", [1, 4])
 @pytest.mark.parametrize("arguments", GENERATIONS, ids=str)
-def test_greedy_generation(pair, batch, arguments):
+def test_greedy_generation(pair, arguments):
     run, llama, tokenizer = pair
     prompts = ["Once upon a time", "Lily saw", TEXT * 8, "The cat and the dog went to the park. They"]
     requests = instances("generate_until", *((prompt, arguments) for prompt in prompts))
     expected = [hf_model(llama, tokenizer).generate_until([one], disable_tqdm=True)[0] for one in requests]
-    found = SextantLM(run, batch_size=batch).generate_until(requests, disable_tqdm=True)
-    assert found == expected
-    assert any(found)
+    assert any(expected)
+    for batch in (1, 4):
+        assert SextantLM(run, batch_size=batch).generate_until(requests, disable_tqdm=True) == expected
 
 
 def test_extended_length_with_method(tmp_path):

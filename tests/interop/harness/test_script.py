@@ -39,8 +39,8 @@ def test_installed_packages_are_found():
     code = (
         f"import sys; sys.path[1:1] = [{str(ROOT)!r}, {str(ROOT / 'scripts')!r}]\n"
         f"import runpy; runpy.run_path({str(PACKAGES)!r})['prefer_installed']()\n"
-        "import evaluate, lm_eval; names = [evaluate, lm_eval]\n"
-        # Reading the attribute in another way would execute the packages.
+        # An import statement, or reading the attribute in another way, would execute the packages.
+        "names = [sys.modules[name] for name in ('evaluate', 'lm_eval')]\n"
         "print(*[object.__getattribute__(one, '__spec__').origin for one in names], sep='\\n')"
     )
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
