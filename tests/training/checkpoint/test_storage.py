@@ -5,8 +5,6 @@ import json
 import math
 import os
 import random
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -16,6 +14,7 @@ from torch import nn
 
 from data.files import sha256_of
 from errors import TrainingError
+from tests.processes import ScriptProcess
 from tests.training.checkpoint.deaths import RecordingConsole, trained, update
 from tests.training.config.toy import Net
 from training.checkpoint import storage as module
@@ -236,9 +235,8 @@ def test_full_disk_keeps_previous_checkpoint(tmp_path, monkeypatch, call, as_saf
 def deaths(tmp_path_factory) -> dict[str, str]:
     """The cases of deaths.py, in one process where forking and dying disturb nobody."""
     folder = tmp_path_factory.mktemp("deaths")
-    line = [sys.executable, "-m", "tests.training.checkpoint.deaths", str(folder)]
-    done = subprocess.run(line, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    words = ["tests/training/checkpoint/deaths.py", [str(folder)], folder, folder / "out", folder / "err"]
+    assert ScriptProcess(*words).wait(400) == 0, (folder / "err").read_text()
     return json.loads((folder / "results.json").read_text())
 
 

@@ -1,5 +1,6 @@
 """Help on settings, and the check for misspelled options and settings before torch is imported."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -118,10 +119,22 @@ def test_the_temperature_of_generate():
     assert found == [0.8, 0.0, 2.0]
 
 
+# One interpreter that imports nothing else, and a fork of it for each command line.
 CODE = """
-import sys
+import json, os, sys
 from training.config.command_line import answer_quickly
-sys.argv = sys.argv[1:]
+folder, statuses = sys.argv[1], []
+for n, arguments in enumerate(json.loads(sys.argv[2])):
+    child = os.fork()
+    if child == 0:
+        for number, name in ((1, "out"), (2, "err")):
+            os.dup2(os.open(f"{folder}/{n}.{name}", os.O_WRONLY | os.O_CREAT), number)
+        sys.argv = arguments
+        break
+    statuses.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+else:
+    print(json.dumps(statuses))
+    sys.exit()
 try:
     answer_quickly("USAGE")
     print("continues")
@@ -129,49 +142,53 @@ finally:
     slow = {"torch", "matplotlib", "datasets", "scipy"} & set(sys.modules)
     assert not slow, slow
 """
+COMMANDS = {
+    "train.py --help": (0, "training.batch_size"),
+    "train.py --help rope": (0, "model.position.theta"),
+    "train.py --help trainin": (2, "training"),
+    "train.py configs/tiny.yaml training.token=5 model.dmi=3": (2, "training.tokens"),
+    "train.py --restrat": (2, "--restart"),
+    "train.py configs/extension/pi.yaml parent.run=runs/none seeed=1": (0, "continues"),
+    "train.py configs/tiny.yaml model.position.name=alibi": (0, "continues"),
+    "evaluate.py RUN length=[5]": (2, "lengths"),
+    "evaluate.py RUN protocol=task": (2, "tasks"),
+    "evaluate.py RUN protocol=tasks lengths=[5]": (0, "continues"),
+    "study.py configs/studies/quick.yaml reprot.baseline=x": (2, "report"),
+    "generate.py RUN --token 5": (2, "--tokens"),
+    "generate.py RUN model.position.window=5": (0, "continues"),
+    # A run with ALiBi.
+    "generate.py ALIBI model.position.windw=5": (2, "model.position.window"),
+    "generate.py ALIBI model.position.window=5": (0, "continues"),
+}
+TYPOS = "train.py configs/tiny.yaml training.token=5 model.dmi=3 seed=-1"
 
 
-def quick(*arguments: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-c", CODE, *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "status", "expected"),
-    [
-        ("train.py --help", 0, "training.batch_size"),
-        ("train.py --help rope", 0, "model.position.theta"),
-        ("train.py --help trainin", 2, "training"),
-        ("train.py configs/tiny.yaml training.token=5 model.dmi=3", 2, "training.tokens"),
-        ("train.py --restrat", 2, "--restart"),
-        ("train.py configs/extension/pi.yaml parent.run=runs/none seeed=1", 0, "continues"),
-        ("train.py configs/tiny.yaml model.position.name=alibi", 0, "continues"),
-        ("evaluate.py RUN length=[5]", 2, "lengths"),
-        ("evaluate.py RUN protocol=task", 2, "tasks"),
-        ("evaluate.py RUN protocol=tasks lengths=[5]", 0, "continues"),
-        ("study.py configs/studies/quick.yaml reprot.baseline=x", 2, "report"),
-        ("generate.py RUN --token 5", 2, "--tokens"),
-        ("generate.py RUN model.position.window=5", 0, "continues"),
-    ],
-)  # fmt: skip
-def test_help_and_typos_import_no_torch(arguments, status, expected):
-    found = quick(*arguments.split())
-    assert found.returncode == status, found.stderr
-    assert ("continues" in found.stdout) == (expected == "continues")
-    assert expected in found.stdout + found.stderr
-
-
-def test_all_typos_are_reported_together():
-    found = quick("train.py", "configs/tiny.yaml", "training.token=5", "model.dmi=3", "seed=-1").stderr
-    assert "training.tokens?" in found and "model.dim?" in found and "seed = -1" in found
-
-
-def test_overrides_of_generate_are_checked_against_the_run(tmp_path):
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory) -> dict[str, tuple[int, str, str]]:
+    """(status, stdout, stderr) of each command."""
+    folder = tmp_path_factory.mktemp("answers")
     text = (ROOT / "configs" / "tiny.yaml").read_text().partition("\nmodel:")[0]
-    (tmp_path / "settings.yaml").write_text(text + "\nmodel: {position: {name: alibi}}\n")
-    found = quick("generate.py", str(tmp_path), "model.position.windw=5")
-    assert found.returncode == 2 and "model.position.window" in found.stderr
-    assert quick("generate.py", str(tmp_path), "model.position.window=5").returncode == 0
+    (folder / "settings.yaml").write_text(text + "\nmodel: {position: {name: alibi}}\n")
+    lines = [line.replace("ALIBI", str(folder)).split() for line in (*COMMANDS, TYPOS)]
+    command = [sys.executable, "-c", CODE, str(folder), json.dumps(lines)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    return {
+        line: (status, (folder / f"{n}.out").read_text(), (folder / f"{n}.err").read_text())
+        for n, (line, status) in enumerate(zip((*COMMANDS, TYPOS), json.loads(done.stdout), strict=True))
+    }
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_and_typos_import_no_torch(answers, command):
+    (status, expected), (found, out, err) = COMMANDS[command], answers[command]
+    assert found == status, err
+    assert ("continues" in out) == (expected == "continues")
+    assert expected in out + err
+
+
+def test_all_typos_are_reported_together(answers):
+    _, _, found = answers[TYPOS]
+    assert "training.tokens?" in found and "model.dim?" in found and "seed = -1" in found
 
 
 def test_committed_schemas_have_an_extends_key_for_editors():

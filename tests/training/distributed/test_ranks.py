@@ -2,8 +2,6 @@
 
 import json
 import signal
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 
@@ -11,6 +9,7 @@ import pytest
 
 from data import prepare
 from errors import FAILED, INTERRUPTED, RANK_LOST, REQUEUE
+from tests.processes import ScriptProcess
 from tests.training.conftest import ROOT, environment
 from tests.training.distributed.ranks import BUSY, TIMEOUT
 from training.checkpoint.storage import steps_of
@@ -26,6 +25,14 @@ WORDS = [
 ]
 
 
+def run_scenarios(module: str, folder: Path, words: list[str]) -> dict:
+    """What a module of this folder writes to `folder`, run as a script in a process that may fork."""
+    script = f"tests/training/distributed/{module}.py"
+    process = ScriptProcess(script, words, ROOT, folder / "out", folder / "err", environment())
+    assert process.wait(400) == 0, (folder / "err").read_text()
+    return json.loads((folder / "results.json").read_text())
+
+
 @pytest.fixture(scope="module")
 def scenarios(corpus, prepared_root, tmp_path_factory):
     """Run the scenarios `quick` or `slow` once; returns their folder and results."""
@@ -35,10 +42,7 @@ def scenarios(corpus, prepared_root, tmp_path_factory):
     @cache
     def results(which: str) -> tuple[Path, dict]:
         folder = tmp_path_factory.mktemp(which)
-        line = [sys.executable, "-m", "tests.training.distributed.ranks", which, str(folder), *overrides]
-        done = subprocess.run(line, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=400)
-        assert done.returncode == 0, done.stderr
-        return folder, json.loads((folder / "results.json").read_text())
+        return folder, run_scenarios("ranks", folder, [which, str(folder), *overrides])
 
     return results
 

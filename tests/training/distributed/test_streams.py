@@ -1,16 +1,13 @@
 """Training while data are still being prepared: one process, and two."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from errors import REQUEUE
-from tests.training.conftest import ROOT, environment
 from tests.training.distributed.ranks import BUSY
-from tests.training.distributed.test_ranks import WORDS, lines
+from tests.training.distributed.test_ranks import WORDS, lines, run_scenarios
 from training.checkpoint.storage import steps_of
 
 STEPS = 75  # past the last group, so that all come again
@@ -21,10 +18,7 @@ def results(corpus, tmp_path_factory) -> tuple[Path, dict]:
     folder = tmp_path_factory.mktemp("streams")
     overrides = [*WORDS, f"data.source.path={corpus}", "data.group_bytes=4000", "data.max_bytes=12000"]
     overrides += [f"training.tokens={STEPS * 8 * 24}", "training.checkpoint.interval=5"]
-    line = [sys.executable, "-m", "tests.training.distributed.streams", str(folder), *overrides]
-    done = subprocess.run(line, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=400)
-    assert done.returncode == 0, done.stderr
-    return folder, json.loads((folder / "results.json").read_text())
+    return folder, run_scenarios("streams", folder, [str(folder), *overrides])
 
 
 @pytest.mark.parametrize(("name", "ranks"), [("waiting alone", 1), ("waiting", 2)])

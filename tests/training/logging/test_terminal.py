@@ -6,11 +6,11 @@ import os
 import re
 import signal
 import struct
-import subprocess
 import termios
 from contextlib import suppress
 
-from tests.training.conftest import command, environment
+from tests.processes import ScriptProcess
+from tests.training.conftest import environment
 from tests.training.test_train import here, lines, weights
 
 
@@ -30,19 +30,18 @@ def test_terminal_is_restored_after_run(overrides, tmp_path):
     ours, theirs = os.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 80, 0, 0))
     long = [*overrides, "training.tokens=1M", "--run-dir", str(tmp_path / "run")]
-    with subprocess.Popen(
-        command(*long), env=environment(TERM="xterm"), stdin=theirs, stdout=theirs, stderr=theirs
-    ) as process:
-        os.close(theirs)
-        text = ""
-        while "step 8, 32 targets" not in text:
-            text += os.read(ours, 1 << 16).decode(errors="replace")
-        process.send_signal(signal.SIGINT)
-        with suppress(OSError):  # the other side has closed
-            while more := os.read(ours, 1 << 16):
-                text += more.decode(errors="replace")
+    terminal = os.ttyname(theirs)
+    process = ScriptProcess("train.py", long, tmp_path, terminal, terminal, environment(TERM="xterm"))
+    text = ""
+    while "step 8, 32 targets" not in text:
+        text += os.read(ours, 1 << 16).decode(errors="replace")
+    os.close(theirs)
+    process.send_signal(signal.SIGINT)
+    with suppress(OSError):  # the other side has closed
+        while more := os.read(ours, 1 << 16):
+            text += more.decode(errors="replace")
     os.close(ours)
-    assert process.returncode == 128 + signal.SIGINT, text[-2000:]
+    assert process.wait(60) == 128 + signal.SIGINT, text[-2000:]
     assert "stopped by SIGINT after step" in text and "to resume" in text
     assert all(word in text for word in ("context", "NLL", "change", "tokens/s  MFU", "gradient"))
     assert not re.search(r"step +\d+/\d+  loss", text)  # the lines of a log file

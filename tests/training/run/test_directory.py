@@ -2,10 +2,10 @@
 
 import errno
 import json
+import multiprocessing
 import os
-import signal
 import subprocess
-import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -165,16 +165,21 @@ def test_set_aside_keeps_all_files(run):
 
 
 def test_run_lock_is_exclusive_and_released_on_exit(tmp_path):
-    code = (
-        "import sys, time\nfrom pathlib import Path\nfrom training.run.directory import locked_run\n"
-        "with locked_run(Path(sys.argv[1])):\n    print('held', flush=True)\n    time.sleep(60)\n"
-    )
-    child = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE)
-    with child:
-        assert child.stdout.readline() == b"held\n"
-        with pytest.raises(TrainingError, match="trained by another process"), locked_run(tmp_path):
-            pass
-        child.send_signal(signal.SIGKILL)
+    context = multiprocessing.get_context("fork")
+    held = context.Event()
+
+    def hold():
+        with locked_run(tmp_path):
+            held.set()
+            time.sleep(60)
+
+    child = context.Process(target=hold)
+    child.start()
+    assert held.wait(60)
+    with pytest.raises(TrainingError, match="trained by another process"), locked_run(tmp_path):
+        pass
+    child.kill()
+    child.join()
     with locked_run(tmp_path):
         (tmp_path / ".lock").unlink()
         with pytest.raises(TrainingError, match="another process"), locked_run(tmp_path):
