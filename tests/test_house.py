@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = {"model", "data", "training", "evaluation", "interop", "studies", "generation", "scripts", "tests"}
@@ -102,98 +101,115 @@ def imports(tree: ast.AST, module: str, package: bool) -> list[tuple[int, str]]:
     return found
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@cache
 def arrows(path: Path) -> list[tuple[int, str]]:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    return imports(tree, module_of(path), path.name == "__init__.py")
+    return imports(parsed(path), module_of(path), path.name == "__init__.py")
 
 
 def rank(module: str) -> int:
     return RANKS.get(module, SCHEME if module.startswith("model.position.") else 13)
 
 
-every_source = pytest.mark.parametrize("path", sources(), ids=shown)
+def test_package_imports_follow_the_layers():
+    top_level_scripts, wrong = {f.stem for f in ROOT.glob("*.py")} - {"errors"}, []
+    for path in sources():
+        package = path.relative_to(ROOT).parts[0]
+        if package not in MAY_IMPORT:
+            continue
+        for line, name in arrows(path):
+            target = name.split(".")[0]
+            if target in PACKAGES - {package} - MAY_IMPORT[package]:
+                wrong.append(f"{shown(path)}:{line}: {package} may not import {name}")
+            if target in top_level_scripts:
+                wrong.append(f"{shown(path)}:{line}: imports the script {name}")
+    assert wrong == []
 
 
-@every_source
-def test_package_imports_follow_the_layers(path):
-    package = path.relative_to(ROOT).parts[0]
-    if package not in MAY_IMPORT:
-        return
-    for line, name in arrows(path):
-        target = name.split(".")[0]
-        if target in PACKAGES and target != package:
-            assert target in MAY_IMPORT[package], f"{shown(path)}:{line}: {package} may not import {name}"
-        top_level_scripts = {f.stem for f in ROOT.glob("*.py")} - {"errors"}
-        assert target not in top_level_scripts, f"{shown(path)}:{line}: imports the script {name}"
+def test_model_imports_follow_the_layers():
+    wrong = []
+    for path in sorted((ROOT / "model").rglob("*.py")):
+        high = rank(module_of(path))
+        for line, name in arrows(path):
+            low = rank(name)
+            if name.split(".")[0] == "model" and not (low < high or low == high == SCHEME):
+                wrong.append(f"{shown(path)}:{line}: rank {high} may not import {name} (rank {low})")
+    assert wrong == []
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "model").rglob("*.py")), ids=shown)
-def test_model_imports_follow_the_layers(path):
-    module = module_of(path)
-    for line, name in arrows(path):
-        if name.split(".")[0] == "model":
-            low, high = rank(name), rank(module)
-            fine = low < high or (low == high == SCHEME)
-            assert fine, f"{shown(path)}:{line}: {module} (rank {high}) may not import {name} (rank {low})"
-
-
-@every_source
-def test_no_imports_inside_functions(path):
+def test_no_imports_inside_functions():
     """It hides a cycle. A test or an optional extra may wait for its library, never for a module of ours."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            for line, name in imports(node, module_of(path), path.name == "__init__.py"):
-                ours = name.split(".")[0] in PACKAGES
-                assert not ours, f"{shown(path)}:{line}: {name} is imported inside a function"
+    wrong = [
+        f"{shown(path)}:{line}: {name} is imported inside a function"
+        for path in sources()
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for line, name in imports(node, module_of(path), path.name == "__init__.py")
+        if name.split(".")[0] in PACKAGES
+    ]
+    assert wrong == []
 
 
-@every_source
-def test_no_unpickling(path):
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Call):
-            called = ast.unparse(node.func)
-            keys = {k.arg: ast.unparse(k.value) for k in node.keywords}
-            if called == "torch.load":
-                assert keys.get("weights_only") == "True", (
-                    f"{shown(path)}:{node.lineno}: torch.load may unpickle"
-                )
-            if called in ("np.load", "numpy.load"):
-                assert keys.get("allow_pickle", "False") == "False", f"{shown(path)}:{node.lineno}: unpickles"
-            assert called not in ("yaml.load", "yaml.unsafe_load", "yaml.full_load", "eval", "exec"), (
-                f"{shown(path)}:{node.lineno}: {called}"
-            )
-    for line, name in arrows(path):
-        assert name.split(".")[0] not in ("pickle", "dill", "cloudpickle", "joblib", "shelve"), (
-            f"{shown(path)}:{line}"
-        )
+def may_unpickle(call: ast.Call) -> bool:
+    called = ast.unparse(call.func)
+    keys = {k.arg: ast.unparse(k.value) for k in call.keywords}
+    return (
+        (called == "torch.load" and keys.get("weights_only") != "True")
+        or (called in ("np.load", "numpy.load") and keys.get("allow_pickle", "False") != "False")
+        or called in ("yaml.load", "yaml.unsafe_load", "yaml.full_load", "eval", "exec")
+    )
+
+
+def test_no_unpickling():
+    calls = [
+        f"{shown(path)}:{node.lineno}: {ast.unparse(node.func)}"
+        for path in sources()
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.Call) and may_unpickle(node)
+    ]
+    modules = [
+        f"{shown(path)}:{line}: {name}"
+        for path in sources()
+        for line, name in arrows(path)
+        if name.split(".")[0] in ("pickle", "dill", "cloudpickle", "joblib", "shelve")
+    ]
+    assert calls == modules == []
 
 
 MACHINE_PATH = re.compile(r"(?<![\w.$/~])/(?:work|tmp|home|root|Users|mnt|opt|srv|workspace|var/tmp)/\w")
 
 
-@pytest.mark.parametrize("path", texts(), ids=shown)
-def test_no_absolute_paths(path):
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        assert not MACHINE_PATH.search(line), f"{shown(path)}:{number}: {line.strip()}"
+def test_no_absolute_paths():
+    wrong = [
+        f"{shown(path)}:{number}: {line.strip()}"
+        for path in texts()
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
+        if MACHINE_PATH.search(line)
+    ]
+    assert wrong == []
 
 
-@every_source
-def test_every_module_has_a_docstring(path):
-    if path.relative_to(ROOT).parts[0] == "tests":
-        return  # the names of the tests say it
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    assert ast.get_docstring(tree) or not tree.body, f"{shown(path)} has no docstring"
+def test_every_module_has_a_docstring():
+    """In tests, the names of the tests say it."""
+    product = [path for path in sources() if path.relative_to(ROOT).parts[0] != "tests"]
+    assert [shown(p) for p in product if parsed(p).body and not ast.get_docstring(parsed(p))] == []
 
 
-@every_source
-def test_no_todo_comments(path):
+def test_no_todo_comments():
     """No stub and no reminder: what is not built is an open issue."""
     words = re.compile(r"\b(TO" + "DO|FIX" + "ME|X" + "XX)\\b")
-    text = path.read_text(encoding="utf-8")
-    assert not words.search(text), shown(path)
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Raise) and node.exc is not None:
-            assert "NotImplemented" not in ast.unparse(node.exc), f"{shown(path)}:{node.lineno}: a stub"
+    assert [shown(path) for path in sources() if words.search(path.read_text(encoding="utf-8"))] == []
+    stubs = [
+        f"{shown(path)}:{node.lineno}"
+        for path in sources()
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.Raise) and node.exc is not None and "NotImplemented" in ast.unparse(node.exc)
+    ]
+    assert stubs == []
 
 
 def test_syntax_tree_helpers():
@@ -218,6 +234,9 @@ def test_syntax_tree_helpers():
     found = {name for _, name in imports(ast.parse("from .base import Span"), "model.position", package=True)}
     assert found == {"model.position.base"}
     assert rank("model.position.schemes.rope") == rank("model.position.schemes.a_new_scheme") == SCHEME
+    for bad in ("torch.load(f)", "np.load(f, allow_pickle=True)", "yaml.load(f)"):
+        assert may_unpickle(ast.parse(bad, mode="eval").body), bad
+    assert not may_unpickle(ast.parse("torch.load(f, weights_only=True)", mode="eval").body)
     work = "/wo" + "rk/x"
     assert MACHINE_PATH.search(f"see {work}")
     assert not any(MACHINE_PATH.search(before + work) for before in ("runs", "~", "." * 2, "$" + "HOME"))
