@@ -119,7 +119,7 @@ PLACEHOLDERS = {
 }
 TEXT = ["data.source={name: files, path: texts}", "data.tokenizer.vocab_size=320", "data.valid_fraction=0.7"]
 MINIATURE = [
-    "train_length=256",
+    "train_length=128",
     "model.dim=16",
     "model.layers=4",
     "model.heads=2",
@@ -131,14 +131,15 @@ MINIATURE = [
     "training.compile=false",
     "training.validation.spans=2",
 ]
-SMALL = {"documents": 3, "spans_per_document": 1, "least_documents": 1, "windows": 2}
+SMALL = {"documents": 3, "spans_per_document": 1, "least_documents": 1, "windows": 2, "precision_windows": 1}
 SMALL |= {"prompts": 2, "items": 4, "haystacks": 4, "length": 512}
-# Scripts whose commands take minutes to hours: only their --help runs.
+# Scripts whose commands take minutes to hours, or that have a test of their own: only their --help runs.
 LONG = (
     "check",
     "coordinate_check",
     "lm_eval",
     "long_context",
+    "plot_positions",
     "plot_sweep",
     "serve",
     "verify_resume",

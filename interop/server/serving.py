@@ -47,12 +47,13 @@ def make_server(served: ServedRun, limits: Limits) -> Server:
 
 
 def bind(port: int) -> socket.socket:
-    """A socket on the loopback interface. Raises InteropError if the port is taken."""
+    """A listening socket on the loopback interface. Raises InteropError if the port is taken."""
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)  # connections inherit it
     try:
         listener.bind((HOST, port))
+        listener.listen()  # clients may connect as soon as the address is printed
     except OSError as error:
         listener.close()
         raise InteropError(f"port {port} cannot be used ({error.strerror}); choose another --port") from error

@@ -1,14 +1,10 @@
 """Refusals, overload, disconnects and slow clients."""
 
 import json
-import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import httpx
 import pytest
@@ -19,8 +15,8 @@ from interop.extras import load_extra
 from interop.server.engine import Engine
 from interop.server.serving import Limits, bind
 from tests.interop.server.running import serving
+from tests.processes import ScriptProcess
 
-ROOT = Path(__file__).resolve().parents[3]
 LONG = {"prompt": "a", "max_tokens": 2000, "temperature": 0, "stream": True}
 SHORT = {"prompt": "ab", "max_tokens": 5, "temperature": 0}
 
@@ -176,29 +172,24 @@ def test_errors_of_the_model_fail_one_request(loaded, monkeypatch):
 
 
 def test_taken_port_and_missing_extra():
-    with bind(0) as listener:
-        listener.listen()
-        with pytest.raises(InteropError, match="--port"):
-            bind(listener.getsockname()[1])
+    with bind(0) as listener, pytest.raises(InteropError, match="--port"):
+        bind(listener.getsockname()[1])
     with pytest.raises(InteropError, match=r"\.\[serve\]"):
         load_extra("a_package_that_does_not_exist", "serve")
 
 
-def test_script_serves_until_interrupted(loaded):
-    command = [sys.executable, "scripts/serve.py", str(loaded.folder), "--port", "0"]
-    process = subprocess.Popen(
-        [*command, "model.position.window=8"],
-        cwd=ROOT,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONUNBUFFERED": "1"},
-    )
+def test_script_serves_until_interrupted(loaded, tmp_path):
+    words, err = [str(loaded.folder), "--port", "0", "model.position.window=8"], tmp_path / "err"
+    err.touch()
+    process = ScriptProcess("scripts/serve.py", words, tmp_path, tmp_path / "out", err)
+
+    def address():
+        return re.search(r"http://127\.0\.0\.1:\d+(?=\D)", err.read_text())
+
     try:
-        found = None
-        while found is None:
-            line = process.stderr.readline()
-            assert line, "the server has ended"
-            found = re.search(r"http://127\.0\.0\.1:\d+", line)
+        until(lambda: address() or process.poll() is not None)
+        found = address()
+        assert found, "the server has ended"
         listed = httpx.get(f"{found[0]}/v1/models", timeout=60).json()["data"]
         assert "window" in listed[0]["positions"]
         body = LONG | {"max_tokens": 400}
@@ -209,5 +200,4 @@ def test_script_serves_until_interrupted(loaded):
             assert process.wait(60) == 130
     finally:
         process.kill()
-        rest = process.communicate()[1]
-    assert "Traceback" not in rest
+    assert "Traceback" not in err.read_text()
