@@ -132,8 +132,9 @@ def kernels(name: str) -> tuple[str, str]:
     context = AttentionContext(positions, positions, positions, 1, 2, torch.device("cpu"), tables)
     with torch.no_grad():
         plan = scheme.plan(context).bind(torch.zeros(1, 8, 64), None)
+        values = torch.zeros(1, 2, 8, 32)
         views = plan.read(torch.zeros(1, 2, 8, 32), plan.write(torch.zeros(1, 2, 8, 32)))
-    cpu, gpu = (choose(views, None, device) for device in ("cpu", "cuda"))
+    cpu, gpu = (choose(views, values, None, device) for device in ("cpu", "cuda"))
     if cpu == "blocks" and views[0].pairs.is_by_distance:
         cpu = "strided"
     return LOWERINGS[cpu], LOWERINGS[gpu]
