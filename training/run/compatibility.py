@@ -1,8 +1,10 @@
-"""Checks that an extension run or a fork can start from its parent's checkpoint; nothing is allocated."""
+"""Checks which settings may change on resume, in a fork and in an extension run; nothing is allocated."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from data import PreparedData
@@ -11,6 +13,7 @@ from errors import TrainingError
 from model import ModelError, ModelSettings
 from training.config.load import differences
 from training.config.settings import RunSettings
+from training.config.yaml_io import show
 from training.optim.optimizer import make_optimizer
 from training.position_overrides import meta_model, override, why
 from training.stages import stages_of
@@ -27,6 +30,33 @@ _FIXED = {
     "data.tokenizer": "the token ids depend on it",
     "model": "the weights depend on it; use overrides in training.stages for positions",
 }
+
+
+def check_resume(folder: Path, old: RunSettings, new: RunSettings) -> list[str]:
+    """The settings that differ from those of a run to resume, one line each.
+
+    Raises TrainingError, which lists those that are not marked `may_change`.
+    """
+    if fixed := changed(old, new, free=False):
+        raise TrainingError(
+            f"{folder} was started with other settings; change them back, go on under the new ones in "
+            f"another run (--fork {folder} instead of --run-dir), or start again (--restart):\n       "
+            + "\n       ".join(fixed)
+        )
+    return changed(old, new)
+
+
+def changed(old: RunSettings, new: RunSettings, free: bool = True) -> list[str]:
+    """Every setting that differs, as `key: old → new`; with `free`, also those that may change on resume."""
+    found = differences(old, new)
+    return [f"{key}: {_short(a)} → {_short(b)}" for key, a, b, may_change in found if free or not may_change]
+
+
+def _short(value: object) -> str:
+    if not isinstance(value, dict):
+        return str(value) if isinstance(value, str) else show(value, sys.maxsize)
+    inside = ", ".join(f"{k}: {_short(v)}" for k, v in value.items() if k != "name" and v is not None)
+    return f"{value.get('name', '')}({inside})" if inside else str(value.get("name", "{}"))
 
 
 def check_start(parent: ParentRun, settings: RunSettings) -> None:

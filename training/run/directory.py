@@ -22,7 +22,7 @@ from typing import Literal
 import torch
 
 from data import PreparedData, open_prepared
-from data.files import locked, read_object, with_keys, write_json, write_text
+from data.files import locked, read_object, remove_drafts, with_keys, write_json, write_text
 from data.tokenizers import Tokenizer, load_tokenizer
 from errors import ConfigError, TrainingError
 from model import ModelSettings, Transformer
@@ -32,15 +32,16 @@ from training.checkpoint.storage import (
     AVERAGE,
     STATE,
     WEIGHTS,
+    clean_leftovers,
     find_checkpoint,
     steps_of,
     while_training,
 )
 from training.config.load import differences, dump, identity, load_settings, split_arguments
 from training.config.settings import RunSettings
-from training.config.yaml_io import show
 from training.logging.console import Console
 from training.position_overrides import override
+from training.run.compatibility import check_resume
 from training.run.environment import attempt
 from training.stages import last_trained
 
@@ -116,6 +117,41 @@ def read_manifest(folder: Path, *needed: str) -> dict:
     return about
 
 
+@contextmanager
+def create_or_resume(
+    folder: Path,
+    settings: RunSettings,
+    tokenizer: Tokenizer,
+    manifest: dict,
+    lineage: dict,
+    processes: dict,
+    *,
+    restart: bool,
+    console: Console,
+) -> Iterator[None]:
+    """Create the run directory, or check that the existing one has these settings; locked in the block.
+
+    Args:
+        manifest: entries of the manifest that must not change on resume.
+        lineage: entries of the manifest of a new extension run or fork.
+        processes: the processes that share the work.
+        restart: rename an existing run and start a new one.
+    """
+    if restart and folder.exists():
+        with locked_run(folder):  # an error where the run is being trained
+            kept = rename_old_run(folder)
+        console.info(f"the earlier run is kept as {kept}")
+    with locked_run(folder):
+        remove_drafts(folder)
+        clean_leftovers(folder)
+        if not is_run(folder):
+            create_run(folder, settings, tokenizer, sys.argv, manifest | lineage, processes)
+        else:
+            for change in resume_run(folder, settings, tokenizer, sys.argv, manifest, processes):
+                console.info(f"changed since the last attempt: {change}")
+        yield
+
+
 def create_run(
     folder: Path,
     settings: RunSettings,
@@ -170,19 +206,12 @@ def resume_run(
     """Check that a run can resume under these settings, record the attempt, and return the changed settings,
     one line each.
 
-    Only settings marked `may_change` may differ. Raises TrainingError, which lists all other differences, or
-    where the tokenizer or the data are not the run's.
+    Raises TrainingError for settings that may not change (`check_resume`), and where the tokenizer or the
+    data are not the run's.
     """
     about = read_manifest(folder)
     now = {"tokenizer_hash": tokenizer.hash, "vocab_size": tokenizer.vocab_size, **(extra or {})}
-    before = read_settings(folder)
-    changes = changed(before, settings)
-    if fixed := changed(before, settings, free=False):
-        raise TrainingError(
-            f"{folder} was started with other settings; change them back, go on under the new ones in "
-            f"another run (--fork {folder} instead of --run-dir), or start again (--restart):\n       "
-            + "\n       ".join(fixed)
-        )
+    changes = check_resume(folder, read_settings(folder), settings)
     for key, name in _FIXED_KEYS.items():  # the settings are equal, so these changed for another reason
         if key in about and key in now and about[key] != now[key]:
             was, new = (str(value)[:12] for value in (about[key], now[key]))
@@ -194,12 +223,6 @@ def resume_run(
     if changes:
         write_text(folder / SETTINGS, dump(settings))
     return changes
-
-
-def changed(old: RunSettings, new: RunSettings, free: bool = True) -> list[str]:
-    """Every setting that differs, as `key: old → new`; with `free`, also those that may change on resume."""
-    found = differences(old, new)
-    return [f"{key}: {_short(a)} → {_short(b)}" for key, a, b, may_change in found if free or not may_change]
 
 
 def rename_old_run(folder: Path) -> Path | None:
@@ -239,13 +262,6 @@ def open_run_data(folder: Path) -> PreparedData:
     """The prepared text that a run was trained on, according to its manifest."""
     about = read_manifest(folder)
     return open_prepared(about.get("data") or "", about.get("mixture", ()))
-
-
-def _short(value: object) -> str:
-    if not isinstance(value, dict):
-        return str(value) if isinstance(value, str) else show(value, sys.maxsize)
-    inside = ", ".join(f"{k}: {_short(v)}" for k, v in value.items() if k != "name" and v is not None)
-    return f"{value.get('name', '')}({inside})" if inside else str(value.get("name", "{}"))
 
 
 @dataclass(frozen=True)

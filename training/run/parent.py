@@ -22,8 +22,8 @@ from errors import TrainingError
 from training.checkpoint.storage import WEIGHTS, Checkpoint, find_checkpoint
 from training.config.load import identity, load_settings, setting_before_validation
 from training.config.settings import RunSettings
-from training.run.compatibility import check_start, with_table_length
-from training.run.directory import changed, is_run, name_stem, not_a_run, read_manifest, read_settings
+from training.run.compatibility import changed, check_start, with_table_length
+from training.run.directory import is_run, name_stem, not_a_run, read_manifest, read_settings
 from training.stages import last_trained
 
 

@@ -1,6 +1,5 @@
 """Everything that exists before the first step: command line, settings, data, model, run directory."""
 
-import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -13,12 +12,10 @@ import numpy as np
 import torch
 
 from data import BatchSampler, PreparedData, prepare
-from data.files import remove_drafts
 from data.preparation.groups import TextGroups
 from data.sampling.exposure import EXPOSURE
 from errors import TrainingError
 from model import Transformer
-from training.checkpoint.storage import clean_leftovers
 from training.config.load import dropped_settings, identity
 from training.config.settings import RunSettings
 from training.distributed.error_barrier import error_barrier
@@ -38,13 +35,9 @@ from training.run.checks import (
 from training.run.compatibility import check_text
 from training.run.directory import (
     check_writable,
-    create_run,
-    is_run,
-    locked_run,
+    create_or_resume,
     open_run_data,
     read_manifest,
-    rename_old_run,
-    resume_run,
     run_folder,
 )
 from training.run.dry_run import check_memory, show_forecast
@@ -167,7 +160,11 @@ def open_run(options: Namespace, interrupts: Interrupts, draw_targets: DrawTarge
         with ExitStack() as stack:
             with error_barrier(parallel, "begin"):
                 if parallel.main:
-                    stack.enter_context(_locked_folder(run, parent, processes, options.restart))
+                    about, ancestry = run_manifest(settings, data, model), {}
+                    if parent is not None:
+                        ancestry = {"lineage": parent.lineage(settings), "inherited": parent.inherited}
+                    opened = (folder, settings, data.tokenizer, about, ancestry, processes)
+                    stack.enter_context(create_or_resume(*opened, restart=options.restart, console=console))
                 stack.enter_context(batches.preparing(parallel.main))
                 if settings.parent is not None and parallel.main:
                     score = step0_score(draw_targets, data, settings, parallel.device)
@@ -221,30 +218,6 @@ def step0_score(draw: DrawTargets, data: PreparedData, settings: RunSettings, de
     v, length = settings.training.validation, settings.train_length
     targets = draw(data.valid, [length], v.targets, v.spans, settings.seed)
     return lambda model: targets.nll(model, length, device)
-
-
-@contextmanager
-def _locked_folder(
-    run: TrainingRun, parent: ParentRun | None, processes: dict, restart: bool
-) -> Iterator[None]:
-    """Create the run directory, or check that the existing one has these settings; locked in the block."""
-    folder = run.folder
-    if restart and folder.exists():
-        with locked_run(folder):  # an error where the run is being trained
-            kept = rename_old_run(folder)
-        run.console.info(f"the earlier run is kept as {kept}")
-    with locked_run(folder):
-        remove_drafts(folder)
-        clean_leftovers(folder)
-        manifest = run_manifest(run.settings, run.data, run.model)
-        lineage = {"lineage": parent.lineage(run.settings), "inherited": parent.inherited} if parent else {}
-        tokenizer = run.data.tokenizer
-        if not is_run(folder):
-            create_run(folder, run.settings, tokenizer, sys.argv, manifest | lineage, processes)
-        else:
-            for change in resume_run(folder, run.settings, tokenizer, sys.argv, manifest, processes):
-                run.console.info(f"changed since the last attempt: {change}")
-        yield
 
 
 def run_manifest(settings: RunSettings, data: PreparedData, model: Transformer) -> dict:
