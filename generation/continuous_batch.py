@@ -152,7 +152,7 @@ class ContinuousBatch:
             order,
             torch.zeros_like(order),
             layout="ragged",
-            reach=max(row.filled for row in self.rows) + 1,
+            position_end=max(row.filled for row in self.rows) + 1,
             lengths=tuple(row.length for row in self.rows),
         )
         tokens = torch.tensor([[row.last] for row in self.rows], device=self._device)
@@ -166,7 +166,7 @@ class ContinuousBatch:
         row, cache = self.waiting[0]
         start, stop = row.filled, min(row.filled + self.chunk, len(row.prompt))
         whole = TokenPositions.plain(len(row.prompt), length=row.length, device=self._device)
-        positions, is_last = whole.part(start, stop, reach=stop), stop == len(row.prompt)
+        positions, is_last = whole.part(start, stop, position_end=stop), stop == len(row.prompt)
         keep = stop - start if row.score_prompt else int(is_last)
         tokens = torch.tensor([row.prompt[start:stop]], device=self._device)
         logits = self.model(tokens, positions, cache=cache, keep=keep)[0]  # (keep, V)

@@ -122,7 +122,7 @@ class Generation:
         return self._pass(slot if self.cache else 0, slot + 1, keep=1)
 
     def _pass(self, start: int, stop: int, keep: int) -> Tensor:
-        positions = self.positions.part(start, stop, reach=stop)
+        positions = self.positions.part(start, stop, position_end=stop)
         logits = self.model(self.rows[:, start:stop], positions, cache=self.cache, keep=keep)  # (B, keep, V)
         return logits[:, -1] if keep else logits
 

@@ -80,32 +80,32 @@ def _gguf(name: str) -> CheckpointSource:
 _FORMATS: dict[str, Callable[[str], CheckpointSource]] = {"hf": _huggingface, "gguf": _gguf}
 
 
-def is_foreign(word: object) -> bool:
+def is_foreign(argument: object) -> bool:
     """Whether an argument names a foreign checkpoint rather than a run directory."""
-    return isinstance(word, str) and word.partition(":")[0] in _FORMATS and ":" in word
+    return isinstance(argument, str) and argument.partition(":")[0] in _FORMATS and ":" in argument
 
 
-def find_source(word: str) -> CheckpointSource:
+def find_source(argument: str) -> CheckpointSource:
     """The checkpoint that `hf:...` or `gguf:...` names. Raises InteropError if there is none."""
-    if not is_foreign(word):
-        raise InteropError(f"{word} must begin with {' or '.join(f'{kind}:' for kind in _FORMATS)}")
-    kind, _, name = word.partition(":")
+    if not is_foreign(argument):
+        raise InteropError(f"{argument} must begin with {' or '.join(f'{kind}:' for kind in _FORMATS)}")
+    kind, _, name = argument.partition(":")
     return _FORMATS[kind](name)
 
 
-def run_of(word: str | Path) -> Path:
+def run_of(argument: str | Path) -> Path:
     """The run directory that an argument names; a foreign checkpoint is imported first, unless it already is.
 
     Raises:
         InteropError, DataError: a checkpoint or tokenizer that cannot be imported.
     """
-    if not is_foreign(word):
-        return Path(word)
-    source = find_source(str(word))
+    if not is_foreign(argument):
+        return Path(argument)
+    source = find_source(str(argument))
     folder = source.folder
     with _alone(folder):  # several processes may be given the same checkpoint
         if not is_run(folder):
-            Console().info(f"importing {word} into {folder}, where its results are written too")
+            Console().info(f"importing {argument} into {folder}, where its results are written too")
             write_run(source.read(), folder)
     return folder
 
@@ -113,8 +113,8 @@ def run_of(word: str | Path) -> Path:
 def with_imported_parent(overrides: Sequence[str]) -> list[str]:
     """The files and overrides of train.py, with the run directory of a foreign `parent.run`."""
     parent = setting_before_validation(list(overrides), "parent")
-    word = parent.get("run") if isinstance(parent, dict) else None
-    return [*overrides, f"parent.run={run_of(str(word))}"] if is_foreign(word) else list(overrides)
+    argument = parent.get("run") if isinstance(parent, dict) else None
+    return [*overrides, f"parent.run={run_of(str(argument))}"] if is_foreign(argument) else list(overrides)
 
 
 def write_run(

@@ -140,7 +140,7 @@ class CacheIndex:
             padded("position", 0),
             padded("document", -1),
             layout="ragged",
-            reach=max(chosen.reach for chosen in kept),
+            position_end=max(chosen.position_end for chosen in kept),
             lengths=tuple(
                 length
                 for chosen, (_, rows) in zip(kept, parts, strict=True)
@@ -163,13 +163,15 @@ class CacheIndex:
         start = old.order.shape[1]
         if start == 0:
             return new
-        follows = new.reach - new.order.shape[1] == old.reach  # positions continue without a gap
+        follows = (
+            new.position_end - new.order.shape[1] == old.position_end
+        )  # positions continue without a gap
         return replace(
             new,
             order=torch.cat([old.order, new.order], dim=1),
             position=torch.cat([old.position, new.position], dim=1),
             document=torch.cat([old.document, new.document], dim=1),
-            reach=max(old.reach, new.reach),
+            position_end=max(old.position_end, new.position_end),
             unit_steps=old.unit_steps and new.unit_steps and follows,
         )
 

@@ -311,7 +311,7 @@ class Transformer(nn.Module):
             )
             plan = scheme.plan(context)
             if context.precompute and isinstance(plan, ContentPlan):
-                context.pairs()  # the layers' own masks share its block mask
+                context.mask()  # the layers' own masks share its block mask
             contexts[name] = context, plan
         return contexts
 

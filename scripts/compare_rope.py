@@ -245,7 +245,7 @@ def our_table(compared: ComparedModel, length: int, positions: np.ndarray) -> Ro
     assert isinstance(s.position, RopeSettings)
     scheme = Rope(s.position, geometry)
     where = TokenPositions.plain(len(positions), length=length)
-    where = replace(where, position=torch.from_numpy(positions)[None], reach=length, unit_steps=False)
+    where = replace(where, position=torch.from_numpy(positions)[None], position_end=length, unit_steps=False)
     frequencies, amplitude = scheme.frequencies(scheme.stretch(length))
     cos, sin = (table[0].numpy() for table in scheme.tables(where, torch.float64)[:2])
     return RotaryTable(frequencies.numpy(), amplitude, cos, sin)

@@ -17,7 +17,7 @@ def token_positions_of(batch: Batch, length: int) -> TokenPositions:
         position=batch.position,
         document=batch.document,
         layout=batch.layout,
-        reach=batch.reach,
+        position_end=batch.position_end,
         lengths=(length,),
         unit_steps=batch.unit_steps,
     )

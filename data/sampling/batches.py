@@ -44,7 +44,7 @@ class Batch:
     position: torch.Tensor  # float64 if the positional sampler draws real numbers
     document: torch.Tensor
     layout: str  # "plain" | "packed"
-    reach: int  # 1 + largest position, rounded up
+    position_end: int  # 1 + largest position, rounded up
     unit_steps: bool  # positions of neighboring tokens in a document differ by 1
     n_targets: int  # targets included in the loss of the whole step, over all ranks
     epoch: int  # of the first window of the step; for text in groups, the index of the token stream
@@ -277,7 +277,7 @@ class BatchSampler:
             position=torch.from_numpy(placed.position.copy()),
             document=torch.from_numpy(placed.document.copy()),
             layout=placed.layout,
-            reach=1 + max(0, math.ceil(placed.position.max())),
+            position_end=1 + max(0, math.ceil(placed.position.max())),
             unit_steps=placed.unit_steps,
             n_targets=int((~ignored).sum()),
             epoch=int(windows.epoch[0]),

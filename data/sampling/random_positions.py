@@ -42,14 +42,14 @@ class PlainPositions(StrictSettings):
 
     name: Literal["plain"] = "plain"
 
-    def reach(self, length: int) -> int:
+    def position_end(self, length: int) -> int:
         """1 + the largest possible position, rounded up, in texts of `length` tokens."""
         return length if self.bound is None else getattr(self, self.bound)
 
     def check(self, length: int) -> None:
         """Raise ValueError if texts of `length` tokens do not fit."""
-        if self.reach(length) < length:
-            setting = f"data.positions.{self.bound} = {self.reach(length)}"
+        if self.position_end(length) < length:
+            setting = f"data.positions.{self.bound} = {self.position_end(length)}"
             raise ValueError(f"{setting} is less than train_length = {length}; set it to at least {length}")
 
     def apply(self, placed: PositionedTokens, draws: PositionDraws) -> PositionedTokens:
@@ -67,7 +67,7 @@ class OffsetPositions(PlainPositions):
     name: Literal["random_offset"] = "random_offset"
     max_offset: int = Field(500, ge=1, le=1_000_000, description="largest offset K")
 
-    def reach(self, length: int) -> int:
+    def position_end(self, length: int) -> int:
         return length + self.max_offset
 
     def apply(self, placed: PositionedTokens, draws: PositionDraws) -> PositionedTokens:
@@ -125,7 +125,7 @@ class CapePositions(PlainPositions):
         description="subtract the mean first; for schemes that depend on distances only",
     )
 
-    def reach(self, length: int) -> int:
+    def position_end(self, length: int) -> int:
         return 1 + math.ceil((length - 1 + self.global_shift + self.local_shift) * self.scale)
 
     def apply(self, placed: PositionedTokens, draws: PositionDraws) -> PositionedTokens:

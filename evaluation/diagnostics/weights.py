@@ -105,15 +105,15 @@ class AttentionRecorder:
         sink: Tensor | None,
         out: Tensor,
     ) -> None:
-        pairs, sums = views[0].pairs, self.sums[layer]
-        size = max(1, PAIRS_AT_ONCE // (pairs.batch * pairs.heads * pairs.keys))
-        for start in range(0, pairs.queries, size):
-            stop = min(start + size, pairs.queries)
+        mask, sums = views[0].mask, self.sums[layer]
+        size = max(1, PAIRS_AT_ONCE // (mask.batch * mask.heads * mask.keys))
+        for start in range(0, mask.queries, size):
+            stop = min(start + size, mask.queries)
             block = attention_details(views, v, scale, sink, start, stop, logits=True)
             off = (block.output - out[:, :, start:stop].to(block.output.dtype)).abs().max()
             self.mismatch = max(self.mismatch, float(off))
-            b, _, i, j = pairs.indices(start, stop, block.keys)
-            distance = pairs.separation(b, i, j)[:1]  # the same in every row of a plain batch
+            b, _, i, j = mask.indices(start, stop, block.keys)
+            distance = mask.separation(b, i, j)[:1]  # the same in every row of a plain batch
             found = self._measured(block, distance, start)
             if (features := self.unturned[layer]) is not None:
                 found["unturned_variance"] = _variances(views, block, features, scale, start, stop)
@@ -214,8 +214,8 @@ def _variances(
     for view in views:
         dtype = mask_dtype(view.q)
         q = view.q[:, :, start:stop].to(dtype) * features.to(view.q.device)
-        k = repeated(view.k[:, :, block.keys].to(dtype), view.pairs.heads)
-        part = part + (q @ k.mT * scale) * view.pairs.visible(start, stop, block.keys)
+        k = repeated(view.k[:, :, block.keys].to(dtype), view.mask.heads)
+        part = part + (q @ k.mT * scale) * view.mask.visible(start, stop, block.keys)
     finite = torch.isfinite(block.logits)
     logits, part = _centered(block.logits, finite).double(), _centered(part, finite).double()
     return (logits * part).sum((-1, -2)), logits.square().sum((-1, -2))

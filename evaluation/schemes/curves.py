@@ -79,10 +79,10 @@ def forms(settings: type[BaseModel], common: type[BaseModel]) -> Iterator[tuple[
     }
     defaults = {key: settings.model_fields[key].default for key in choices}
     yield " ".join(map(str, defaults.values())), {}
-    for key, words in choices.items():
-        for word in words:
-            if word != defaults[key]:
-                yield str(word), {key: word}
+    for key, values in choices.items():
+        for value in values:
+            if value != defaults[key]:
+                yield str(value), {key: value}
 
 
 def distinct(found: list[tuple[str, str, Tensor]]) -> dict[str, int]:
@@ -202,10 +202,10 @@ def bias(scheme: PositionalScheme, longest: int) -> Tensor | None:
     q = torch.zeros(1, geometry.heads, 1, geometry.head_dim, dtype=torch.float64)
     k = torch.zeros(1, geometry.kv_heads, longest + 1, geometry.head_dim, dtype=torch.float64)
     views = plan.read(q, plan.write(k))
-    if all(view.pairs.bias is None for view in views) or any(view.weigh for view in views):
+    if all(view.mask.bias is None for view in views) or any(view.weights_fn for view in views):
         return None
     whole = slice(0, longest + 1)
-    masks = [view.pairs.mask(0, 1, whole, torch.float64)[0, :, 0] for view in views]
+    masks = [view.mask.additive(0, 1, whole, torch.float64)[0, :, 0] for view in views]
     by_key = torch.stack([mask.expand(geometry.heads, -1) for mask in masks]).amax(0)  # disjoint views
     return by_key.flip(-1)
 

@@ -59,13 +59,13 @@ def blocks_at_once(model: Transformer) -> int:
 
     def inspect(views: list[AttentionView], v: torch.Tensor, scale: float, sink: Any, out: Any) -> None:
         kernel, (first, *_) = choose(views, sink, device.type), views
-        if first.weigh is not None:
+        if first.weights_fn is not None:
             found.append(BLOCKS["weighed"])
         elif kernel == "explicit":
             found.append(BLOCKS["views"])
         elif device.type == "cpu" and first.q.shape[-1] != v.shape[-1]:
             found.append(BLOCKS["masked"])  # the fused kernel requires values as wide as keys
-        elif kernel == "blocks" and not first.pairs.is_by_distance:
+        elif kernel == "blocks" and not first.mask.is_by_distance:
             found.append(BLOCKS["masked"])
 
     tokens = torch.zeros(1, 2, dtype=torch.long, device=device)

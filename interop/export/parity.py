@@ -117,7 +117,7 @@ def _compared(model: Transformer, theirs: Any, model_type: str | None, length: i
     for start in range(0, length, size):
         stop = min(start + size, length)
         part = ids[:, start:stop]
-        ours = model(part, positions.part(start, stop, reach=stop), cache=cache)
+        ours = model(part, positions.part(start, stop, position_end=stop), cache=cache)
         found = theirs(part, past_key_values=past, use_cache=True)
         past = found.past_key_values
         difference = max(difference, _largest(found.logits - ours))

@@ -14,7 +14,7 @@ from errors import InteropError
 from evaluation.ranks import EvaluationRanks, refuse_silent_launch, this_process
 
 
-def override_words(settings: Mapping[str, Any]) -> list[str]:
+def overrides_of(settings: Mapping[str, Any]) -> list[str]:
     """Overrides from keys and values of `--model_args`, which the harness has parsed."""
     unknown = [key for key in settings if not key.startswith("model.")]
     if unknown:

@@ -22,7 +22,7 @@ from evaluation.scoring.methods import TRUNCATE, builtin_methods, resolve_method
 from generation.samples import Sample, generate_samples
 from generation.sampling import SamplingParams
 from generation.text_stream import TextStream
-from interop.harness.arguments import dtype_named, join_processes, override_words, positive
+from interop.harness.arguments import dtype_named, join_processes, overrides_of, positive
 from interop.harness.packages import prefer_installed
 from interop.runs import run_of
 from model import TokenPositions
@@ -95,9 +95,9 @@ class SextantLM(TemplateLM):
         prefer_installed()
         self._ranks = join_processes()
         self._rank, self._world_size = self._ranks.rank, self._ranks.world
-        words = [*overrides, *override_words(settings)]
+        changes = [*overrides, *overrides_of(settings)]
         if isinstance(run, LoadedRun):
-            if words or any(x is not None for x in (method, checkpoint, weights, device, dtype)):
+            if changes or any(x is not None for x in (method, checkpoint, weights, device, dtype)):
                 raise InteropError(
                     "overrides, method, checkpoint, weights, device and dtype apply when a run is loaded; "
                     "pass them to sextant.load, or pass the run directory"
@@ -110,11 +110,11 @@ class SextantLM(TemplateLM):
             loaded = load(run_of(run), (), place, arithmetic, checkpoint, weights=weights)
             if method is not None:
                 chosen = resolve_methods([method], builtin_methods(), loaded.settings.train_length)[-1]
-                words = [*chosen.overrides, *words]
-            changed = override(loaded.settings, words)
+                changes = [*chosen.overrides, *changes]
+            changed = override(loaded.settings, changes)
             loaded.model.reposition(changed.model)
             loaded = replace(loaded, settings=changed)
-        self.run, self.words, self.model = loaded, words, loaded.model
+        self.run, self.overrides, self.model = loaded, changes, loaded.model
         self._tokenizer = loaded.tokenizer
         trained = loaded.settings.train_length
         if method == TRUNCATE and max_length not in (None, trained):
@@ -187,7 +187,7 @@ class SextantLM(TemplateLM):
             "step": self.run.step,
             "checkpoint_hash": self.run.checkpoint_hash,
             "weights": self.run.weights,
-            "overrides": self.words,
+            "overrides": self.overrides,
             "position": settings.model.position.model_dump(mode="json"),
             "train_length": settings.train_length,
             "max_length": self.max_length,

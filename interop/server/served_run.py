@@ -38,8 +38,8 @@ class ServedRun:
         self.max_length = max_length or LENGTHS * run.settings.train_length
         self._created, self._lock = int(time.time()), threading.Lock()
 
-        def resolve(words: Sequence[str]) -> dict:
-            position = override(run.settings, [*overrides, *words]).model.position
+        def resolve(more: Sequence[str]) -> dict:
+            position = override(run.settings, [*overrides, *more]).model.position
             return position.model_dump(mode="json")
 
         found, _ = compatible_methods(builtin_methods(), run.settings.train_length, resolve)

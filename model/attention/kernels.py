@@ -11,7 +11,7 @@
 - ``single``: one query per row on a CPU as batched matrix products, which the fused kernel computes one head
   at a time;
 - ``explicit``: blocks of queries with materialized scores, for several views on a CPU, sink logits, and
-  weights other than softmax(q·k + bias) (`AttentionView.weigh`).
+  weights other than softmax(q·k + bias) (`AttentionView.weights_fn`).
 
 `dense` is the reference implementation: all scores at once. Tests compare the others with it.
 
@@ -70,14 +70,14 @@ def _codes(function) -> tuple:
     return (function.__code__, *inner)
 
 
-def _fused(function, pairs: AttentionMask, dynamic: bool | None = None, *options: bool):
+def _fused(function, mask: AttentionMask, dynamic: bool | None = None, *options: bool):
     """`function` compiled on a GPU; `function` itself on a CPU and inside a compiled model.
 
     Graphs differ by the code of mask and bias, by gradients and by `options`.
     """
-    if pairs.device.type != "cuda" or torch.compiler.is_compiling():
+    if mask.device.type != "cuda" or torch.compiler.is_compiling():
         return function
-    variant = (*_codes(pairs.mask_mod), *_codes(pairs.flex_bias()), torch.is_grad_enabled(), *options)
+    variant = (*_codes(mask.mask_mod), *_codes(mask.flex_bias()), torch.is_grad_enabled(), *options)
     return _compiled(function, dynamic, variant)
 
 
@@ -98,10 +98,10 @@ def attend(
     """
     first = views[0]
     if kernel == "auto":
-        kernel = choose(views, v, sink, first.pairs.device.type)
+        kernel = choose(views, v, sink, first.mask.device.type)
     if kernel == "dense":
-        return attention_details(views, v, scale, sink, 0, first.pairs.queries, whole=True).output.to(v.dtype)
-    if kernel == "explicit" or first.weigh is not None:
+        return attention_details(views, v, scale, sink, 0, first.mask.queries, whole=True).output.to(v.dtype)
+    if kernel == "explicit" or first.weights_fn is not None:
         return _explicit(views, v, scale, sink)
     if kernel == "flex":
         return _flex(views, v, scale, sink)
@@ -109,36 +109,36 @@ def attend(
         return _explicit(views, v, scale, sink)
     q, k = first.q.to(v.dtype), first.k.to(v.dtype)
     if kernel == "single":
-        return _single(q, k, v, first.pairs, scale)
+        return _single(q, k, v, first.mask, scale)
     # The CPU's fused kernel requires values as wide as keys; its fallback materializes all T × S scores.
     whole = q.shape[-1] != v.shape[-1] and q.device.type == "cpu" and not torch.is_grad_enabled()
-    if kernel == "sdpa" and not (whole and first.pairs.queries > QUERY_BLOCK):
-        if first.pairs.queries == 1:  # the last query attends to every key
+    if kernel == "sdpa" and not (whole and first.mask.queries > QUERY_BLOCK):
+        if first.mask.queries == 1:  # the last query attends to every key
             return F.scaled_dot_product_attention(q, k, v, scale=scale, enable_gqa=True)
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
-    return _blocks(q, k, v, first.pairs, scale)
+    return _blocks(q, k, v, first.mask, scale)
 
 
 def choose(views: list[AttentionView], v: Tensor, sink: Tensor | None, device: str) -> str:
     """The kernel for these views and values on a device type."""
     first = views[0]
-    pairs, q = first.pairs, first.q
+    mask, q = first.mask, first.q
     # Triton matrix products are at least 16 wide and do not support float64. A single query is bound by
     # reading the keys, and needs no block mask.
     flex = device == "cuda" and q.shape[-1] >= FLEX_FEATURES and q.dtype != torch.float64
-    flex = flex and pairs.queries > 1
-    if any(view.weigh is not None for view in views):
+    flex = flex and mask.queries > 1
+    if any(view.weights_fn is not None for view in views):
         return "explicit"
     if (
         device == "cpu"
-        and pairs.queries == 1
+        and mask.queries == 1
         and len(views) == 1
         and sink is None
         and first.k.dtype in PRECISE
     ):
         return "single"
     # `is_causal` aligns the mask top-left: correct only for T = S, or for a single, last query.
-    causal = pairs.is_causal_only and pairs.queries in (pairs.keys, 1)
+    causal = mask.is_causal_only and mask.queries in (mask.keys, 1)
     if len(views) == 1 and sink is None and causal:
         # On a GPU, grouped queries in float32, or with keys wider than values, materialize all T × S scores.
         whole = q.shape[1] != v.shape[1] and (v.dtype == torch.float32 or q.shape[-1] != v.shape[-1])
@@ -148,18 +148,18 @@ def choose(views: list[AttentionView], v: Tensor, sink: Tensor | None, device: s
     return "blocks" if len(views) == 1 and sink is None else "explicit"
 
 
-def _single(q: Tensor, k: Tensor, v: Tensor, pairs: AttentionMask, scale: float) -> Tensor:
+def _single(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, scale: float) -> Tensor:
     """One query per row: (B, H, 1, D)."""
     rows, heads, groups = q.shape[0], q.shape[1], k.shape[1]
-    keys: slice | Tensor = slice(0, pairs.keys)
-    if not pairs.is_causal_only:
-        keys = pairs.keys_of(0, 1)
+    keys: slice | Tensor = slice(0, mask.keys)
+    if not mask.is_causal_only:
+        keys = mask.keys_of(0, 1)
         k, v = k[:, :, keys], v[:, :, keys]
     q = q.reshape(rows * groups, heads // groups, -1)  # (B·G, H / G, D)
     k, v = k.reshape(rows * groups, -1, k.shape[3]), v.reshape(rows * groups, -1, v.shape[3])
     # beta = 0 ignores the values of the mask.
-    is_masked = not pairs.is_causal_only
-    mask = pairs.last_query(keys, groups, mask_dtype(q)) if is_masked else q.new_empty(())
+    is_masked = not mask.is_causal_only
+    mask = mask.last_query(keys, groups, mask_dtype(q)) if is_masked else q.new_empty(())
     scores = torch.baddbmm(mask, q, k.transpose(1, 2), beta=int(is_masked), alpha=scale)
     return torch.bmm(scores.softmax(-1), v).view(rows, heads, 1, -1)
 
@@ -183,22 +183,22 @@ def _flex(views: list[AttentionView], v: Tensor, scale: float, sink: Tensor | No
 
 def _flex_view(view: AttentionView, v: Tensor, scale: float, aux: AuxRequest | None) -> Any:
     """(B, H, T, D); with `aux`, a tuple with the requested auxiliary outputs."""
-    q, k, pairs, bias = view.q.to(v.dtype), view.k.to(v.dtype), view.pairs, view.pairs.flex_bias()
+    q, k, mask, bias = view.q.to(v.dtype), view.k.to(v.dtype), view.mask, view.mask.flex_bias()
     score_mod = None if bias is None else (lambda score, b, h, i, j: score + bias(b, h, i, j).to(score.dtype))
-    run, gqa = _fused(flex_attention, pairs, True, aux is not None), q.shape[1] != k.shape[1]
-    mask = pairs.block_mask(_fused(create_block_mask, pairs))
+    run, gqa = _fused(flex_attention, mask, True, aux is not None), q.shape[1] != k.shape[1]
+    block_mask = mask.block_mask(_fused(create_block_mask, mask))
     more: dict[str, Any] = {} if aux is None else {"return_aux": aux}
-    return run(q, k, v, score_mod=score_mod, block_mask=mask, scale=scale, enable_gqa=gqa, **more)
+    return run(q, k, v, score_mod=score_mod, block_mask=block_mask, scale=scale, enable_gqa=gqa, **more)
 
 
-def precompute_masks(pairs: AttentionMask) -> None:
+def precompute_masks(mask: AttentionMask) -> None:
     """Create the mask tensors shared by layers before the first layer runs. Layers that are recomputed or
     compiled separately must not create them."""
-    if pairs.is_by_distance:
-        pairs.by_distance()
-    if pairs.device.type == "cuda":
-        pairs.flex_bias()
-        pairs.block_mask(_fused(create_block_mask, pairs))
+    if mask.is_by_distance:
+        mask.by_distance()
+    if mask.device.type == "cuda":
+        mask.flex_bias()
+        mask.block_mask(_fused(create_block_mask, mask))
 
 
 def _by_block(function: Callable[..., Tensor], queries: int, size: int, recompute: bool, *args) -> Tensor:
@@ -224,13 +224,13 @@ def query_block(rows: int, keys: int) -> int:
     return min(QUERY_BLOCK, max(8, SCORES_AT_ONCE // (rows * keys)))
 
 
-def _blocks(q: Tensor, k: Tensor, v: Tensor, pairs: AttentionMask, scale: float) -> Tensor:
+def _blocks(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, scale: float) -> Tensor:
     """Blocks of queries through the fused kernel, each with only its visible keys."""
-    if pairs.is_by_distance:
-        learned = pairs.by_distance().requires_grad
-        return _by_block(_distance_block, pairs.queries, QUERY_BLOCK, learned, q, k, v, pairs, scale)
-    size = query_block(pairs.batch * pairs.heads, pairs.keys)
-    return _by_block(_masked_block, pairs.queries, size, True, q, k, v, pairs, scale)
+    if mask.is_by_distance:
+        learned = mask.by_distance().requires_grad
+        return _by_block(_distance_block, mask.queries, QUERY_BLOCK, learned, q, k, v, mask, scale)
+    size = query_block(mask.batch * mask.heads, mask.keys)
+    return _by_block(_masked_block, mask.queries, size, True, q, k, v, mask, scale)
 
 
 def _masked_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
@@ -248,34 +248,34 @@ def _masked_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: floa
 
 
 def _masked_block(
-    q: Tensor, k: Tensor, v: Tensor, pairs: AttentionMask, scale: float, start: int, stop: int
+    q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, scale: float, start: int, stop: int
 ) -> Tensor:
-    keys = pairs.keys_of(start, stop)
+    keys = mask.keys_of(start, stop)
     q, k, v = q[:, :, start:stop], k[:, :, keys], v[:, :, keys]
-    mask = pairs.mask(start, stop, keys, mask_dtype(q))
-    return _masked_attention(q, k, v, mask.expand(-1, -1, q.shape[2], k.shape[2]), scale)
+    bias = mask.additive(start, stop, keys, mask_dtype(q))
+    return _masked_attention(q, k, v, bias.expand(-1, -1, q.shape[2], k.shape[2]), scale)
 
 
 def _distance_block(
-    q: Tensor, k: Tensor, v: Tensor, pairs: AttentionMask, scale: float, start: int, stop: int
+    q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, scale: float, start: int, stop: int
 ) -> Tensor:
     """One block whose mask is a strided view: with reversed queries, the entry of pair (i', j) is at
     offset + i' + j, so strides of (1, 1) describe the mask without a copy."""
-    assert pairs.band is not None
-    low, high = pairs.band.keys(start, stop)
-    values = pairs.by_distance().to(mask_dtype(q))
-    farthest = stop - 1 + pairs.band.offset - low  # distance of the last query to the first key
-    origin = pairs.keys - 1 - farthest
+    assert mask.band is not None
+    low, high = mask.band.keys(start, stop)
+    values = mask.by_distance().to(mask_dtype(q))
+    farthest = stop - 1 + mask.band.offset - low  # distance of the last query to the first key
+    origin = mask.keys - 1 - farthest
     shape = (1, values.shape[0], stop - start, high - low)
-    mask = values.as_strided(shape, (0, values.stride(0), 1, 1), origin)
+    strided = values.as_strided(shape, (0, values.stride(0), 1, 1), origin)
     q, k, v = q[:, :, start:stop].flip(2), k[:, :, low:high], v[:, :, low:high]
-    return _masked_attention(q, k, v, mask, scale).flip(2)
+    return _masked_attention(q, k, v, strided, scale).flip(2)
 
 
 def _explicit(views: list[AttentionView], v: Tensor, scale: float, sink: Tensor | None) -> Tensor:
-    pairs = views[0].pairs
-    size = query_block(pairs.batch * pairs.heads, pairs.keys)
-    return _by_block(_explicit_block, pairs.queries, size, True, views, v, scale, sink)
+    mask = views[0].mask
+    size = query_block(mask.batch * mask.heads, mask.keys)
+    return _by_block(_explicit_block, mask.queries, size, True, views, v, scale, sink)
 
 
 def _explicit_block(
@@ -319,15 +319,15 @@ def attention_details(
         whole: include all keys of the pass, not only those visible to these queries.
         logits: also return the logits.
     """
-    pairs, first = views[0].pairs, views[0]
-    keys = slice(0, pairs.keys) if whole else pairs.keys_of(start, stop)
+    mask, first = views[0].mask, views[0]
+    keys = slice(0, mask.keys) if whole else mask.keys_of(start, stop)
     with torch.autocast(v.device.type, enabled=False):
-        values = repeated(v[:, :, keys].to(mask_dtype(v)), pairs.heads)
-        if first.weigh is not None:
+        values = repeated(v[:, :, keys].to(mask_dtype(v)), mask.heads)
+        if first.weights_fn is not None:
             block = QueryBlock(first, start, stop, keys, scale, sink, keep_logits=logits)
-            weights = first.weigh(block)
+            weights = first.weights_fn(block)
             out = weights @ values
-            out = out if first.extra is None else out + first.extra(block, weights)
+            out = out if first.extra_output is None else out + first.extra_output(block, weights)
             kept = block.logits
             if logits and kept is None:
                 kept = block.scores.masked_fill(~block.visible, -math.inf)
@@ -335,7 +335,7 @@ def attention_details(
         total: Tensor | None = None
         for view in views:
             block = QueryBlock(view, start, stop, keys, scale)
-            scores = block.scores + view.pairs.mask(start, stop, keys, block.scores.dtype)
+            scores = block.scores + view.mask.additive(start, stop, keys, block.scores.dtype)
             # Views are disjoint: where one allows a pair, all others have −inf.
             total = scores if total is None else torch.maximum(total, scores)
         assert total is not None

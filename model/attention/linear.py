@@ -82,7 +82,7 @@ class LinearAttention(Projection):
                 compared,
                 counted,
                 values,
-                pairs=view.pairs,
+                mask=view.mask,
                 document=document,
                 before=None if layer_cache is None else layer_cache.sums,
                 chunk=self.mixer.chunk,
@@ -117,7 +117,7 @@ def weighted_means(
     counted: Compared | None,
     v: Tensor,
     *,
-    pairs: AttentionMask,
+    mask: AttentionMask,
     document: Tensor | None,
     before: LinearState | None,
     chunk: int,
@@ -167,9 +167,9 @@ def weighted_means(
 
     # Visible pairs of each chunk (R, 1, N, 1, c, c), and queries in the same document as the end of the
     # previous tokens (R, 1, N, 1, c, 1).
-    row = torch.arange(pairs.rows, device=v.device)[:, None, None, None]
+    row = torch.arange(mask.rows, device=v.device)[:, None, None, None]
     i, j = index.view(count, size, 1), early + index.view(count, 1, size)
-    visible = pairs.mask_mod(row, index.new_zeros(()), i, j).expand(pairs.rows, count, size, size)
+    visible = mask.mask_mod(row, index.new_zeros(()), i, j).expand(mask.rows, count, size, size)
     visible = visible[:, None, :, None]
     if pieces is None or known.document is None:
         same_document = None
@@ -257,7 +257,7 @@ def check_scheme(where: str, choice: PositionSettings, geometry: HeadGeometry) -
         if isinstance(plan, ContentPlan):
             refusal = "reads the layer input"
         else:
-            q = torch.zeros(1, geometry.heads, positions.reach, geometry.head_dim)
+            q = torch.zeros(1, geometry.heads, positions.position_end, geometry.head_dim)
             refusal = _beyond_products(plan.read(q, plan.write(q[:, : geometry.kv_heads])))
     if refusal:
         raise ModelError(
@@ -268,10 +268,10 @@ def check_scheme(where: str, choice: PositionSettings, geometry: HeadGeometry) -
 
 def _beyond_products(views: list[AttentionView]) -> str | None:
     """The requirement of these views that products of features cannot meet, or None."""
-    if len(views) > 1 or any(view.weigh is not None or view.extra is not None for view in views):
+    if len(views) > 1 or any(view.weights_fn is not None or view.extra_output is not None for view in views):
         return "transforms pairs differently by distance, or computes its own attention weights"
-    if views[0].pairs.bias is not None:
+    if views[0].mask.bias is not None:
         return "adds a bias to the logits"
-    if not views[0].pairs.is_causal_only:
+    if not views[0].mask.is_causal_only:
         return "masks past tokens"
     return None

@@ -249,7 +249,7 @@ class AttentionMask:
         b, h, i, j = self.indices(start, stop, keys)
         return self.mask_mod(b, h[:, :1], i, j)
 
-    def mask(self, start: int, stop: int, keys: slice | Tensor, dtype: torch.dtype) -> Tensor:
+    def additive(self, start: int, stop: int, keys: slice | Tensor, dtype: torch.dtype) -> Tensor:
         """(R, H or 1, t, s) additive mask of one block, evaluated elementwise."""
         visible = self.visible(start, stop, keys)
         if self.bias is None:
@@ -259,17 +259,18 @@ class AttentionMask:
 
 @dataclass(frozen=True)
 class AttentionView:
-    """Transformed queries and keys, and the pairs to which they apply.
+    """Transformed queries and keys, and the mask of the pairs to which they apply.
 
-    `weigh` and `extra` implement attention other than softmax(q·k + bias) v: `weigh` returns the weights of
-    a block, `extra` is added to the weighted values. A view with `weigh` must be the only view.
+    `weights_fn` and `extra_output` implement attention other than softmax(q·k + bias) v: the first returns
+    the weights of a block, the second is added to the weighted values. A view with `weights_fn` must be the
+    only view.
     """
 
     q: Tensor  # (B, H, T, D)
     k: Tensor  # (B, G, S, D)
-    pairs: AttentionMask
-    weigh: Callable[[QueryBlock], Tensor] | None = None  # → (B, H, t, s)
-    extra: Callable[[QueryBlock, Tensor], Tensor] | None = None  # → (B, H, t, D of the values)
+    mask: AttentionMask
+    weights_fn: Callable[[QueryBlock], Tensor] | None = None  # → (B, H, t, s)
+    extra_output: Callable[[QueryBlock, Tensor], Tensor] | None = None  # → (B, H, t, D of the values)
 
 
 class QueryBlock:
@@ -293,12 +294,12 @@ class QueryBlock:
         sink: Tensor | None = None,
         keep_logits: bool = False,
     ):
-        self.start, self.stop, self.keys, self.scale, self.pairs = start, stop, keys, scale, view.pairs
+        self.start, self.stop, self.keys, self.scale, self.mask = start, stop, keys, scale, view.mask
         self._sink, self._keep_logits = sink, keep_logits
         self.logits: Tensor | None = None
         dtype = mask_dtype(view.q)
         self.q = view.q[:, :, start:stop].to(dtype)
-        self.k = repeated(view.k[:, :, keys].to(dtype), view.pairs.heads)
+        self.k = repeated(view.k[:, :, keys].to(dtype), view.mask.heads)
         self._scores: Tensor | None = None
 
     @property
@@ -311,13 +312,13 @@ class QueryBlock:
     @property
     def visible(self) -> Tensor:
         """(R, 1, t, s) visible pairs."""
-        return self.pairs.visible(self.start, self.stop, self.keys)
+        return self.mask.visible(self.start, self.stop, self.keys)
 
     @property
     def distance(self) -> Tensor:
         """(R, 1, t, s) query position − key position; negative for keys in the future."""
-        b, _, i, j = self.pairs.indices(self.start, self.stop, self.keys)
-        return self.pairs.separation(b, i, j)
+        b, _, i, j = self.mask.indices(self.start, self.stop, self.keys)
+        return self.mask.separation(b, i, j)
 
     def softmax(self, logits: Tensor) -> Tensor:
         """Softmax over the visible keys and the layer's sink, if any."""

@@ -2,7 +2,7 @@
 
 The model gets all order information through this file. A scheme can change token embeddings (`embed`),
 queries and keys (`AttentionPlan.read`, `AttentionPlan.write`), and query-key pairs (a mask or bias function
-passed to `AttentionContext.pairs`).
+passed to `AttentionContext.mask`).
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class AttentionContext:
     def k_position(self) -> Tensor:
         return self._rows(self.keys.position)
 
-    def pairs(
+    def mask(
         self,
         mask_mod: MaskFunction | None = None,
         bias: BiasFunction | None = None,
@@ -116,7 +116,7 @@ class AttentionContext:
             bias = lambda b, h, i, j: distance(h, separation(b, i, j))  # noqa: E731
         single = self.queries.position.shape[0] == self.keys.position.shape[0] == 1
         same = plain and not by_row and (single or (bias is None and mask_mod is None))
-        pairs = AttentionMask(
+        mask = AttentionMask(
             batch=self.batch,
             heads=self.heads,
             queries=queries,
@@ -129,14 +129,14 @@ class AttentionContext:
             is_band=plain and mask_mod is None,
             distance=distance,
             unit_steps=plain and self.keys.unit_steps,
-            table_size=self.keys.reach if tabulate and not real else None,
+            table_size=self.keys.position_end if tabulate and not real else None,
             rows=1 if same else self.batch,
             mask_rows=1 if plain and (mask_mod is None or same) else self.batch,
             _shared=self.block_masks if mask_mod is None else {},
         )
         if self.precompute:
-            precompute_masks(pairs)
-        return pairs
+            precompute_masks(mask)
+        return mask
 
     def _rows(self, x: Tensor) -> Tensor:
         return x.expand(self.batch, -1)
@@ -165,14 +165,14 @@ class AttentionPlan:
     linear: bool = True
 
     @classmethod
-    def of_pairs(
+    def from_mask(
         cls,
-        pairs: AttentionMask,
-        weigh: Callable[[QueryBlock], Tensor] | None = None,
-        extra: Callable[[QueryBlock, Tensor], Tensor] | None = None,
+        mask: AttentionMask,
+        weights_fn: Callable[[QueryBlock], Tensor] | None = None,
+        extra_output: Callable[[QueryBlock, Tensor], Tensor] | None = None,
     ) -> AttentionPlan:
         """Queries and keys stay as they are; the scheme acts on pairs. See `AttentionView`."""
-        return cls(read=lambda q, k: [AttentionView(q, k, pairs, weigh, extra)])
+        return cls(read=lambda q, k: [AttentionView(q, k, mask, weights_fn, extra_output)])
 
     def bind(self, x: Tensor, layer_cache: ExtrasCache | None) -> AttentionPlan:
         """The plan for the layer input x (B, T, C)."""
@@ -367,14 +367,14 @@ class PositionalScheme(nn.Module):
 
     def plan(self, context: AttentionContext) -> AttentionPlan | ContentPlan:
         """The attention plan of this pass."""
-        return AttentionPlan.of_pairs(context.pairs())
+        return AttentionPlan.from_mask(context.mask())
 
     def check(self, positions: TokenPositions) -> None:
         """Raise ModelError for positions at or beyond the scheme's limit, or unsupported real positions."""
-        if self.limit is not None and positions.reach > self.limit:
+        if self.limit is not None and positions.position_end > self.limit:
             raise ModelError(
                 f"position scheme '{self.settings.name}' supports positions up to {self.limit - 1}, got "
-                f"offset + T = {positions.reach}: shorten the input to {self.limit} tokens"
+                f"offset + T = {positions.position_end}: shorten the input to {self.limit} tokens"
             )
         if positions.position.is_floating_point() and not self.supports_fractions:
             raise ModelError(

@@ -68,12 +68,12 @@ class DistanceBias(PositionalScheme, ABC):
     def plan(self, context: AttentionContext) -> AttentionPlan:
         bias = self.bias(context)
         if context.tables[0].shape[0] == 1:
-            return AttentionPlan.of_pairs(
-                context.pairs(distance=lambda h, d: bias(h * 0, h, d), tabulate=self.tabulate)
+            return AttentionPlan.from_mask(
+                context.mask(distance=lambda h, d: bias(h * 0, h, d), tabulate=self.tabulate)
             )
         q, k = context.q_position, context.k_position
-        return AttentionPlan.of_pairs(
-            context.pairs(bias=lambda b, h, i, j: bias(b, h, q[b, i] - k[b, j]), by_row=True)
+        return AttentionPlan.from_mask(
+            context.mask(bias=lambda b, h, i, j: bias(b, h, q[b, i] - k[b, j]), by_row=True)
         )
 
 
@@ -104,11 +104,11 @@ def sum_after(x: Tensor) -> Tensor:
     return sum_from(torch.cat([x[..., 1:], torch.zeros_like(x[..., :1])], dim=-1))
 
 
-def pairs_by_position(context: AttentionContext) -> AttentionMask:
+def mask_per_row(context: AttentionContext) -> AttentionMask:
     """The visible pairs, such that `QueryBlock.distance` is correct per row even if rows differ in positions
     only."""
     rows = max(context.queries.position.shape[0], context.keys.position.shape[0])
-    return context.pairs(by_row=rows > 1)
+    return context.mask(by_row=rows > 1)
 
 
 def distances(block: QueryBlock, last: int) -> Tensor:

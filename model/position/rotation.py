@@ -89,14 +89,14 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tensor:
 
 def rotation_plan(context: AttentionContext, queries: Turns, keys: Turns, layout: str) -> AttentionPlan:
     """Queries and keys are rotated, each by the cos and sin of the new tokens; keys are cached rotated."""
-    pairs = context.pairs()
+    mask = context.mask()
     of_keys = rotation_factors(*keys, layout)
     of_queries = of_keys if queries is keys else rotation_factors(*queries, layout)
     own, partner = (context.of_queries(x, dim=2) for x in of_queries)
     if own.shape[1] > 1:  # of key/value heads (B or 1, G, K, 2·R)
         own, partner = repeated(own, context.heads), repeated(partner, context.heads)
     return AttentionPlan(
-        read=lambda q, k: [AttentionView(apply_rotation(q, (own, partner), layout), k, pairs)],
+        read=lambda q, k: [AttentionView(apply_rotation(q, (own, partner), layout), k, mask)],
         write=lambda k: apply_rotation(k, of_keys, layout),
     )
 

@@ -56,20 +56,20 @@ class LookupTable:
         self._built = 0
         self._columns: tuple[Constant, ...] = ()
 
-    def look_up(self, position: Tensor, reach: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    def look_up(self, position: Tensor, position_end: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
         """Rows at `position` (B, T), each (B, T, ...).
 
         Args:
-            position: integers in [0, reach), or floats, for which rows are computed directly.
-            reach: 1 + the largest position, on the host, which avoids synchronization.
+            position: integers in [0, position_end), or floats, for which rows are computed directly.
+            position_end: 1 + the largest position, on the host, which avoids synchronization.
             dtype: float64 for float64 models, otherwise float32.
         """
         if position.is_floating_point():
             has_float64 = wide(position.device) == torch.float64
             rows = self._rows((position if has_float64 else position.cpu()).detach().double())
             return tuple(row.to(position.device, dtype) for row in rows)
-        if reach > self._built:
-            self._built = max(reach, 2 * self._built, 512)
+        if position_end > self._built:
+            self._built = max(position_end, 2 * self._built, 512)
             rows = self._rows(torch.arange(self._built, dtype=torch.float64))
             self._columns = tuple(Constant(row) for row in rows)
         return tuple(column.to(position.device, dtype)[position] for column in self._columns)
@@ -104,9 +104,10 @@ class StretchedTables(Generic[Stretch]):
         needed = set(stretches)
         self._make(needed)
         if len(needed) == 1:
-            return self._tables[stretches[0]].look_up(positions.position, positions.reach, dtype)
+            return self._tables[stretches[0]].look_up(positions.position, positions.position_end, dtype)
         rows = positions.position.expand(len(stretches), -1)
         found = [
-            self._tables[s].look_up(rows[b : b + 1], positions.reach, dtype) for b, s in enumerate(stretches)
+            self._tables[s].look_up(rows[b : b + 1], positions.position_end, dtype)
+            for b, s in enumerate(stretches)
         ]
         return tuple(torch.cat(parts) for parts in zip(*found, strict=True))

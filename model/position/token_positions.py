@@ -23,7 +23,7 @@ class TokenPositions:
         document: (B, T) int; −1 is padding. Attention stays within a document.
         layout: set on the host. ``plain``: one document per row, order increases by one and is the same in
             all rows; ``ragged``: one document per row, left-padded; ``packed``: several documents per row.
-        reach: 1 + the largest position, on the host; used to size tables and check bounds.
+        position_end: 1 + the largest position, on the host; used to size tables and check bounds.
         lengths: declared total length of each row, or one value for all rows. Used by schemes that depend
             on the sequence length.
         unit_steps: positions increase by one from token to token in all rows (plain layout only).
@@ -35,7 +35,7 @@ class TokenPositions:
     position: Tensor
     document: Tensor
     layout: str
-    reach: int
+    position_end: int
     lengths: tuple[int, ...]
     unit_steps: bool = True
 

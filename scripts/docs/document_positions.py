@@ -135,7 +135,7 @@ def kernels(name: str) -> tuple[str, str]:
         values = torch.zeros(1, 2, 8, 32)
         views = plan.read(torch.zeros(1, 2, 8, 32), plan.write(torch.zeros(1, 2, 8, 32)))
     cpu, gpu = (choose(views, values, None, device) for device in ("cpu", "cuda"))
-    if cpu == "blocks" and views[0].pairs.is_by_distance:
+    if cpu == "blocks" and views[0].mask.is_by_distance:
         cpu = "strided"
     return LOWERINGS[cpu], LOWERINGS[gpu]
 

@@ -101,7 +101,7 @@ def test_packed_documents_have_separate_ids(lengths, train_length, step):
         make_store(lengths), [Segment(train_length, 3)], packing="intra_document", seed=2
     ).batch(step)
     assert batch.layout == "packed" and batch.unit_steps
-    assert batch.reach == 1 + int(batch.position.max())
+    assert batch.position_end == 1 + int(batch.position.max())
     for tokens, targets, order, position, document in zip(
         batch.tokens, batch.targets, batch.order, batch.position, batch.document, strict=True
     ):
@@ -120,7 +120,7 @@ def test_packed_documents_have_separate_ids(lengths, train_length, step):
 
 def test_concat_window_is_one_document():
     batch = BatchSampler(make_store([5, 7, 11]), [Segment(6, 2)], packing="concat", seed=0).batch(0)
-    assert batch.layout == "plain" and batch.reach == 6 and batch.n_targets == 12
+    assert batch.layout == "plain" and batch.position_end == 6 and batch.n_targets == 12
     assert batch.order.tolist() == batch.position.tolist() == [list(range(6))]
     assert batch.document.tolist() == [[0] * 6]
     assert torch.equal(batch.tokens[:, 1:], batch.targets[:, :-1])

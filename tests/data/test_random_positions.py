@@ -269,8 +269,8 @@ def test_positions_are_independent_of_ranks_micro_batches_and_resume(
         assert torch.equal(torch.cat([rows(part) for part in parts]), rows(whole))
         for part in [*parts, whole]:
             top = float(part.position.max())
-            assert part.reach - 1 >= top and (part.reach - 2 < top or part.reach == 1)
-            assert part.reach <= chosen(name).reach(train_length)
+            assert part.position_end - 1 >= top and (part.position_end - 2 < top or part.position_end == 1)
+            assert part.position_end <= chosen(name).position_end(train_length)
 
 
 @pytest.mark.parametrize(

@@ -97,10 +97,10 @@ def batch_of(layout: str, length: int, seed: int) -> SimpleNamespace:
     elif layout == "skipped":
         drawn = [torch.randperm(length + 7, generator=generator)[:length] for _ in range(ROWS)]
         position = torch.stack(drawn).sort(1).values
-        p = replace(p, position=position, reach=length + 7, unit_steps=False)
+        p = replace(p, position=position, position_end=length + 7, unit_steps=False)
     elif layout == "real":
         position = p.position.double() + torch.rand(ROWS, length, generator=generator).double()
-        p = replace(p, position=position, reach=length + 1, unit_steps=False)
+        p = replace(p, position=position, position_end=length + 1, unit_steps=False)
     return SimpleNamespace(tokens=tokens[:, :-1].contiguous(), targets=tokens[:, 1:].contiguous(), **vars(p))
 
 

@@ -56,7 +56,7 @@ def step(net, tokens, positions, kernel, monkeypatch) -> tuple[dict[str, torch.T
 
     def attended(views, v, scale, sink=None):
         nonlocal calls
-        weighs = views[0].weigh is not None
+        weighs = views[0].weights_fn is not None
         calls += not weighs
         return attend(views, v, scale, "explicit" if weighs else kernel, sink)
 

@@ -37,7 +37,7 @@ def at(positions: list, length: int) -> TokenPositions:
     return replace(
         TokenPositions.plain(len(positions)),
         position=position,
-        reach=reach,
+        position_end=reach,
         lengths=(length,),
         unit_steps=False,
     )

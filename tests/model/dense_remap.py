@@ -101,7 +101,7 @@ def shown_by(remap: dict, tokens: int, **keys) -> torch.Tensor:
         q, k = unit[1].expand(B, H, tokens, 4), k.expand(B, G, tokens, 4)
         total = torch.zeros(tokens, tokens, dtype=torch.float64)
         for view in plan.read(q, plan.write(k)):
-            served = view.pairs.mask_mod(zero, zero, n[:, None], n[None, :])
+            served = view.mask.mask_mod(zero, zero, n[:, None], n[None, :])
             total += torch.where(served, view.q[0, 0] @ view.k[0, 0].T, 0.0)
         scores.append(total)
     return torch.atan2(scores[1], scores[0]) * 100

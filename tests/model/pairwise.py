@@ -32,7 +32,7 @@ def pairs_of(
     context = AttentionContext(queries, queries, keys, rows, heads, torch.device("cpu"), tables)
     q = torch.zeros(rows, heads, queries.order.shape[1], 10, dtype=torch.float64)
     (view,) = scheme.plan(context).read(q, q)
-    return view.pairs
+    return view.mask
 
 
 def bias_of(scheme: PositionalScheme, tokens: int | TokenPositions, rows: int = 1) -> torch.Tensor:

@@ -17,7 +17,7 @@ def watched(model, tokens, last=LAST):
     seen = []
 
     def hook(layer, views, v, scale, sink, out):
-        spelled = attention_details(views, v, scale, sink, 0, views[0].pairs.queries, logits=True)
+        spelled = attention_details(views, v, scale, sink, 0, views[0].mask.queries, logits=True)
         seen.append((layer, views, v, sink, spelled, out))
 
     reach = tokens.shape[1]
@@ -38,10 +38,10 @@ def test_weights_times_values_are_the_output(case):
     close(logits, cached(model, tokens, [tokens.shape[1] - LAST, LAST])[:, -LAST:])
     assert [layer for layer, *_ in seen] == [0, 1, 2]
     for _, views, v, sink, spelled, out in seen:
-        weights, pairs = spelled.weights, views[0].pairs
+        weights, pairs = spelled.weights, views[0].mask
         values = v[:, :, spelled.keys].repeat_interleave(pairs.heads // v.shape[1], dim=1)
         mixed = torch.einsum("bhts,bhsd->bhtd", weights, values)
-        if views[0].extra is None:
+        if views[0].extra_output is None:
             close(mixed, out)
         close(spelled.output, out)
         assert (weights >= 0).all()
@@ -51,7 +51,7 @@ def test_weights_times_values_are_the_output(case):
         else:
             assert (total <= 1 + 1e-12).all() and (total > 0).all() and total.min() < 0.999
         # Logits and weights say the same: softmax over the keys that are seen, and over the sink.
-        if views[0].weigh is None or "stick_breaking" not in case:
+        if views[0].weights_fn is None or "stick_breaking" not in case:
             assert spelled.logits is not None
             shares = spelled.logits.softmax(-1) * total[..., None]
             close(shares, weights)

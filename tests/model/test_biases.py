@@ -201,7 +201,7 @@ def test_learned_biases_stay_float32_under_autocast(case):
     q = torch.zeros(1, 6, T, 4)
 
     def found():
-        pairs = scheme.plan(context).read(q, q)[0].pairs
+        pairs = scheme.plan(context).read(q, q)[0].mask
         return pairs.bias(*pairs.indices(0, T, slice(0, T)))
 
     with torch.autocast("cpu", torch.bfloat16):

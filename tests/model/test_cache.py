@@ -77,7 +77,7 @@ def test_a_cache_grows_while_it_is_used(case, layout):
     for start, stop in ((0, 4), (4, 7), (7, 8), (8, T)):
         if stop > cache.capacity:
             cache.grow(stop)
-        parts.append(model(tokens[:, start:stop], whole.part(start, stop, reach=stop), cache=cache))
+        parts.append(model(tokens[:, start:stop], whole.part(start, stop, position_end=stop), cache=cache))
     found = torch.cat(parts, 1)
     for row, count in enumerate([T, T] if layout == "plain" else counts):
         torch.testing.assert_close(found[row, -count:], expected[row, -count:], rtol=0, atol=1e-10)
@@ -96,9 +96,9 @@ def test_selected_rows_of_a_cache(case, layout):
         return TokenPositions.plain(T) if layout == "plain" else TokenPositions.left_padded(counts, T)
 
     cache, half = Cache(model, 3, T), T - 5
-    model(tokens[:, :half], positions(counts).part(0, half, reach=half), cache=cache)
+    model(tokens[:, :half], positions(counts).part(0, half, position_end=half), cache=cache)
     cache.select_rows(rows)
-    after = positions([counts[row] for row in rows.tolist()]).part(half, T, reach=T)
+    after = positions([counts[row] for row in rows.tolist()]).part(half, T, position_end=T)
     found = model(tokens[rows, half:], after, cache=cache)
     expected = model(tokens, positions(counts))[rows, half:]
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)

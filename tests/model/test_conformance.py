@@ -249,7 +249,7 @@ def test_packed_documents_continue_through_cache(case):
             positions.position[:, start:stop],
             positions.document[:, start:stop],
             "packed",
-            positions.reach,
+            positions.position_end,
             positions.lengths,
             unit_steps=False,
         )

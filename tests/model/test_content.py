@@ -68,8 +68,8 @@ def test_forget_gate_excludes_own_token():
     (view,) = plan.read(*tensors()[1:3])
     i = torch.arange(S)
     heads = torch.arange(H)[:, None]
-    assert (view.pairs.bias(torch.tensor(0), heads, i, i) == 0).all()
-    assert (view.pairs.bias(torch.tensor(0), heads, i[1:], i[:-1]) < -1e-3).all()
+    assert (view.mask.bias(torch.tensor(0), heads, i, i) == 0).all()
+    assert (view.mask.bias(torch.tensor(0), heads, i[1:], i[:-1]) < -1e-3).all()
 
 
 @layouts
@@ -130,7 +130,7 @@ def test_long_gate_sums_resolve_adjacent_tokens():
         second = plan.compute_extras(x[:, half:], extras[:, :half])
         close(second, extras[:, half:], atol=1e-9)
         q = torch.zeros(1, H, count, D)
-        bias = plan.read(q, q, extras)[0].pairs.bias
+        bias = plan.read(q, q, extras)[0].mask.bias
         gates = F.logsigmoid(F.linear(x[0], scheme.weight, scheme.bias))
         naive = gates.cumsum(0)
     assert bias(*map(torch.tensor, (0, 0, 9, 8))).dtype == torch.float32

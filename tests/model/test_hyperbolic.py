@@ -65,7 +65,7 @@ def test_hyperbolic_documents_at_any_offset():
     positions, tensors = packed([[3, 18, 5, 11], [20, 17]]), drawn(37)
     starts = [[0.5, 4000.0, 9000.0, 20.0], [0.0, 7000.0]]
     offsets = torch.stack([torch.tensor(starts[r])[positions.document[r]] for r in range(B)])
-    positions = replace(positions, position=positions.position + offsets, reach=9006)
+    positions = replace(positions, position=positions.position + offsets, position_end=9006)
     seen = (positions.document[:, :, None] == positions.document[:, None, :]) & torch.ones(
         37, 37
     ).tril().bool()
@@ -97,7 +97,9 @@ def test_hyperbolic_across_kernel_blocks_with_window_and_sinks(window, layout):
     (q, k, v), n = drawn(count), torch.arange(count)
     scheme = made("hyperbolic", fastest=2.0, margin=1e-4, window=window, sinks=0 if window is None else 3)
     positions = TokenPositions.plain(count) if layout == "plain" else packed([[count], [count]])
-    positions = replace(positions, position=positions.position * 30, reach=30 * count, unit_steps=False)
+    positions = replace(
+        positions, position=positions.position * 30, position_end=30 * count, unit_steps=False
+    )
     back = n[:, None] - n[None, :]
     seen = (back >= 0) & ((back < (window or count)) | (n < 3))
     expected = answers(decays(q, k, distances((30 * n).tolist()), 2.0, 1e-4), v, seen)

@@ -38,16 +38,16 @@ def context_of(keys: TokenPositions, queries: int, window: int | None) -> Attent
 def pairs_of(keys: TokenPositions, queries: int, window: int | None, bias: str | None):
     context, slopes = context_of(keys, queries, window), alibi_slopes(H)
     if bias == "distance":
-        return context.pairs(distance=lambda h, d: -slopes[h] * d)
+        return context.mask(distance=lambda h, d: -slopes[h] * d)
     if bias == "elementwise":
-        return context.pairs(
+        return context.mask(
             bias=lambda b, h, i, j: 0.3 * torch.sin(1.0 + b + 2 * h + 0.1 * i * j), by_row=True
         )
     if bias == "rule":
-        return context.pairs(
+        return context.mask(
             mask_mod=lambda b, h, i, j: (j % 3 != 1) | (j == i + keys.order.shape[1] - queries)
         )
-    return context.pairs()
+    return context.mask()
 
 
 def by_loops(q, k, v, positions: TokenPositions, window: int | None, slopes=None) -> torch.Tensor:
@@ -193,8 +193,8 @@ def test_several_views_share_one_softmax():
     t = 2 * QUERY_BLOCK + 9
     q, k, v = (x.requires_grad_() for x in tensors(t, t))
     context = context_of(TokenPositions.plain(t), t, None)
-    even = context.pairs(mask_mod=lambda b, h, i, j: j % 2 == 0)
-    odd = context.pairs(mask_mod=lambda b, h, i, j: j % 2 == 1)
+    even = context.mask(mask_mod=lambda b, h, i, j: j % 2 == 0)
+    odd = context.mask(mask_mod=lambda b, h, i, j: j % 2 == 1)
     views = [AttentionView(q, k, even), AttentionView(0.3 * q, k, odd)]
     repeat = H // G
     kk, vv = k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1)

@@ -76,12 +76,12 @@ def test_skipped_positions_between_cached_passes(case):
     """Each pass has unit steps and the whole has not: order decides who is seen, position what is seen."""
     model, tokens, plain = build(case), ids(2, 12), TokenPositions.plain(12)
     position = torch.cat([torch.arange(7), torch.arange(7, 12) + 20])[None]
-    whole = model(tokens, replace(plain, position=position, reach=32, unit_steps=False))
+    whole = model(tokens, replace(plain, position=position, position_end=32, unit_steps=False))
     if case in ("rope", "alibi", "sinusoidal"):
         assert (whole - model(tokens, plain)).abs().max() > 1e-3
     cache = Cache(model, 2, 12)
     first = model(tokens[:, :7], TokenPositions.plain(7, length=12), cache=cache)
-    second = replace(TokenPositions.plain(5, offset=7), position=position[:, 7:], reach=32)
+    second = replace(TokenPositions.plain(5, offset=7), position=position[:, 7:], position_end=32)
     close(torch.cat([first, model(tokens[:, 7:], second, cache=cache)], dim=1), whole)
 
 
@@ -90,7 +90,7 @@ def test_skipped_positions_keep_causality_and_window():
     for case in ("rope-window", "alibi-window", "none-window"):
         model, tokens, plain = build(case, layers=1), ids(1, T), TokenPositions.plain(T)
         position = (torch.arange(T) * 3)[None]
-        positions = replace(plain, position=position, reach=3 * T, unit_steps=False)
+        positions = replace(plain, position=position, position_end=3 * T, unit_steps=False)
         whole = model(tokens, positions)[0, -2]
         for back, seen in ((-1, False), (0, True), (4, True), (5, False)):
             changed = tokens.clone()
@@ -104,7 +104,7 @@ def test_alibi_by_hand(layout):
     positions = TokenPositions.plain(3)
     away = [2, 1, 0]
     if layout == "skipping":
-        positions = replace(positions, position=torch.tensor([[0, 5, 9]]), reach=10, unit_steps=False)
+        positions = replace(positions, position=torch.tensor([[0, 5, 9]]), position_end=10, unit_steps=False)
         away = [9, 4, 0]
     scheme = Alibi(AlibiSettings(), HeadGeometry(8, 2, 4, 16, 16, 2))
     context = AttentionContext(

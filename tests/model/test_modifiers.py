@@ -149,7 +149,7 @@ def test_sink_logit_matches_gpt_oss(kernel):
     positions = TokenPositions.plain(T)
     for window in (None, 5):
         context = AttentionContext(positions, positions, positions, 2, H, torch.device("cpu"), window=window)
-        found = attend([AttentionView(q, k, context.pairs())], v, 0.4, kernel, sinks)
+        found = attend([AttentionView(q, k, context.mask())], v, 0.4, kernel, sinks)
 
         class Layer(torch.nn.Module):
             num_key_value_groups = H // G
@@ -169,7 +169,7 @@ def test_zero_sink_logit_is_softmax_plus_one():
     q, k, v = (torch.randn(1, H, T, 8).double() for _ in range(3))
     positions = TokenPositions.plain(T)
     context = AttentionContext(positions, positions, positions, 1, H, torch.device("cpu"))
-    views = [AttentionView(q, k, context.pairs())]
+    views = [AttentionView(q, k, context.mask())]
     logits = (q @ k.mT).masked_fill(torch.ones(T, T).triu(1).bool(), -math.inf)
     lse = logits.logsumexp(-1, keepdim=True)
     expected = (logits.softmax(-1) * torch.sigmoid(lse)) @ v
@@ -184,8 +184,8 @@ def test_flex_merges_views_by_logsumexp():
     q, k, v = (torch.randn(2, n, T, 8).double() for n in (H, G, G))
     positions = TokenPositions.plain(T)
     context = AttentionContext(positions, positions, positions, 2, H, torch.device("cpu"))
-    near = context.pairs(mask_mod=lambda b, h, i, j: i - j < 4)
-    far = context.pairs(mask_mod=lambda b, h, i, j: i - j >= 4)
+    near = context.mask(mask_mod=lambda b, h, i, j: i - j < 4)
+    far = context.mask(mask_mod=lambda b, h, i, j: i - j >= 4)
     views = [AttentionView(q, k, near), AttentionView(0.5 * q, k, far)]
     for sink in (None, torch.randn(H).double()):
         slow = attend(views, v, 0.4, "dense", sink)

@@ -24,7 +24,7 @@ BLOCKS = [
 def decoded(model: Transformer, tokens: torch.Tensor) -> torch.Tensor:
     """Logits of all tokens, one pass each."""
     positions, cache = TokenPositions.plain(LENGTH), Cache(model, len(tokens), LENGTH)
-    passes = [positions.part(i, i + 1, reach=i + 1) for i in range(LENGTH)]
+    passes = [positions.part(i, i + 1, position_end=i + 1) for i in range(LENGTH)]
     return torch.cat([model(tokens[:, i : i + 1], one, cache=cache) for i, one in enumerate(passes)], dim=1)
 
 

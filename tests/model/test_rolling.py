@@ -30,7 +30,7 @@ every = pytest.mark.parametrize("case", ROLLING)
 
 def piece(positions: TokenPositions, start: int, stop: int) -> TokenPositions:
     """Tokens start ... stop − 1, as a loop over a prepared batch cuts them."""
-    return positions.part(start, stop, reach=int(positions.position[:, :stop].max()) + 1)
+    return positions.part(start, stop, position_end=int(positions.position[:, :stop].max()) + 1)
 
 
 def layouts() -> dict[str, TokenPositions]:
@@ -82,7 +82,9 @@ def test_rolling_cache_with_noncontiguous_positions():
     """Distances come from positions, eviction from order."""
     for case in ("rope-sinks", "alibi-sinks"):
         model, tokens, plain = build(ROLLING[case]), ids(2, LONG), TokenPositions.plain(LONG)
-        positions = replace(plain, position=plain.position * 3 + 1, reach=3 * LONG + 1, unit_steps=False)
+        positions = replace(
+            plain, position=plain.position * 3 + 1, position_end=3 * LONG + 1, unit_steps=False
+        )
         whole, cache, parts = model(tokens, positions), Cache(model, 2, LONG), []
         for n in range(LONG):
             parts.append(model(tokens[:, n : n + 1], piece(positions, n, n + 1), cache=cache))

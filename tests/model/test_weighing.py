@@ -63,7 +63,7 @@ def skipping() -> TokenPositions:
     """Plain rows whose positions skip, each row its own."""
     plain = TokenPositions.plain(S)
     position = torch.stack([plain.order[0] * 2, (plain.order[0] ** 2) // 3])
-    return replace(plain, position=position, reach=int(position.max()) + 1, unit_steps=False)
+    return replace(plain, position=position, position_end=int(position.max()) + 1, unit_steps=False)
 
 
 LAYOUTS = {

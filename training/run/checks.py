@@ -61,18 +61,18 @@ def _check_sampler(settings: RunSettings, limit: int | None) -> None:
                 f"data.positions.name = {sampler.name} draws fractional positions, which "
                 f"{_key_of(kind)}.name = {choice.name} does not support; change one of them"
             )
-    reach = sampler.reach(settings.train_length)
-    if limit is not None and limit < reach:
+    end = sampler.position_end(settings.train_length)
+    if limit is not None and limit < end:
         raise TrainingError(
-            f"data.positions ({sampled(settings)}) draws positions up to {reach - 1}, and positions end at "
-            f"{limit - 1}: raise {_end_of(settings, reach)}, or draw positions less far"
+            f"data.positions ({sampled(settings)}) draws positions up to {end - 1}, and positions end at "
+            f"{limit - 1}: raise {_end_of(settings, end)}, or draw positions less far"
         )
 
 
-def _end_of(settings: RunSettings, reach: int) -> str:
+def _end_of(settings: RunSettings, end: int) -> str:
     """The setting that limits the positions, for an error message."""
     for kind, choice in settings.model.kinds.items():
-        for key, value in (("max_length", f" to {reach}"), ("scale_base", "")):
+        for key, value in (("max_length", f" to {end}"), ("scale_base", "")):
             if key in type(choice).model_fields:
                 return f"{_key_of(kind)}.{key}{value}"
     return "model.dim"

@@ -242,7 +242,7 @@ class SextantForCausalLM(PreTrainedModel, GenerationMixin):
                 position=order[:, start:].clamp(min=0),
                 document=torch.where(seen & (order >= 0), 0, -1)[:, start:],
                 layout="ragged",
-                reach=end,
+                position_end=end,
                 lengths=tuple(final - count for count in padding[:, 0].tolist()),
             )
         if position_ids is not None:

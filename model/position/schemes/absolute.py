@@ -236,7 +236,7 @@ class SineEncoding(AdditiveEncoding):
         return (torch.sin(positions[..., None] * self._speeds.to(positions.device)),)
 
     def tables(self, positions: TokenPositions, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        return self._table.look_up(positions.position, positions.reach, dtype)
+        return self._table.look_up(positions.position, positions.position_end, dtype)
 
 
 class Sinusoidal(PositionalScheme):

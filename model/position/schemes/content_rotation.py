@@ -68,10 +68,10 @@ class ContentRotation(PositionalScheme):
             angle = repeated(angle, x.shape[1])  # (B, G or H, T, D/2)
             return rotate(x, angle.cos(), angle.sin(), "half")
 
-        pairs = context.pairs()
+        mask = context.mask()
         return ContentPlan(
             compute_extras,
-            read=lambda q, k, extras: [AttentionView(turn(q, context.of_queries(extras)), k, pairs)],
+            read=lambda q, k, extras: [AttentionView(turn(q, context.of_queries(extras)), k, mask)],
             write=turn,
         )
 

@@ -41,9 +41,9 @@ class Cope(PositionalScheme):
         self.weight = self.learned((self.settings.positions, self.geometry.head_dim), constant(0.0))
 
     def plan(self, context: AttentionContext) -> AttentionPlan:
-        return AttentionPlan.of_pairs(context.pairs(), self._weigh)
+        return AttentionPlan.from_mask(context.mask(), self._weights)
 
-    def _weigh(self, block: QueryBlock) -> Tensor:
+    def _weights(self, block: QueryBlock) -> Tensor:
         scores, last = block.scores, self.settings.positions - 1
         gates = (scores if self.settings.gate == "scaled" else scores / block.scale).sigmoid()
         p = sum_from(gates.masked_fill(~block.visible, 0.0)).clamp(max=last)  # (B, H, t, s)

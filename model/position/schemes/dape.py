@@ -19,7 +19,7 @@ from model.position.base import (
     normal,
     uniform,
 )
-from model.position.pairwise import UNROLLED, over_pairs, pairs_by_position
+from model.position.pairwise import UNROLLED, mask_per_row, over_pairs
 from model.position.schemes.alibi import alibi_slopes
 from model.position.schemes.kerple import SMALLEST
 from model.position.table import Constant
@@ -65,9 +65,9 @@ class Dape(PositionalScheme):
         return (self._slopes.to(positions.position.device, dtype),)
 
     def plan(self, context: AttentionContext) -> AttentionPlan:
-        pairs, slopes = pairs_by_position(context), context.tables[0][0]
+        mask, slopes = mask_per_row(context), context.tables[0][0]
 
-        def weigh(block: QueryBlock) -> Tensor:
+        def weights_fn(block: QueryBlock) -> Tensor:
             scores = block.scores
             b = self._bias(block.distance.clamp(min=0).to(scores.dtype), slopes)  # (R, H, t, s)
             w1, w2 = self.weight1.to(scores.dtype), self.weight2.to(scores.dtype)
@@ -83,7 +83,7 @@ class Dape(PositionalScheme):
             mixed = mixed.view(-1, len(scores), *scores.shape[2:]).transpose(0, 1)
             return block.softmax(scores + b + mixed)
 
-        return AttentionPlan.of_pairs(pairs, weigh)
+        return AttentionPlan.from_mask(mask, weights_fn)
 
     def _bias(self, d: Tensor, slopes: Tensor) -> Tensor:
         """B (R, H, t, s) of distances (R, 1, t, s)."""

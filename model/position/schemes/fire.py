@@ -118,4 +118,4 @@ class Fire(PositionalScheme):
             zero = b * 0
             return network(h, argument(n, n - k_position[b, j], zero))
 
-        return AttentionPlan.of_pairs(context.pairs(bias=bias))
+        return AttentionPlan.from_mask(context.mask(bias=bias))

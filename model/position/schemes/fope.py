@@ -87,7 +87,7 @@ class Fope(PositionalScheme):
 
     def tables(self, positions: TokenPositions, dtype: torch.dtype) -> tuple[Tensor, ...]:
         """cos and sin (B or 1, T, J) of the kept frequencies."""
-        return self._table.look_up(positions.position, positions.reach, dtype)
+        return self._table.look_up(positions.position, positions.position_end, dtype)
 
     def _mixed(self, rows: Tensor, mix: Tensor, dropped: float) -> Tensor:
         """(B or 1, T, J) → (B or 1, G, T, R): the mixtures, and a constant for the dropped pairs."""

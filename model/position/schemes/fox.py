@@ -85,11 +85,11 @@ class Fox(PositionalScheme):
         def read(q: Tensor, k: Tensor, extras: Tensor) -> list[AttentionView]:
             if turns:
                 q = rotate(q, context.of_queries(turns[0]), context.of_queries(turns[1]), "half")
-            return [AttentionView(q, k, self._pairs(context, extras, mask_dtype(q)))]
+            return [AttentionView(q, k, self._mask(context, extras, mask_dtype(q)))]
 
         return ContentPlan(compute_extras, read, write)
 
-    def _pairs(self, context: AttentionContext, extras: Tensor, dtype: torch.dtype) -> AttentionMask:
+    def _mask(self, context: AttentionContext, extras: Tensor, dtype: torch.dtype) -> AttentionMask:
         # Integer and fractional parts, so that float32 differences are exact to 1e-7.
         sums = extras.transpose(1, 2)  # (B, H, S)
         whole = sums.detach().floor()
@@ -99,4 +99,4 @@ class Fox(PositionalScheme):
         def bias(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             return (q_whole[b, h, i] - k_whole[b, h, j]) + (q_rest[b, h, i] - k_rest[b, h, j])
 
-        return context.pairs(bias=bias, by_row=True)
+        return context.mask(bias=bias, by_row=True)

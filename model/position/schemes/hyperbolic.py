@@ -79,13 +79,15 @@ class Hyperbolic(PositionalScheme):
     def plan(self, context: AttentionContext) -> AttentionPlan:
         rates, dtype = self.rates(context.tables[0][0]), wide(context.device)
         q_position, k_position = context.queries.position.to(dtype), context.keys.position.to(dtype)
-        pairs = context.pairs()
+        mask = context.mask()
 
-        def weigh(block: QueryBlock) -> Tensor:
+        def weights_fn(block: QueryBlock) -> Tensor:
             n, m = q_position[:, block.start : block.stop], k_position[:, block.keys]
             return block.softmax(decayed(block, n, m, rates.to(block.q.dtype)) * block.scale)
 
-        return AttentionPlan(read=lambda q, k: [AttentionView(diagonal(q), k, pairs, weigh)], write=diagonal)
+        return AttentionPlan(
+            read=lambda q, k: [AttentionView(diagonal(q), k, mask, weights_fn)], write=diagonal
+        )
 
 
 def diagonal(x: Tensor) -> Tensor:
@@ -104,8 +106,8 @@ def decayed(block: QueryBlock, n: Tensor, m: Tensor, rates: Tensor) -> Tensor:
     """
     queries, keys, visible = n.shape[1], m.shape[1], block.visible[:, 0]  # (R, t, s)
     # Queries are the last tokens of the pass, and a band's keys end with the block's queries.
-    whole = block.pairs.keys - block.pairs.queries + block.start
-    own = whole if keys == block.pairs.keys else keys - queries
+    whole = block.mask.keys - block.mask.queries + block.start
+    own = whole if keys == block.mask.keys else keys - queries
     rows = []
     for start in range(0, queries, QUERIES):
         stop = min(start + QUERIES, queries)

@@ -77,19 +77,19 @@ class PathAttention(PositionalScheme):
                 strength = 2 * linear(x, self.strength, self.strength_bias).sigmoid()
                 return torch.cat([w.flatten(2), strength, kept_history], dim=-1)
 
-        pairs = context.pairs()
+        mask = context.mask()
 
         def read(q: Tensor, k: Tensor, extras: Tensor) -> list[AttentionView]:
             w = extras[..., : sizes[0]].unflatten(-1, (groups, features)).transpose(1, 2)  # (B, G, S, D)
             strength = extras[..., sizes[0] : sum(sizes)].transpose(1, 2)[..., None]  # (B, G, S, 1)
 
-            def weigh(block: QueryBlock) -> Tensor:
+            def weights_fn(block: QueryBlock) -> Tensor:
                 parts = (
                     repeated(x[:, :, block.keys], context.heads).to(block.q.dtype) for x in (w, strength)
                 )
                 return block.softmax(along_paths(block, *parts) * block.scale)
 
-            return [AttentionView(q, k, pairs, weigh=weigh)]
+            return [AttentionView(q, k, mask, weights_fn=weights_fn)]
 
         return ContentPlan(compute_extras, read)
 
@@ -103,9 +103,9 @@ def along_paths(block: QueryBlock, w: Tensor, strength: Tensor) -> Tensor:
     mask: the product between two tokens contains only the tokens between them.
     """
     q, k = block.q, block.k
-    keys, pairs = block.keys, block.pairs
+    keys, mask = block.keys, block.mask
     assert isinstance(keys, slice)  # without sinks
-    own = pairs.keys - pairs.queries + block.start - keys.start  # the first query's own token
+    own = mask.keys - mask.queries + block.start - keys.start  # the first query's own token
     edges = [own, *range(own - CHUNK, 0, -CHUNK), 0] if own else [0]
     parts: list[Tensor] = []
     stop = own + q.shape[2]

@@ -66,7 +66,7 @@ class Pope(PositionalScheme):
 
     def tables(self, positions: TokenPositions, dtype: torch.dtype) -> tuple[Tensor, ...]:
         """cos and sin (B or 1, T, D) of nθ."""
-        return self._table.look_up(positions.position, positions.reach, dtype)
+        return self._table.look_up(positions.position, positions.position_end, dtype)
 
     def plan(self, context: AttentionContext) -> AttentionPlan:
         cos, sin = (x[:, None] for x in context.tables)  # (B or 1, 1, T, D)
@@ -75,14 +75,14 @@ class Pope(PositionalScheme):
         phase = phase[:, None] if phase.ndim == 2 else phase  # (D,) or (G, 1, D)
         k_cos = cos * phase.cos() - sin * phase.sin()  # of mθ + δ
         k_sin = sin * phase.cos() + cos * phase.sin()
-        pairs = context.pairs()
+        mask = context.mask()
 
         def polar(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
             size = F.softplus(x.to(cos.dtype))
             return torch.cat([size * cos, size * sin], dim=-1).to(x.dtype)
 
         return AttentionPlan(
-            read=lambda q, k: [AttentionView(polar(q, q_cos, q_sin), k, pairs)],
+            read=lambda q, k: [AttentionView(polar(q, q_cos, q_sin), k, mask)],
             write=lambda k: polar(k, k_cos, k_sin),
             linear=False,
         )

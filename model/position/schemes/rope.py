@@ -157,7 +157,7 @@ class Rope(PositionalScheme):
             branch.query: tuple(context.of_queries(x, dim=2) for x in keys[branch.query])
             for branch in self._branches
         }
-        masks = [self._pairs(context, branch) for branch in self._branches]
+        masks = [self._mask(context, branch) for branch in self._branches]
 
         def write(k: Tensor) -> Tensor:
             forms = [apply_rotation(k, keys[i], layout) for i in self._forms]
@@ -173,11 +173,11 @@ class Rope(PositionalScheme):
 
         return AttentionPlan(read, write)
 
-    def _pairs(self, context: AttentionContext, branch: RemapBranch) -> AttentionMask:
+    def _mask(self, context: AttentionContext, branch: RemapBranch) -> AttentionMask:
         covers = branch.covers
         if covers is None:
-            return context.pairs()
+            return context.mask()
         q_position, k_position, k_order = context.q_position, context.k_position, context.k_order
-        return context.pairs(
+        return context.mask(
             mask_mod=lambda b, h, i, j: covers(q_position[b, i], k_position[b, j], k_order[b, j])
         )

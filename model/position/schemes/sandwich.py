@@ -56,8 +56,8 @@ class Sandwich(DistanceBias):
         """(B or 1, N) sums for distances 0 to N − 1, computed in float64; factors (1, H); stretches (B or
         1,), for fractional distances."""
         device, stretches = positions.position.device, self.stretches(positions)
-        size = max(SMALLEST_TABLE, 1 << (positions.reach - 1).bit_length())
-        distances = replace(positions, position=torch.arange(size, device=device)[None], reach=size)
+        size = max(SMALLEST_TABLE, 1 << (positions.position_end - 1).bit_length())
+        distances = replace(positions, position=torch.arange(size, device=device)[None], position_end=size)
         (sums,) = self._sums.look_up(distances, list(stretches), dtype)
         return (sums, self._factors.to(device, dtype), *super().tables(positions, dtype))
 

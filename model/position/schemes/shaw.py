@@ -9,7 +9,7 @@ from torch import Tensor
 
 from model.attention.mask import QueryBlock
 from model.position.base import AttentionContext, AttentionPlan, PositionalScheme, SharableSettings, normal
-from model.position.pairwise import UNROLLED, distances, pairs_by_position
+from model.position.pairwise import UNROLLED, distances, mask_per_row
 
 
 class ShawSettings(SharableSettings):
@@ -40,16 +40,16 @@ class Shaw(PositionalScheme):
         self.value = self.learned(shape, initial) if self.settings.values else None
 
     def plan(self, context: AttentionContext) -> AttentionPlan:
-        extra = None if self.value is None else self._extra
-        return AttentionPlan.of_pairs(pairs_by_position(context), self._weigh, extra)
+        extra_output = None if self.value is None else self._extra_output
+        return AttentionPlan.from_mask(mask_per_row(context), self._weights, extra_output)
 
-    def _weigh(self, block: QueryBlock) -> Tensor:
+    def _weights(self, block: QueryBlock) -> Tensor:
         rows = block.q @ self.key.to(block.q.dtype).T  # (B, H, t, K + 1)
         return block.softmax(
             block.scores + rows.gather(-1, distances(block, self.settings.clip)) * block.scale
         )
 
-    def _extra(self, block: QueryBlock, weights: Tensor) -> Tensor:
+    def _extra_output(self, block: QueryBlock, weights: Tensor) -> Tensor:
         """Σ_m α_nm b_c. Weights are summed by clipped distance first, which avoids a (t, s, D) tensor."""
         assert self.value is not None
         index = distances(block, self.settings.clip)

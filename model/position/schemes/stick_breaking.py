@@ -46,16 +46,16 @@ class StickBreaking(PositionalScheme):
 
     def plan(self, context: AttentionContext) -> AttentionPlan:
         before = context.keys.order.shape[1] - context.queries.order.shape[1]  # the queries are the last keys
-        pairs = context.pairs(mask_mod=lambda b, h, i, j: j != i + before)
+        mask = context.mask(mask_mod=lambda b, h, i, j: j != i + before)
         keep = self.settings.remainder == "self"
 
-        def weigh(block: QueryBlock) -> Tensor:
+        def weights_fn(block: QueryBlock) -> Tensor:
             z, hidden = block.scores, ~block.visible
             passed = F.logsigmoid(-z).masked_fill(hidden, 0.0)  # ln(1 − σ(z)), (B, H, t, s)
             weights = (F.logsigmoid(z) + sum_after(passed)).exp().masked_fill(hidden, 0.0)
             if not keep:
                 return weights
-            _, _, i, j = pairs.indices(block.start, block.stop, block.keys)
+            _, _, i, j = mask.indices(block.start, block.stop, block.keys)
             return weights + passed.sum(-1, keepdim=True).exp() * (j == i + before)
 
-        return AttentionPlan.of_pairs(pairs, weigh)
+        return AttentionPlan.from_mask(mask, weights_fn)

@@ -16,7 +16,7 @@ from model.position.base import (
     constant,
     normal,
 )
-from model.position.pairwise import UNROLLED, distances, pairs_by_position
+from model.position.pairwise import UNROLLED, distances, mask_per_row
 from model.position.table import LookupTable
 from model.position.token_positions import TokenPositions
 
@@ -57,12 +57,12 @@ class TransformerXL(PositionalScheme):
         return (torch.cat([angles.sin(), angles.cos()], dim=-1)[..., :dim],)
 
     def tables(self, positions: TokenPositions, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        """(1, reach, C) r of the distances 0, ..., reach − 1."""
-        every = torch.arange(positions.reach, device=positions.position.device)[None]
-        return self._table.look_up(every, positions.reach, dtype)
+        """(1, N, C) r of the distances 0, ..., N − 1, N = `position_end`."""
+        every = torch.arange(positions.position_end, device=positions.position.device)[None]
+        return self._table.look_up(every, positions.position_end, dtype)
 
     def plan(self, context: AttentionContext) -> AttentionPlan:
-        pairs, keys = pairs_by_position(context), context.keys
+        mask, keys = mask_per_row(context), context.keys
         r = context.tables[0][0]  # (N, C), N distances
         if keys.layout == "plain" and keys.unit_steps:
             r = r[: keys.order.shape[1]]  # independent of the first position
@@ -75,13 +75,13 @@ class TransformerXL(PositionalScheme):
             with torch.autocast(q.device.type, enabled=False):
                 projected = None if few else torch.einsum("hdc,nc->hdn", weight, rows)
 
-            def weigh(block: QueryBlock) -> Tensor:
+            def weights_fn(block: QueryBlock) -> Tensor:
                 asks = block.q + self.v.to(dtype)[:, None]  # (B, H, t, D)
                 by_distance = asks @ weight @ rows.T if projected is None else asks @ projected
                 content = block.scores + self.u.to(dtype)[:, None] @ block.k.mT * block.scale
                 found = by_distance.gather(-1, distances(block, rows.shape[0] - 1))
                 return block.softmax(content + found * block.scale)
 
-            return [AttentionView(q, k, pairs, weigh=weigh)]
+            return [AttentionView(q, k, mask, weights_fn=weights_fn)]
 
         return AttentionPlan(read=read)

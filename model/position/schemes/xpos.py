@@ -70,7 +70,7 @@ class XPos(PositionalScheme):
         return cos * scale, sin * scale, cos / scale, sin / scale
 
     def tables(self, positions: TokenPositions, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        return self._table.look_up(positions.position, positions.reach, dtype)
+        return self._table.look_up(positions.position, positions.position_end, dtype)
 
     def plan(self, context: AttentionContext) -> AttentionPlan:
         q_cos, q_sin, k_cos, k_sin = context.tables

@@ -111,7 +111,7 @@ def brute(model, tokens, keep):
     full = []
 
     def note(views, v, scale, sink, out):
-        queries = views[0].pairs.queries
+        queries = views[0].mask.queries
         full.append(attention_details(views, v, scale, sink, 0, queries, whole=True, logits=True))
 
     with torch.no_grad():

@@ -165,7 +165,7 @@ class AddedSettings(PositionSettings):
 class Added(PositionalScheme):
     def plan(self, context):
         power = 2.0 if self.settings.form == "square" else 0.5
-        pairs = context.pairs(distance=lambda h, d: 5 - (h + 1) * d.double() ** power)
+        pairs = context.mask(distance=lambda h, d: 5 - (h + 1) * d.double() ** power)
         return AttentionPlan(read=lambda q, k: [AttentionView(q, k, pairs)])
 
 
@@ -186,8 +186,8 @@ class Halves(PositionalScheme):
 
     def plan(self, context):
         q, k = context.q_position, context.k_position
-        near = context.pairs(mask_mod=lambda b, h, i, j: q[b, i] - k[b, j] < 3)
-        far = context.pairs(
+        near = context.mask(mask_mod=lambda b, h, i, j: q[b, i] - k[b, j] < 3)
+        far = context.mask(
             mask_mod=lambda b, h, i, j: q[b, i] - k[b, j] >= 3,
             bias=lambda b, h, i, j: -(h + 2.0) * (q[b, i] - k[b, j]),
         )

@@ -76,6 +76,6 @@ def test_arguments_as_the_harness_passes_them(run):
     )
     assert (lm.batch_size, lm.max_length, lm.device.type) == (3, 128, "cpu")
     assert lm.model.settings.position.scaling.factor == 2
-    assert SextantLM.create_from_arg_string(f"run={run},model.position.window=5").words == [
+    assert SextantLM.create_from_arg_string(f"run={run},model.position.window=5").overrides == [
         "model.position.window=5"
     ]
