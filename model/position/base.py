@@ -101,17 +101,11 @@ class AttentionContext:
         queries, keys = self.queries.order.shape[1], self.keys.order.shape[1]
         q_position, k_position = self.q_position, self.k_position
 
-        offset = keys - queries
         real = self.keys.position.is_floating_point()
-        by_index = plain and self.keys.unit_steps and not real
 
-        def of_indices(b: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            return i + offset - j + b * 0
-
-        def of_positions(b: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        def separation(b: Tensor, i: Tensor, j: Tensor) -> Tensor:
             return q_position[b, i] - k_position[b, j]
 
-        separation = of_indices if by_index else of_positions
         if distance is not None:
             bias = lambda b, h, i, j: distance(h, separation(b, i, j))  # noqa: E731
         single = self.queries.position.shape[0] == self.keys.position.shape[0] == 1
@@ -125,7 +119,7 @@ class AttentionContext:
             mask_mod=both,
             separation=separation,
             bias=bias,
-            band=CausalBand(offset, self.window, self.sinks) if plain else None,
+            band=CausalBand(keys - queries, self.window, self.sinks) if plain else None,
             is_band=plain and mask_mod is None,
             distance=distance,
             unit_steps=plain and self.keys.unit_steps,

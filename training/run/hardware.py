@@ -17,15 +17,21 @@ from data.sampling.segments import Segment
 from model import Transformer
 from training.run.memory import MemoryLayout, memory
 
-# Dense bfloat16 peaks from the vendors' data sheets, FLOP/s. The first key in the device name applies.
+# Dense bfloat16 peaks with float32 accumulation from the vendors' data sheets, FLOP/s. The first key in the
+# device name applies, so cards of one chip with other clocks and units precede it.
 GPU_PEAKS = {
     "B200": 2250e12,
+    "H200 NVL": 835e12,
     "H200": 989e12,
+    "H100 PCIe": 756e12,
+    "H100 NVL": 835e12,
     "H100": 989e12,
     "A100": 312e12,
+    "A800": 312e12,
     "L40S": 362e12,
     "L40": 181e12,
     "4090": 165e12,
+    "A10G": 70e12,
     "A10": 125e12,
 }
 # The share of the peak that small models reach in practice; used only for estimates.

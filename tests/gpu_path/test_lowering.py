@@ -1,0 +1,67 @@
+"""Inductor lowers FlexAttention of each scheme for CUDA, and an H100 can launch the kernels.
+
+Needs g++ and triton, which no CPU build of torch brings: `pip install triton==3.7.1`, 200 MB.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.gpu_path.common import needs_patched_torch
+from tests.gpu_path.fake_gpu import ROOT
+
+SHARED_MEMORY = 232_448  # bytes that a block of an H100 may use
+missing = [
+    name
+    for name, found in (("g++", shutil.which("g++")), ("triton", importlib.util.find_spec("triton")))
+    if found is None
+]
+pytestmark = [
+    pytest.mark.slow,
+    needs_patched_torch,
+    pytest.mark.skipif(bool(missing), reason=f"needs {' and '.join(missing)}"),
+]
+
+# One case of each mask and bias function.
+CASES = [
+    *("alibi:plain", "alibi-learned:plain", "alibi-auto:ragged", "t5:plain", "kerple:plain"),
+    *("kerple-power:packed", "kerple-log3:plain", "sandwich:plain", "fox:packed", "rope:packed"),
+    *("rope-window:plain", "rope-sinks:plain", "rope-rerope:plain", "rope-self-extend:plain"),
+    *("rope-dual-chunk:plain", "rope-lambda:plain", "rope-streaming:plain", "none-ssmax:plain"),
+    *("pope:packed", "carope:packed"),
+]
+
+
+@pytest.fixture(scope="module")
+def guard(tmp_path_factory) -> Path:
+    """`cuda_guard.cpp` as a shared library."""
+    torch_folder = Path(torch.__file__).parent
+    includes = [f"-I{torch_folder / 'include'}", f"-I{torch_folder / 'include/torch/csrc/api/include'}"]
+    made = tmp_path_factory.mktemp("guard") / "cuda_guard.so"
+    source = Path(__file__).with_name("cuda_guard.cpp")
+    command = ["g++", "-std=c++20", "-shared", "-fPIC", *includes, str(source), f"-L{torch_folder / 'lib'}"]
+    subprocess.run([*command, "-lc10", "-ltorch_cpu", "-o", str(made)], check=True, timeout=300)
+    return made
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.timeout(1800)
+def test_flex_kernels_fit_an_h100(case, guard, tmp_path):
+    command = [sys.executable, "-m", "tests.gpu_path.lowering", str(guard), "--machine-code", case]
+    caches = {"TRITON_CACHE_DIR": str(tmp_path / "triton"), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "code")}
+    run = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=1700, env={**os.environ, **caches}
+    )
+    assert run.returncode == 0, run.stderr
+    found = json.loads(run.stdout.splitlines()[-1])["kernels"]
+    assert {kernel["kind"] for kernel in found} == {"forward", "backward"}
+    assert all(0 < kernel["shared"] <= SHARED_MEMORY for kernel in found), found
