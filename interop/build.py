@@ -31,11 +31,15 @@ def build_model(checkpoint: ForeignCheckpoint) -> ImportedModel:
         InteropError: a configuration that our decoder would compute otherwise, or tensors that are missing,
             left over, damaged, or of another shape or type.
     """
-    shape, where = read_config(checkpoint.config, checkpoint.config_file), checkpoint.config_file
+    where = checkpoint.config_file
+    shape = read_config(checkpoint.config, where, checkpoint.position)
     model = Transformer(shape.model, shape.vocab_size, shape.train_length, shape.original_length)
     own = model.state_dict()
-    theirs, unknown = weight_map(shape.family.layer, shape.model.layers, own)
-    assert not unknown, f"families.py maps no tensor to {unknown}"
+    if shape.family is None:
+        theirs = {f"model.{name}": (name,) for name in own}
+    else:
+        theirs, unknown = weight_map(shape.family.layer, shape.model.layers, own)
+        assert not unknown, f"families.py maps no tensor to {unknown}"
     tensors = checkpoint.tensors
     if missing := sorted(theirs.keys() - tensors.keys()):
         tied = ": if its head is the embedding, set tie_word_embeddings = true" if missing == [HEAD] else ""

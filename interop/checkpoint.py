@@ -41,6 +41,7 @@ class ForeignCheckpoint:
         tensors: every tensor, by its name in transformers (`model.layers.0.self_attn.q_proj.weight`). Rows of
             queries and keys have the order of transformers' Llama: pairs of rotated features in halves.
         generation: the content of generation_config.json, if there is one.
+        position: our settings of the positional scheme, if transformers' config.json cannot state it.
         tokenizer: tokenizer.json or tokenizer.model, the tokenizer itself if it is part of the weights' file,
             or None if the checkpoint has neither.
     """
@@ -50,6 +51,7 @@ class ForeignCheckpoint:
     config_file: str
     tensors: Mapping[str, StoredTensor]
     generation: dict[str, Any] = field(default_factory=dict)
+    position: dict[str, Any] | None = None
     tokenizer: Path | Tokenizer | None = None
 
     @property

@@ -6,7 +6,7 @@ without such a class are exported with a generated modeling file.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from interop.export.rope import RopeTable, rope_table
@@ -63,7 +63,7 @@ SCALED = "frequencies other than those of a base"
 PARTIAL = "partial rotation"
 NOPE = "layers without positions"
 WINDOW, WINDOWS = "a window", "windows in some layers"
-BASES = "several rotary bases"
+BASES, BY_TYPE = "several rotary bases", "frequencies of layers with windows and of others"
 SINK = "sink logits"
 TEMPERATURE = "Ministral 3's temperature"
 QK_NORM, JOINT_NORM = "QK-norm", "norms of outputs and of all heads together"
@@ -84,7 +84,7 @@ CLASSES: dict[str, ModelClass] = {
         (SCALED, WINDOW, WINDOWS, NOPE, BASES, SINK, MULTIPLIERS, ALL_BIASES, MLP_BIAS, UNEVEN)
     ),
     "olmo2": _class((SCALED, ALL_BIASES, UNEVEN), (JOINT_NORM,)),
-    "olmo3": _class((SCALED, ALL_BIASES, WINDOW, WINDOWS, UNEVEN), (JOINT_NORM,)),
+    "olmo3": _class((SCALED, ALL_BIASES, WINDOW, WINDOWS, BY_TYPE, UNEVEN), (JOINT_NORM,)),
 }
 
 
@@ -148,9 +148,8 @@ def _requirements(model: Transformer, tables: tuple[RopeTable | None, ...]) -> s
     windows = [choice.window for choice in kinds]
     if len({window for window in windows if window}) > 1:
         raise NotRepresentable("windows of several sizes")
-    bases = {(table.theta, *table.frequencies) for table in rotations}
-    if len(bases) > 1 and any(table.is_scaled for table in rotations):
-        raise NotRepresentable("several frequency tables")
+    has_joint_norm = s.qk_norm == "all_heads" and s.norm_placement == "output"
+    several = _several_tables(tables, windows, has_joint_norm)
     is_partial = any(2 * len(table.frequencies) < s.head_dim for table in rotations)
     if is_partial and s.head_dim != s.dim // s.heads and any(table.is_scaled for table in rotations):
         raise NotRepresentable("scaled partial rotation of heads of another size than width / heads")
@@ -160,10 +159,9 @@ def _requirements(model: Transformer, tables: tuple[RopeTable | None, ...]) -> s
         NOPE: len(rotations) < len(tables),
         WINDOW: all(windows),
         WINDOWS: any(windows) and not all(windows),
-        BASES: len(bases) > 1,
         SINK: any(choice.sink_logit != "none" for choice in kinds),
         QK_NORM: s.qk_norm is True and s.norm_placement == "input",
-        JOINT_NORM: s.qk_norm == "all_heads" and s.norm_placement == "output",
+        JOINT_NORM: has_joint_norm,
         QKV_BIAS: s.attention_bias == "qkv",
         ALL_BIASES: s.attention_bias == "all",
         MLP_BIAS: s.mlp_bias,
@@ -177,7 +175,26 @@ def _requirements(model: Transformer, tables: tuple[RopeTable | None, ...]) -> s
         (met[JOINT_NORM], True),
     ):
         raise NotRepresentable(f"qk_norm {s.qk_norm} with norms of the {s.norm_placement}")
-    return {name for name, is_met in met.items() if is_met} | (needed - {""})
+    return {name for name, is_met in met.items() if is_met} | ((needed | {several}) - {""})
+
+
+def _several_tables(
+    tables: Sequence[RopeTable | None], windows: Sequence[int | None], has_joint_norm: bool
+) -> str:
+    """BASES, or BY_TYPE, which only OLMo 3 has, or "" if all layers with positions rotate alike."""
+    found: dict[bool, list[tuple]] = {False: [], True: []}
+    for table, window in zip(tables, windows, strict=True):
+        if table is not None:
+            found[window is not None].append((table.theta, table.frequencies, table.amplitude, table.native))
+    every = found[False] + found[True]
+    if all(one == every[0] for one in every):
+        return ""
+    if has_joint_norm and all(one == of_type[0] for of_type in found.values() for one in of_type):
+        return BY_TYPE
+    native = every[0][-1]
+    if native is not None and all(one[-1] == native for one in every):
+        return BASES
+    raise NotRepresentable("several frequency tables")
 
 
 def _temperature(choice: PositionSettings, has_norm: bool) -> str:

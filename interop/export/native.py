@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -55,8 +56,24 @@ def config(model: Transformer, choice: ClassChoice) -> dict[str, Any]:
 
 
 def _rope_parameters(model: Transformer, choice: ClassChoice) -> dict[str, Any]:
+    if choice.model_type == "olmo3":  # reads nothing but the nested form, and `truncate` beside it
+        kinds = zip(model.settings.layer_kinds, choice.tables, strict=True)
+        windowed = [(model.settings.kinds[kind].window is not None, table) for kind, table in kinds]
+        found: dict[str, Any] = {}
+        for name, is_windowed in ((FULL, False), (SLIDING, True)):
+            of_type = [table for windows, table in windowed if windows == is_windowed] or choice.tables
+            found[name] = _parameters(model, choice, of_type)
+        truncated = [of_type.pop("truncate") for of_type in found.values() if "truncate" in of_type]
+        return found | ({"truncate": truncated[0]} if truncated else {})
+    return _parameters(model, choice, choice.tables)
+
+
+def _parameters(
+    model: Transformer, choice: ClassChoice, tables: Sequence[RopeTable | None]
+) -> dict[str, Any]:
+    """The rotation of layers, the first of which with positions stands for all."""
     s = model.settings
-    table = next((table for table in choice.tables if table is not None), None)
+    table = next((table for table in tables if table is not None), None)
     if table is None:
         return {"rope_type": "default", "rope_theta": 10_000.0}
     parameters = table.parameters(model.original_length, native=choice.model_type != "phi3")
@@ -73,9 +90,6 @@ def _rope_parameters(model: Transformer, choice: ClassChoice) -> dict[str, Any]:
             "llama_4_scaling_beta": temperature.beta,
             "original_max_position_embeddings": temperature.length or model.original_length,
         }
-    if choice.model_type == "olmo3":  # reads nothing but the nested form, and `truncate` beside it
-        outside = {"truncate": parameters.pop("truncate")} if "truncate" in parameters else {}
-        return {FULL: parameters, SLIDING: parameters, **outside}
     return parameters
 
 

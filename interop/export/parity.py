@@ -15,6 +15,7 @@ from torch import Tensor
 
 from errors import InteropError
 from interop.export import generated
+from interop.export.angles import exact_angles
 from interop.extras import load_extra
 from model import Cache, TokenPositions, Transformer
 
@@ -47,17 +48,11 @@ def parity_lengths(model: Transformer, multiples: Sequence[int] = MULTIPLES) -> 
     return sorted({min(multiple * model.train_length, limit) for multiple in multiples})
 
 
-def tolerance(length: int, model_type: str | None, largest: float) -> float:
-    """The largest accepted difference of logits in float32.
-
-    The generated file has our operations. The classes of transformers compute angles in float32, with errors
-    that are proportional to the position: ours are rounded from float64.
-
-    Args:
-        largest: the largest absolute logit; errors are relative to it where it exceeds 1.
+def tolerance(largest: float) -> float:
+    """The largest accepted difference of logits in float32: that of the same products in another order, 1e-5
+    of the largest absolute logit (or of 1). Angles are compared separately, see `exact_angles`.
     """
-    scale = max(1.0, largest)
-    return 1e-5 * scale if model_type is None else (1e-5 + 1e-7 * length) * scale
+    return 1e-5 * max(1.0, largest)
 
 
 def measure(
@@ -70,11 +65,14 @@ def measure(
         model_type: None for a generated modeling file.
 
     Raises:
-        InteropError: transformers cannot load the folder, or some weights are missing or left over.
+        InteropError: transformers cannot load the folder, some weights are missing or left over, or it
+            rotates by other angles.
     """
     with _loaded(folder, model_type) as theirs:
         for length in lengths:
-            yield _compared(model, theirs, model_type, length)
+            with exact_angles(theirs, model, length):
+                one = _compared(model, theirs, model_type, length)
+            yield one
 
 
 @contextmanager
@@ -122,7 +120,7 @@ def _compared(model: Transformer, theirs: Any, model_type: str | None, length: i
         past = found.past_key_values
         difference = max(difference, _largest(found.logits - ours))
         largest = max(largest, _largest(ours))
-    return Parity(length, difference, tolerance(length, model_type, largest))
+    return Parity(length, difference, tolerance(largest))
 
 
 def _largest(x: Tensor) -> float:

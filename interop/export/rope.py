@@ -48,11 +48,12 @@ class RopeTable:
         return self.native != _default()
 
     def parameters(self, original_length: int, native: bool = True) -> dict[str, Any]:
-        """`rope_parameters`; what has no kind in transformers, or with `native` false every scaled table, is
-        LongRoPE with one list of divisors for all lengths."""
+        """`rope_parameters`; what has no kind in transformers, or with `native` false every kind but LongRoPE
+        and the default, is LongRoPE with one list of divisors for all lengths."""
         found: dict[str, Any] = {"rope_theta": self.theta}
-        if self.native is not None and (native or not self.is_scaled):
-            return found | dict(self.native)
+        known = dict(self.native or ())
+        if known and (native or known["rope_type"] in ("default", "longrope")):
+            return found | known
         plain = plain_frequencies(self.theta, 2 * len(self.frequencies)).tolist()
         divisors = [a / b if b else STILL for a, b in zip(plain, self.frequencies, strict=True)]
         return found | {
@@ -119,7 +120,7 @@ def _native(scaling: Scaling, scheme: Rope) -> tuple[tuple[str, Any], ...] | Non
             beta_fast=scaling.beta_fast,
             beta_slow=scaling.beta_slow,
             truncate=scaling.truncate,
-            attention_factor=float(scheme.frequencies(stretch)[1]),
+            **_amplitude(scaling.attention_factor or scaling.mscale, scheme.frequencies(stretch)[1]),
             **original,
         )
     return None
@@ -135,9 +136,14 @@ def _longrope(scaling: LongRoPEScaling, scheme: Rope) -> tuple[tuple[str, Any], 
         factor=1.0 if scaling.factor == "auto" else float(scaling.factor),
         short_factor=scaling.short_factor or [1.0] * (scheme.dims // 2),
         long_factor=scaling.long_factor,
-        attention_factor=float(short),
+        **_amplitude(scaling.attention_factor or scaling.factor == "auto", short),
         original_max_position_embeddings=length,
     )
+
+
+def _amplitude(is_given: object, amplitude: float) -> dict[str, float]:
+    """`attention_factor`, unless the amplitude is the default, which transformers computes as we do."""
+    return {"attention_factor": float(amplitude)} if is_given else {}
 
 
 def _items(rope_type: str, **parameters: Any) -> tuple[tuple[str, Any], ...]:

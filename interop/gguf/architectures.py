@@ -62,16 +62,19 @@ class Architecture:
         layer: names of a layer's tensors.
         permuted: whether adjacent features of queries and keys are rotated.
         frequency_divisors: whether the file may contain divisors of the rotary frequencies.
+        alibi: whether the positions are ALiBi's, with geometric slopes, instead of rotations.
     """
 
     model_type: str
     layer: dict[str, str]
     permuted: bool
     frequency_divisors: bool = True
+    alibi: bool = False
 
 
 ARCHITECTURES = {
     "llama": Architecture("llama", LAYER, permuted=True),
+    "refact": Architecture("llama", LAYER, permuted=False, frequency_divisors=False, alibi=True),
     "smollm3": Architecture("smollm3", LAYER, permuted=True, frequency_divisors=False),
     "mistral3": Architecture("ministral3", LAYER, permuted=True),
     "qwen2": Architecture("qwen2", LAYER, permuted=False, frequency_divisors=False),

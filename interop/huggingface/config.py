@@ -14,14 +14,19 @@ from interop.huggingface.reader import ConfigReader, as_json
 from interop.huggingface.rope import RopeSource, read_rope, rope_parameters
 from model import ModelSettings
 
+GENERATED = "sextant"  # model_type of folders with a generated modeling file
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 @dataclass(frozen=True)
 class ImportedShape:
-    """What a config says of a model."""
+    """What a config says of a model.
 
-    family: Family
+    Attributes:
+        family: None for a folder of our own with a generated modeling file, whose weights have our names.
+    """
+
+    family: Family | None
     model: ModelSettings
     vocab_size: int
     train_length: int
@@ -30,23 +35,28 @@ class ImportedShape:
     eos_ids: tuple[int, ...]
 
 
-def read_config(config: dict[str, Any], file: str) -> ImportedShape:
+def read_config(config: dict[str, Any], file: str, position: dict[str, Any] | None = None) -> ImportedShape:
     """The model that a config describes.
 
     Args:
         config: the parsed config.json.
         file: its name, for messages.
+        position: our settings of the positional scheme; None: as the config says.
 
     Raises:
         InteropError: names the key that is missing, invalid, or requires what our decoder does not compute.
     """
+    if config.get("model_type") == GENERATED:
+        return _generated(ConfigReader(config, file))
     family = _family(config, file)
     reader = ConfigReader(config, file, family.defaults)
     _refuse(reader)
     heads = reader.number("num_attention_heads", int)
     dim = reader.number("hidden_size", int)
     head_dim = reader.number("head_dim", int, dim // heads)
-    position, original_length = _position(reader, family, head_dim)
+    original_length = None
+    if position is None:
+        position, original_length = _position(reader, family, head_dim)
     settings = {
         "dim": dim,
         "layers": reader.number("num_hidden_layers", int),
@@ -60,19 +70,35 @@ def read_config(config: dict[str, Any], file: str) -> ImportedShape:
         **_changes(reader),
         **family.settings,
     }
+    return ImportedShape(
+        family=family,
+        model=_settings(settings, file),
+        vocab_size=reader.number("vocab_size", int),
+        train_length=reader.number("max_position_embeddings", int),
+        original_length=original_length,
+        bos_id=next(iter(_ids(reader, "bos_token_id")), None),
+        eos_ids=_ids(reader, "eos_token_id"),
+    )
+
+
+def _settings(values: Any, file: str) -> ModelSettings:
     try:
-        model = ModelSettings.model_validate(settings)
+        return ModelSettings.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise InteropError(f"{file}: {where}: {first['msg'].removeprefix('Value error, ')}") from error
+
+
+def _generated(reader: ConfigReader) -> ImportedShape:
+    """A folder that we exported with a modeling file, which is not run: `settings` describes the model."""
     return ImportedShape(
-        family=family,
-        model=model,
+        family=None,
+        model=_settings(reader.get("settings"), f"{reader.file}: settings"),
         vocab_size=reader.number("vocab_size", int),
-        train_length=reader.number("max_position_embeddings", int),
-        original_length=original_length,
-        bos_id=_ids(reader, "bos_token_id")[0] if _ids(reader, "bos_token_id") else None,
+        train_length=reader.number("train_length", int),
+        original_length=reader.number("original_length", int),
+        bos_id=next(iter(_ids(reader, "bos_token_id")), None),
         eos_ids=_ids(reader, "eos_token_id"),
     )
 

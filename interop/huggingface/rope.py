@@ -83,6 +83,8 @@ class RopeSource:
 
 def rope_parameters(config: ConfigReader) -> dict[str, ConfigReader]:
     """The rotary parameters by layer type; one entry `""` if all layers share them."""
+    if config.get("model_type") == "olmo3":
+        return _olmo3(config)
     key = _LEGACY if config.get(_LEGACY) else _CURRENT
     found = config.get(key) or {}
     file = f"{config.file}: {key}"
@@ -90,6 +92,10 @@ def rope_parameters(config: ConfigReader) -> dict[str, ConfigReader]:
         raise InteropError(f"{file} must be an object, got {found!r}")
     if not any(name in found for name in NESTED):
         return {"": ConfigReader(found, file)}
+    return _nested(found, file)
+
+
+def _nested(found: dict[str, Any], file: str) -> dict[str, ConfigReader]:
     by_type = {}
     for name in NESTED:
         inside = found.get(name) or {}
@@ -99,6 +105,29 @@ def rope_parameters(config: ConfigReader) -> dict[str, ConfigReader]:
         inside = {k: v for k, v in inside.items() if k != "truncate"}
         outside = {"truncate": found["truncate"]} if "truncate" in found else {}
         by_type[name] = ConfigReader(inside | outside, f"{file}.{name}")
+    return by_type
+
+
+def _olmo3(config: ConfigReader) -> dict[str, ConfigReader]:
+    """OLMo 3's `rope_scaling` is that of layers without windows, and `rope_parameters` are nested."""
+    found, scaling = config.get(_CURRENT) or {}, config.get(_LEGACY) or {}
+    for key, value in ((_CURRENT, found), (_LEGACY, scaling)):
+        if not isinstance(value, dict):
+            raise InteropError(f"{config.file}: {key} must be an object, got {value!r}")
+    if found and not any(name in found for name in NESTED):
+        raise InteropError(
+            f"{config.file}: {_CURRENT} of olmo3 must have {' and '.join(NESTED)}: transformers ignores "
+            f"{', '.join(found)} outside of them"
+        )
+    full, windowed = NESTED
+    by_type = _nested(found, f"{config.file}: {_CURRENT}")
+    by_type[full] = ConfigReader({**by_type[full].values, **scaling}, by_type[full].file)
+    theta = config.number("rope_theta", float)
+    if theta != config.defaults["rope_theta"] and by_type[windowed].get("rope_theta") is None:
+        raise InteropError(
+            f"{config.file}: rope_theta = {theta:g} cannot be imported: transformers ignores it in OLMo 3's "
+            f"layers with windows; set rope_theta in {_CURRENT}.{windowed}"
+        )
     return by_type
 
 

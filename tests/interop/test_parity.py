@@ -1,6 +1,7 @@
 """Imported models give the logits of transformers, past the trained length, left-padded and with a cache."""
 
 import json
+import sys
 
 import pytest
 import torch
@@ -158,6 +159,17 @@ def test_legacy_phi3(scaling, tmp_path):
     )
 
 
+@pytest.mark.parametrize("theta", [{}, {"rope_theta": 500_000.0}])
+def test_legacy_olmo3(theta, tmp_path):
+    """`rope_scaling` is that of the layers without windows, as in the released configurations."""
+    rewritten(make("olmo3", sliding_window=9), tmp_path, rope_parameters=None, rope_scaling=YARN, **theta)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    found = build_model(read_folder(tmp_path))
+    kinds = found.shape.model.position.kinds.values()
+    assert {(kind.window, kind.scaling.name) for kind in kinds} == {(9, "none"), (None, "yarn")}
+    check_plain(found.model, theirs)
+
+
 def rewritten(theirs: PreTrainedModel, folder, **keys) -> None:
     """Save a model with other keys in its config.json; None drops one unless it is meant to be null."""
     theirs.save_pretrained(folder)
@@ -259,14 +271,21 @@ def test_legacy_buffers_and_tied_head_are_ignored(tmp_path):
     check_plain(build_model(read_folder(tmp_path)).model, theirs)
 
 
-def test_remote_code_is_ignored(tmp_path):
+def test_code_of_a_model_is_never_run(tmp_path, monkeypatch):
     """Phi-3 was released with code of its own; transformers' class of the model type is what we compute."""
     theirs = make("llama")
     theirs.save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    config["auto_map"] = {"AutoModelForCausalLM": "absent.Model"}
+    config["auto_map"] = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}
     (tmp_path / "config.json").write_text(json.dumps(config))
+    for name in ("own", "modeling_llama", "configuration_llama", "tokenization_llama"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('code of a model was run')")
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"auto_map": {"AutoTokenizer": ["own.T", None]}})
+    )
+    monkeypatch.syspath_prepend(tmp_path)
     check_plain(build_model(read_folder(tmp_path)).model, theirs)
+    assert "own" not in sys.modules
 
 
 def test_original_length_is_that_of_scaling(tmp_path):

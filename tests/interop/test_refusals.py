@@ -99,6 +99,9 @@ NESTED = {
         ("ministral3", {"rope_parameters": YARN}, "no 'llama_4_scaling_beta'"),
         ("olmo3", {"rope_parameters": NESTED}, "different original lengths .16, 32."),
         ("llama", {"rope_parameters": {FULL: [1.0]}}, "full_attention must be an object"),
+        ("olmo3", {"rope_parameters": {FULL: [1.0]}}, "full_attention must be an object"),
+        ("olmo3", {"rope_parameters": YARN}, "must have full_attention and sliding_attention"),
+        ("olmo3", {"rope_theta": 1e4, "rope_scaling": YARN}, "rope_theta = 10000 .*layers with windows"),
     ],
 )
 def test_unsupported_configs_of_families(model_type, keys, message):

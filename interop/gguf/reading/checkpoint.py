@@ -29,6 +29,7 @@ def read_gguf(path: str | Path) -> ForeignCheckpoint:
         config=config,
         config_file=str(file.path),
         tensors=_tensors(file, config),
+        position={"name": "alibi"} if architecture_of(file).alibi else None,
         tokenizer=read_tokenizer(file, config["vocab_size"]),
     )
 

@@ -58,7 +58,8 @@ def read_config(file: GGUFFile) -> dict[str, Any]:
         "bos_token_id": file.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": file.get("tokenizer.ggml.eos_token_id"),
     }
-    config |= _rotary(file, config)
+    if not architecture.alibi:
+        config |= _rotary(file, config)
     config |= _OTHERS[a](file, config)
     return config
 
@@ -214,6 +215,10 @@ def _llama(file: GGUFFile, config: dict) -> dict[str, Any]:
     return _biases(file)
 
 
+def _refact(file: GGUFFile, config: dict) -> dict[str, Any]:
+    return _biases(file)
+
+
 def _phi3(file: GGUFFile, config: dict) -> dict[str, Any]:
     window = file.get("phi3.attention.sliding_window") or None
     original = file.number(
@@ -271,6 +276,7 @@ def _ministral3(file: GGUFFile, config: dict) -> dict[str, Any]:
 
 _OTHERS = {
     "llama": _llama,
+    "refact": _refact,
     "smollm3": _smollm3,
     "qwen2": _qwen2,
     "qwen3": _qwen3,

@@ -17,6 +17,7 @@ from interop.export.classes import ClassChoice, choose_class
 from interop.export.files import write_model
 from model import TokenPositions, Transformer
 
+GENERATED = ClassChoice(None, "")
 CONTROLS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 LENGTH, PROMPT, NEW, PADDING = 19, 6, 9, 2  # tokens, beyond the trained length of the zoo
 

@@ -19,7 +19,7 @@ from generation.sampling import SamplingParams
 from interop import build_model, read_folder
 from interop.export import parity
 from interop.export.folder import export_folder
-from interop.export.parity import parity_lengths, tolerance
+from interop.export.parity import parity_lengths
 from interop.extras import load_extra
 from interop.runs import write_run
 from model import ModelSettings, Transformer
@@ -138,12 +138,6 @@ def test_refusals_before_any_work(run, tmp_path, monkeypatch):
     with pytest.raises(InteropError, match="transformers"):
         load_extra("transformers")
     assert {path.name for path in tmp_path.iterdir()} == {"run"}
-
-
-def test_the_tolerance_grows_with_the_position_in_classes_of_transformers():
-    assert tolerance(16, None, 0.5) == tolerance(4096, None, 0.5) == 1e-5
-    assert tolerance(4096, "llama", 0.5) > tolerance(16, "llama", 0.5)
-    assert tolerance(16, "llama", 20.0) == 20 * tolerance(16, "llama", 1.0)
 
 
 def test_the_newest_evaluation_is_in_the_card(run, tmp_path):

@@ -8,15 +8,14 @@ import torch
 
 from errors import ModelError
 from interop.export import generated
-from interop.export.classes import SCHEME_KINDS, ClassChoice, choose_class
+from interop.export.classes import SCHEME_KINDS, choose_class
 from interop.export.generated.bundle import Registry, bundle
 from interop.export.generated.modeling import SextantConfig, SextantForCausalLM
 from model import SCHEMES, ModelSettings, TokenPositions, Transformer
 from scripts.docs import support_matrix
-from tests.interop.export.exported import check, load_in_fresh_process, write
+from tests.interop.export.exported import GENERATED, check, load_in_fresh_process, write
 from tests.model.zoo import CASES, TRAIN, V, build, settings_of
 
-GENERATED = ClassChoice(None, "")
 # Ways in which a scheme acts on attention and on the cache.
 QUICK = [
     "alibi-auto",  # bias by distance and declared length

@@ -7,7 +7,9 @@ from transformers import AutoModelForCausalLM
 
 from interop import build_model, read_folder
 from interop.export import native
+from interop.export.angles import exact_angles
 from interop.export.classes import CLASSES, choose_class
+from interop.export.parity import measure, parity_lengths, tolerance
 from model import TokenPositions, Transformer
 from tests.interop.export.exported import LENGTH, PADDING, PROMPT, write
 from tests.model.zoo import CASES, G, H, V, build
@@ -97,6 +99,7 @@ def test_logits_and_import(name, tmp_path):
     theirs, info = AutoModelForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not info["missing_keys"]
     assert not info["unexpected_keys"]
+    assert theirs.config.bos_token_id is theirs.config.eos_token_id is None
     generator = torch.Generator().manual_seed(1)
     for length in (LENGTH, 9 * LENGTH):
         ids = torch.randint(0, V, (2, length), generator=generator)
@@ -104,12 +107,14 @@ def test_logits_and_import(name, tmp_path):
         # transformers' dynamic frequencies are those of the longest row.
         padding = 0 if name == "dynamic" else PADDING
         mask[1, :padding] = 0
-        with torch.no_grad():
+        with torch.no_grad(), exact_angles(theirs, model, length):
             # Given positions, because transformers does not derive those of absolute factors from the mask.
             position_ids = (mask.cumsum(1) - 1).clamp(min=0)
             found = theirs.eval()(ids, attention_mask=mask, position_ids=position_ids).logits
             ours = model(ids, TokenPositions.left_padded([length, length - padding], length))
-        torch.testing.assert_close(found[mask == 1], ours[mask == 1], rtol=1e-5, atol=1e-6 * (20 + length))
+        difference = (found - ours)[mask == 1].abs().max()
+        assert difference <= tolerance(float(ours.abs().max())), (length, difference)
+    assert all(one.is_met for one in measure(model, tmp_path / "out", model_type, parity_lengths(model)))
     # The export of the import is the same folder.
     imported = build_model(read_folder(tmp_path / "out")).model
     again = choose_class(imported)

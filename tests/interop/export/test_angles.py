@@ -1,0 +1,87 @@
+"""The check at export fails for a wrong angle, amplitude or order of rows, at any length."""
+
+import json
+import re
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from errors import InteropError
+from interop.export.angles import rotations
+from interop.export.classes import choose_class
+from interop.export.files import write_model
+from interop.export.parity import MULTIPLES, measure, tolerance
+from interop.huggingface.weights import to_half
+from tests.interop.export.exported import CONTROLS
+from tests.model.zoo import TRAIN, build
+
+YARN = {"name": "yarn", "factor": 4.0, "beta_fast": 1.5, "beta_slow": 0.2}
+# change -> (key of rope_parameters, its factor)
+CHANGES = {"theta": ("rope_theta", 1.001), "attention factor": ("attention_factor", 1.001)}
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("exported")
+    position = {"name": "rope", "layout": "interleaved", "scaling": YARN}
+    model = build(position, dtype=torch.float32, dim=60)
+    choice = choose_class(model)
+    assert choice.model_type == "llama"
+    write_model(model, choice, folder, CONTROLS)
+    return model, folder
+
+
+@pytest.mark.parametrize("multiple", MULTIPLES)
+@pytest.mark.parametrize("change", [None, *CHANGES, "one divisor", "permutation"])
+def test_differing_exports(change, multiple, exported, tmp_path):
+    model, folder = exported
+    config = json.loads((folder / "config.json").read_text())
+    weights = load_file(folder / "model.safetensors")
+    if change in CHANGES:
+        key, factor = CHANGES[change]
+        config["rope_parameters"][key] *= factor
+    if change == "one divisor":  # of the slowest pair
+        (table,) = {one for one in choose_class(model).tables if one is not None}
+        config["rope_parameters"] = table.parameters(model.original_length, native=False)
+        config["rope_parameters"]["long_factor"][-1] *= 1.001
+        config["rope_parameters"]["short_factor"] = config["rope_parameters"]["long_factor"]
+    if change == "permutation":  # of the rows of one projection, in one layer
+        name = "model.layers.1.self_attn.k_proj.weight"
+        heads, rotated = model.settings.kv_heads, model.settings.head_dim
+        weights[name] = to_half(weights[name], heads, rotated).contiguous()
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    lengths = [multiple * TRAIN]
+    if change is None:
+        assert all(one.is_met for one in measure(model, tmp_path, "llama", lengths))
+    elif change == "permutation":
+        assert not any(one.is_met for one in measure(model, tmp_path, "llama", lengths))
+    else:
+        with pytest.raises(InteropError, match=r"pair \d+ at position \d+") as error:
+            list(measure(model, tmp_path, "llama", lengths))
+        pair, position = re.search(r"pair (\d+) at position (\d+)", str(error.value)).groups()
+        assert int(pair) == model.settings.head_dim // 2 - 1 or change != "one divisor"
+        assert int(position) < lengths[0]
+
+
+@pytest.mark.parametrize("theta", [100.0, 10_000.0, 5_000_000.0])
+@pytest.mark.parametrize("head_dim", [10, 64, 128])
+def test_bound_is_met_and_close(head_dim, theta):
+    """transformers' own tables are within the bound, and their errors are not much smaller, at positions far
+    beyond those of any test with a model."""
+    model = build({"name": "rope", "theta": theta}, dtype=torch.float32, head_dim=head_dim)
+    (exact,) = rotations(model, TRAIN)
+    config = LlamaConfig(head_dim=head_dim, rope_parameters={"rope_type": "default", "rope_theta": theta})
+    positions = torch.cat([torch.arange(4096), torch.tensor([65_535, 131_071])])[None]
+    found = torch.stack(LlamaRotaryEmbedding(config)(torch.zeros(1), positions)).double()
+    ratio = (found - exact.tables(positions)).abs() / exact.bound(positions)
+    assert ratio.max() <= 1
+    assert ratio[:, 0, 100:].max() > 1 / 50
+
+
+def test_tolerance_is_relative_to_large_logits():
+    assert tolerance(0.5) == tolerance(1.0) == 1e-5
+    assert tolerance(20.0) == 20 * tolerance(1.0)
