@@ -106,16 +106,18 @@ def test_sharded_run_end_to_end(exact, tmp_path, monkeypatch, capsys):
     assert by_two() == [0, 0]
     assert differ(lines(whole), lines(folder)) < 1e-9
 
-    monkeypatch.setattr(sys, "argv", ["export_checkpoint.py", str(folder), "--out", str(out)])
+    monkeypatch.setattr(
+        sys, "argv", ["export_model.py", str(folder), "--format", "safetensors", "--out", str(out)]
+    )
     with pytest.raises(SystemExit) as ended:
-        runpy.run_path(str(ROOT / "scripts" / "export_checkpoint.py"), run_name="__main__")
+        runpy.run_path(str(ROOT / "scripts" / "export_model.py"), run_name="__main__")
     assert ended.value.code == 0
     want, exported = weights_of(load(whole).model), load_file(out)
     assert want.keys() == exported.keys()
     for name, tensor in want.items():
         torch.testing.assert_close(exported[name], tensor, rtol=0, atol=1e-10, msg=name)
     with pytest.raises(SystemExit) as ended:  # never over a file that is there
-        runpy.run_path(str(ROOT / "scripts" / "export_checkpoint.py"), run_name="__main__")
+        runpy.run_path(str(ROOT / "scripts" / "export_model.py"), run_name="__main__")
     assert ended.value.code == 2 and "already exists" in capsys.readouterr().err
 
 
