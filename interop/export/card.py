@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -16,28 +17,28 @@ from interop.export.parity import Parity
 from training.exposure import exposure_of
 from training.run.directory import LoadedRun, read_manifest
 
-FIGURE = "loss_by_length.png"  # in the exported folder
-SUMMARY, RESULTS = "summary.txt", "results.json"
+FIGURE = "nll_by_length.png"  # of an evaluation, and in the exported folder
+RESULTS = "results.json"
 
 
 @dataclass(frozen=True)
 class StoredEvaluation:
-    """An evaluation of the run: its text table and its figure, if it has one."""
+    """An evaluation of the run by length: the content of results.json, and its figure."""
 
-    folder: Path
-    summary: str
-    figure: Path | None
+    results: dict[str, Any]
+    figure: Path
 
 
 def stored_evaluation(run: LoadedRun) -> StoredEvaluation | None:
     """The newest evaluation of the exported weights by length, or None."""
     found = sorted((run.folder / "evaluation").glob(f"*/{RESULTS}"), key=lambda path: path.stat().st_mtime)
     for path in reversed(found):
-        figures = sorted(path.parent.glob("loss*.png"))
-        is_same = read_object(path).get("checkpoint_hash") in (None, run.checkpoint_hash)
-        if is_same and figures and (path.parent / SUMMARY).is_file():
-            text = (path.parent / SUMMARY).read_text(encoding="utf-8").strip()
-            return StoredEvaluation(path.parent, text, figures[0])
+        figure = path.parent / FIGURE
+        if not figure.is_file():
+            continue
+        results = read_object(path, {"checkpoint_hash": str, "summary": list, "cells": list})
+        if results["checkpoint_hash"] == run.checkpoint_hash:
+            return StoredEvaluation(results, figure)
     return None
 
 
@@ -80,7 +81,7 @@ def model_card(
         _exposure(exposure_of(run.folder, run.step)),
     ]
     if evaluation is not None:
-        parts.append(f"## Loss by length\n\n![Loss by length]({FIGURE})\n\n```\n{evaluation.summary}\n```")
+        parts.append(_evaluation(evaluation.results))
     parts.append(_parity(parity, choice))
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -140,7 +141,7 @@ def _training(run: LoadedRun, about: dict) -> list[tuple[str, str]]:
     rows = [
         ("data", ", ".join(Path(path).name for path in [about.get("data", ""), *about.get("mixture", ())])),
         ("packing", settings.data.packing),
-        ("window", f"{settings.train_length:,} tokens"),
+        ("sequence length", f"{settings.train_length:,} tokens"),
         ("steps", f"{run.step:,}"),
         ("optimizer", settings.training.optimizer.name),
         ("command", f"`{command}`"),
@@ -149,6 +150,25 @@ def _training(run: LoadedRun, about: dict) -> list[tuple[str, str]]:
     if run.changed:
         rows.append(("changes", run.changed))
     return rows
+
+
+def _evaluation(results: dict[str, Any]) -> str:
+    """NLL of the same targets by context-extension method and length."""
+    cells = {(cell["method"], cell["length"]): cell["nll"] for cell in results["cells"]}
+    lengths = sorted({length for _, length in cells})
+    rows = [f"| method | {' | '.join(f'{length:,}' for length in lengths)} |"]
+    rows.append("|---|" + "---:|" * len(lengths))
+    for method in dict.fromkeys(method for method, _ in cells):
+        found = [cells.get((method, length)) for length in lengths]
+        rows.append(f"| {method} | {' | '.join('' if one is None else f'{one:.3f}' for one in found)} |")
+    return (
+        f"## Loss by length\n\n![NLL by length]({FIGURE})\n\nNLL in nats per token, protocol "
+        f"{results['protocol']}: {results['targets']:,} targets in {results['documents']} documents of "
+        f"{results['corpus']}, by length of the context in tokens.\n\n"
+        + "\n".join(rows)
+        + "\n\n"
+        + "\n".join(f"- {line}" for line in results["summary"])
+    )
 
 
 def _exposure(exposure: Exposure | None) -> str:
@@ -173,7 +193,9 @@ def _exposure(exposure: Exposure | None) -> str:
 def _parity(parity: Sequence[Parity], choice: ClassChoice) -> str:
     rows = [f"| {p.length:,} | {p.difference:.1e} | {p.tolerance:.1e} |" for p in parity]
     why = (
-        "transformers computes rotation angles in float32, with errors proportional to the position."
+        "transformers computes rotation angles in float32, with errors proportional to the position: its "
+        "tables of cos and sin agree with the exact ones up to this rounding, and logits are compared with "
+        "exact tables."
         if choice.model_type
         else "The generated file has the operations of the training code."
     )

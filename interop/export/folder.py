@@ -78,7 +78,7 @@ def export_folder(
                 )
             parity.append(one)
         evaluation = stored_evaluation(run)
-        if evaluation is not None and evaluation.figure is not None:
+        if evaluation is not None:
             shutil.copyfile(evaluation.figure, folder / FIGURE)
         write_text(folder / "README.md", model_card(run, choice, parity, evaluation, dtype))
     return ExportedFolder(out, choice, parity)

@@ -18,15 +18,19 @@ from generation.decoding import Generation
 from generation.sampling import SamplingParams
 from interop import build_model, read_folder
 from interop.export import parity
+from interop.export.card import FIGURE
 from interop.export.folder import export_folder
 from interop.export.parity import parity_lengths
 from interop.extras import load_extra
+from interop.gguf.reading.file import GGUFFile
 from interop.runs import write_run
 from model import ModelSettings, Transformer
 from scripts import export_model
 from tests.corpora import STORIES, needs_stories
 from training.checkpoint.storage import save_checkpoint
+from training.config.optimizer_settings import EmaSettings
 from training.config.settings import RunSettings
+from training.optim.ema import EMA
 from training.run.directory import create_run, load
 
 LENGTH = 16
@@ -103,6 +107,38 @@ def test_overrides_weights_and_dtype(run, tmp_path):
     assert "trust_remote_code=True" in (tmp_path / "out" / "README.md").read_text()
 
 
+@pytest.mark.parametrize("format_", ["hf", "gguf", "safetensors"])
+def test_average_and_last_weights(format_, tmp_path, monkeypatch, capsys):
+    """The average is exported unless --weights says otherwise; both are those of the checkpoint."""
+    run = byte_run(tmp_path / "run", {"name": "rope"})
+    model = load(run).model
+    ema = EMA(model, EmaSettings(decay=0.5, start=0), 10)
+    with torch.no_grad():
+        model.embed.weight.add_(1.0)
+    ema.update(torch.tensor(False))
+    save_checkpoint(run, 8, model, average=ema)
+    monkeypatch.setattr("interop.gguf.export.is_installed", lambda: False)  # seconds for each file
+    names = {"hf": "model.embed_tokens.weight", "gguf": "token_embd.weight", "safetensors": "embed.weight"}
+    found = {}
+    for number, choice in enumerate(([], ["--weights", "ema"], ["--weights", "last"], ["--step", "7"])):
+        out = tmp_path / f"{number}"
+        words = [str(run), "--format", format_, "--out", str(out), *choice]
+        if format_ != "safetensors":
+            words += ["--multiples", "1"]
+        monkeypatch.setattr(sys, "argv", ["export_model.py", *words])
+        export_model.main()
+        if format_ == "gguf":
+            found[number] = GGUFFile(out).tensors[names[format_]].read()
+        else:
+            found[number] = load_file(out / "model.safetensors" if format_ == "hf" else out)[names[format_]]
+    first, last = load(run, checkpoint=7).model.embed.weight, model.embed.weight
+    average = (first + last) / 2
+    for number, expected in enumerate((average, average, last, first)):
+        torch.testing.assert_close(found[number], expected.detach(), rtol=0, atol=1e-6)
+    shown = capsys.readouterr().err
+    assert (shown.count("ema weights"), shown.count("last weights")) == (2, 2)
+
+
 def test_limited_positions(tmp_path):
     loaded = load(byte_run(tmp_path / "run", {"name": "learned"}))
     assert parity_lengths(loaded.model) == [LENGTH]
@@ -141,19 +177,34 @@ def test_refusals_before_any_work(run, tmp_path, monkeypatch):
 
 
 def test_the_newest_evaluation_is_in_the_card(run, tmp_path):
+    """By length; the names are those that evaluate.py writes."""
+    loaded = load(run)
+    results = {
+        "checkpoint_hash": loaded.checkpoint_hash,
+        "protocol": "fixed-targets",
+        "targets": 640,
+        "documents": 20,
+        "corpus": "stories/valid",
+        "summary": ["held to 32"],
+        "cells": [
+            {"method": "trained", "length": 16, "nll": 3.5},
+            {"method": "trained", "length": 32, "nll": 4.25},
+            {"method": "yarn", "length": 32, "nll": 3.75},
+        ],
+    }
     folder = run / "evaluation" / "extension"
     folder.mkdir(parents=True)
-    loaded = load(run)
-    (folder / "results.json").write_text(json.dumps({"checkpoint_hash": loaded.checkpoint_hash}))
-    (folder / "summary.txt").write_text("trained  3.5  4.5\n")
-    (folder / "loss_by_length.png").write_bytes(b"figure")
+    (folder / "results.json").write_text(json.dumps(results))
+    (folder / FIGURE).write_bytes(b"figure")
     done = export_folder(loaded, tmp_path / "out", multiples=(1,))
-    assert "trained  3.5  4.5" in (done.folder / "README.md").read_text()
-    assert (done.folder / "loss_by_length.png").read_bytes() == b"figure"
-    (folder / "results.json").write_text(json.dumps({"checkpoint_hash": "of another checkpoint"}))
+    card = (done.folder / "README.md").read_text()
+    for text in ("| trained | 3.500 | 4.250 |", "| yarn |  | 3.750 |", "640 targets", "- held to 32", FIGURE):
+        assert text in card
+    assert (done.folder / FIGURE).read_bytes() == b"figure"
+    (folder / "results.json").write_text(json.dumps(results | {"checkpoint_hash": "of another checkpoint"}))
     shutil.rmtree(done.folder)
     export_folder(load(run), tmp_path / "out", multiples=(1,))
-    assert not (tmp_path / "out" / "loss_by_length.png").exists()
+    assert not (tmp_path / "out" / FIGURE).exists()
 
 
 @needs_stories
