@@ -19,10 +19,13 @@ from training.logging.console import Console
 from training.run.directory import LoadedRun
 
 MOST_LOGITS = 1 << 27  # 0.5 GB; longer texts are not compared
-# Largest accepted difference, relative to the largest logit. llama.cpp computes angles in float32, rounds
-# activations to float16 beside such weights, and to 8 bits beside weights of 8 bits.
+# Largest accepted difference, relative to the largest logit. llama.cpp rounds activations to float16 beside
+# such weights, and to 8 bits beside weights of 8 bits.
 TOLERANCES = {"F32": 1e-4, "F16": 0.02, "BF16": 0.1, "Q8_0": 0.1}
-PER_TOKEN = 1e-6  # growth of the tolerance with the length
+# Growth of the tolerance with the length. llama.cpp computes the angle of pair k at position p by k products
+# in float32: its error is p·b^(−k/R)·(k + 8)·2⁻²⁴, at most 1e-6·p for any k, in radians, and a logit changes
+# by less than the largest one per radian.
+PER_TOKEN = 1e-6
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,14 @@
 
   python scripts/docs/support_matrix.py
 
-Each cell follows from the code that exports: the class of transformers or architecture of llama.cpp that is
-chosen, or why there is none. tests/interop/export/test_generated.py trains, exports and loads every row in
-transformers, tests/interop/gguf loads models of every architecture in llama.cpp.
+The class of transformers or the architecture of llama.cpp, or why there is none, follows from the code that
+exports. A cell is "tested" if docs/results/exports.json has a result of this row with the same settings and
+the same class. Two slow tests write this file: every row is trained, exported and loaded in transformers by
+tests/interop/export/test_generated.py, in llama.cpp by tests/interop/gguf/test_llama_cpp.py.
 """
 
+import hashlib
+import json
 import re
 import sys
 from pathlib import Path
@@ -19,6 +22,8 @@ from interop.gguf.writing.plan import make_plan
 from model import SCHEMES, ModelSettings, Transformer
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "interop.md"
+RESULTS = DOCUMENT.with_name("results") / "exports.json"
+GENERATED = "generated file"
 START, END = "<!-- support matrix -->", "<!-- end of the support matrix -->"
 SIZES = {"dim": 64, "layers": 4, "heads": 4, "kv_heads": 2}
 TRAINED = 64
@@ -67,22 +72,42 @@ ROWS: dict[str, dict] = {
 }
 
 
-def cells(settings: dict) -> tuple[str, str, str]:
+def settings_digest(settings: dict) -> str:
+    """Changes with the settings of a row, whose results are then those of another model."""
+    return hashlib.sha256(json.dumps([SIZES, settings], sort_keys=True).encode()).hexdigest()[:12]
+
+
+def measured() -> dict[str, dict[str, dict]]:
+    """Target (`transformers`, `gguf`) -> row -> result."""
+    return json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.is_file() else {}
+
+
+def _state(target: str, row: str, settings: dict, name: str) -> str:
+    """`tested` or `untested`."""
+    found = measured().get(target, {}).get(row, {})
+    has_result = (found.get("settings"), found.get("as")) == (settings_digest(settings), name)
+    return "tested" if has_result else "untested"
+
+
+def cells(row: str, settings: dict) -> tuple[str, str, str]:
     """transformers, GGUF and vLLM."""
     model = Transformer(ModelSettings.model_validate(SIZES | settings), 258, TRAINED).initialize(0)
     choice = choose_class(model)
-    # If frequencies follow the length, the cache keeps old keys, and all rows have the length of the longest.
-    how = "tested without cache and padding" if model.depends_on_length else "tested"
-    transformers = f"{how}: {choice.model_type}"
-    vllm = f"untested: {choice.model_type}"
+    scheme = settings["position"]["name"]
+    name = choice.model_type or GENERATED
+    state = _state("transformers", row, settings, name)
     if choice.model_type is None:
-        reason = choice.reason.removeprefix(f"{settings['position']['name']} ")
-        transformers = f"tested: generated file ({reason})"
+        transformers = f"{state}: {name} ({choice.reason.removeprefix(f'{scheme} ')})"
         vllm = "impossible: the generated file has attention of its own"
+    else:
+        # If frequencies follow the length, the cache keeps old keys, and all rows have that of the longest.
+        limits = " without cache and padding" if model.depends_on_length else ""
+        transformers, vllm = f"{state}{limits}: {name}", f"untested: {name}"
     try:
-        gguf = f"tested: {make_plan(model).architecture}"
+        architecture = make_plan(model).architecture
+        gguf = f"{_state('gguf', row, settings, architecture)}: {architecture}"
     except InteropError as error:
-        gguf = f"impossible: {_reason(str(error), settings['position']['name'])}"
+        gguf = f"impossible: {_reason(str(error), scheme)}"
     return transformers, gguf, vllm
 
 
@@ -96,7 +121,7 @@ def _reason(message: str, scheme: str) -> str:
 def matrix() -> str:
     """The table in Markdown."""
     lines = ["| | transformers | GGUF (llama.cpp) | vLLM |", "|---|---|---|---|"]
-    lines += [f"| {row} | {' | '.join(cells(settings))} |" for row, settings in ROWS.items()]
+    lines += [f"| {row} | {' | '.join(cells(row, settings))} |" for row, settings in ROWS.items()]
     return "\n".join(lines)
 
 

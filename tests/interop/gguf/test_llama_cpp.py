@@ -1,6 +1,8 @@
 """llama.cpp loads the exports and computes the same: logits, greedy text and ids of text."""
 
+import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,13 +14,16 @@ from data.tokenizers import HuggingFaceTokenizer
 from data.tokenizers.settings import HuggingFaceSettings
 from errors import InteropError
 from interop import build_model
+from interop.export.parity import MULTIPLES
 from interop.gguf import read_gguf, write_gguf
+from interop.gguf.export import export_gguf
 from interop.gguf.llama_cpp_process import is_installed, run_jobs
 from interop.gguf.pretokenizers import PRE_TOKENIZERS
-from model import ModelSettings, TokenPositions, Transformer
+from model import ModelSettings, Transformer
+from scripts.docs import support_matrix
+from tests.interop.export.measured import record, trained
 from tests.interop.gguf.files import write_model
 from tests.interop.gguf.models import (
-    ORIGINAL,
     SCHEMES,
     SIZES,
     TRAINED,
@@ -47,56 +52,92 @@ in_turn = pytest.mark.parametrize(
 )
 
 
-def trained(settings: dict) -> Transformer:
-    """20 steps on the bytes of a document of this repository."""
-    model = Transformer(ModelSettings.model_validate(SIZES | settings), VOCABULARY, TRAINED, ORIGINAL)
-    model.initialize(0)
+def text_of(rows: int) -> torch.Tensor:
+    """(rows, TRAINED + 1) bytes of a document of this repository."""
     data = torch.tensor(list(TEXT.encode()))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    generator = torch.Generator().manual_seed(4)
-    for _ in range(20):
-        starts = torch.randint(len(data) - TRAINED - 1, (8,), generator=generator)
-        windows = torch.stack([data[start : start + TRAINED + 1] for start in starts])
-        positions = TokenPositions.plain(TRAINED)
-        model(windows[:, :-1], positions, windows[:, 1:]).mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return model.eval()
+    starts = torch.randint(len(data) - TRAINED - 1, (rows,), generator=torch.Generator().manual_seed(4))
+    return torch.stack([data[start : start + TRAINED + 1] for start in starts])
 
 
-def check(name: str, found: np.ndarray, expected: torch.Tensor) -> None:
-    error = np.abs(found - expected.numpy()).max() / float(expected.abs().max())
+def error_of(found: np.ndarray, expected: torch.Tensor) -> float:
+    """The largest difference, relative to the largest logit."""
+    return float(np.abs(found - expected.numpy()).max() / expected.abs().max())
+
+
+def check(name: str, model: Transformer, found: dict, prompt: list[int]) -> float:
+    """Logits of the prompt, and greedy text token by token: each is our most likely one after those before
+    it, up to ties within rounding. Returns the largest error."""
+    greedy = found["greedy"].tolist()
+    expected = logits(model, prompt + greedy)
+    error = error_of(found["logits"], expected[: len(prompt)])
     assert error < 1e-4, (name, error)
+    if greedy:
+        steps = expected[len(prompt) - 1 : -1]
+        chosen = steps.gather(1, torch.tensor(greedy)[:, None])[:, 0]
+        assert (steps.max(-1).values - chosen <= 1e-4 * steps.abs().max()).all(), name
+        assert float((steps.argmax(-1) == torch.tensor(greedy)).float().mean()) > 0.95, name
+    return error
 
 
 @in_turn
-def test_trained_run(name, tmp_path):
-    """Logits past the trained length, and greedy text token by token."""
-    model = trained(SCHEMES[name][2])
+def test_random_weights(name, tmp_path):
+    """Weights for which each part of the model matters: logits and greedy text past the trained length."""
+    model = random_transformer(SCHEMES[name][2])
     write_gguf(model, ByteTokenizer(), tmp_path / "m.gguf")
     job = {"file": str(tmp_path / "m.gguf"), "ids": PROMPT, "new": NEW, "texts": ["x"]}
     (found,) = run_jobs([job])
-    greedy = found["greedy"].tolist()
-    expected = logits(model, PROMPT + greedy)
-    check(name, found["logits"], expected[: len(PROMPT)])
-    # Token by token: each is our most likely one after those before it, up to ties within rounding.
-    steps = expected[len(PROMPT) - 1 : -1]
-    chosen = steps.gather(1, torch.tensor(greedy)[:, None])[:, 0]
-    assert (steps.max(-1).values - chosen <= 1e-4 * steps.abs().max()).all()
-    assert float((steps.argmax(-1) == torch.tensor(greedy)).float().mean()) > 0.95
-    assert len(set(greedy)) > 1
+    check(name, model, found, PROMPT)
+    assert len(set(found["greedy"].tolist())) > 1
     assert found["first"].tolist() == [256]  # BOS, as in our runs
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SCHEMES)
-def test_random_weights(name, tmp_path):
-    """Weights for which each part of the model matters."""
-    model = random_transformer(SCHEMES[name][2])
-    write_gguf(model, ByteTokenizer(), tmp_path / "m.gguf")
-    ids = np.random.default_rng(2).integers(0, 256, 100).tolist()
-    (found,) = run_jobs([{"file": str(tmp_path / "m.gguf"), "ids": ids}])
-    check(name, found["logits"], logits(model, ids))
+def test_every_row_of_the_support_matrix_after_20_steps(tmp_path):
+    """Every row that llama.cpp computes; their greedy text may be one letter."""
+    models, jobs, figures = {}, [], {}
+    for number, (row, settings) in enumerate(support_matrix.ROWS.items()):
+        model = trained(settings, VOCABULARY, TRAINED, text_of(8))
+        try:
+            plan = write_gguf(model, ByteTokenizer(), tmp_path / f"{number}.gguf")
+        except InteropError:
+            continue
+        models[row] = model, plan.architecture
+        jobs.append({"file": str(tmp_path / f"{number}.gguf"), "ids": PROMPT, "new": NEW})
+    assert len(models) > 20
+    for (row, (model, architecture)), found in zip(models.items(), run_jobs(jobs), strict=True):
+        error = check(row, model, found, PROMPT)
+        figures[row] = support_matrix.ROWS[row], architecture, error
+    record("gguf", figures)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("multiple", MULTIPLES)
+@pytest.mark.parametrize("change", ["theta", "attention factor", "permutation"])
+def test_differing_exports_are_not_written(change, multiple, tmp_path, monkeypatch):
+    yarn = {"name": "yarn", "factor": 4.0}
+    position = {"name": "rope", "layout": "interleaved", "scaling": yarn}
+    model = random_transformer({"position": position})
+    run = SimpleNamespace(
+        model=model,
+        tokenizer=ByteTokenizer(),
+        folder=tmp_path,
+        step=1,
+        checkpoint_hash="0",
+        settings=SimpleNamespace(data=SimpleNamespace(bos=True)),
+    )
+    export_gguf(run, tmp_path / "same.gguf", multiples=[multiple])
+    amplitude = 1.01 * (0.1 * math.log(4) + 1)
+    others = {
+        "theta": position | {"theta": 10_010.0},
+        "attention factor": position | {"scaling": yarn | {"attention_factor": amplitude}},
+        "permutation": position | {"layout": "half"},
+    }
+    other = random_transformer({"position": others[change]})
+    monkeypatch.setattr(
+        "interop.gguf.export.write_gguf", lambda _, *rest, **more: write_gguf(other, *rest, **more)
+    )
+    with pytest.raises(InteropError, match=f"was not written: at {multiple * TRAINED:,} tokens"):
+        export_gguf(run, tmp_path / "differing.gguf", multiples=[multiple])
 
 
 IMPORTED = ("llama", "llama-llama3", "llama-yarn", "smollm3", "qwen3", "phi3", "granite_swa", "ministral3")
@@ -118,7 +159,7 @@ def test_files_of_other_models(tmp_path):
         jobs.append({"file": str(path), "ids": ids})
         expected.append(logits(build_model(read_gguf(path)).model, ids))
     for name, found, ours in zip(IMPORTED, run_jobs(jobs), expected, strict=True):
-        check(name, found["logits"], ours)
+        assert error_of(found["logits"], ours) < 1e-4, name
 
 
 def tokenizer_cases() -> dict[str, Tokenizer]:
