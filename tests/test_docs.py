@@ -119,7 +119,7 @@ PLACEHOLDERS = {
 }
 TEXT = ["data.source={name: files, path: texts}", "data.tokenizer.vocab_size=320", "data.valid_fraction=0.7"]
 MINIATURE = [
-    "train_length=128",
+    "train_length=256",
     "model.dim=16",
     "model.layers=4",
     "model.heads=2",
