@@ -17,29 +17,12 @@ from data import DataError, HuggingFaceTokenizer
 from data.preparation.tokenizer_training import train_tokenizer
 from data.tokenizers import load_tokenizer, lossless
 from data.tokenizers.settings import HuggingFaceSettings
+from tests.data.tokenizers.texts import ANY, HARD, WHITESPACE
 
 TEXT = (
     "def rotate(x, angle=10000):\n    for i in range(128):\n\tyield x[i] * 0.5  # don't\n\n\n"
     'Once upon a time, there was a <b>girl</b>; she said: "I\'m here!"\r\n  天下大势，分久必合。\n'
 )
-HARD = [
-    "",
-    " ",
-    "plain",
-    " leading and trailing  ",
-    "\ttabs\t\tand\nnewlines\r\n\r\n",
-    "天下大势，分久必合，合久必分。",
-    "emoji 😀👩‍👩‍👧 and é combining",
-    "a \u2581 literal \u2581\u2581 underline",
-    "NUL \0 inside \0",
-    "reserved \u2047 \u2585 \ufffd \ufeff \u0120",
-    "<|begin_of_text|><|end_of_text|></s><s><unk><0x0A>",
-    "a<|end_of_text|>b <|end_of_text|>",
-    "0123456789 ١٢٣ ²",
-    "\x00\x01\x7f",
-    "I'm, YOU'LL, 'tis",
-]
-TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
 
 
 def byte_level(**changes) -> HuggingFaceTokenizer:
@@ -111,14 +94,14 @@ def test_difficult_texts_have_the_ids_of_transformers(case, text):
     check(case, text)
 
 
-@hypothesis_settings(max_examples=60, deadline=None)
-@given(text=TEXTS)
+@hypothesis_settings(max_examples=60)
+@given(text=ANY)
 def test_any_text_has_the_ids_of_transformers(case, text):
     check(case, text)
 
 
-@hypothesis_settings(max_examples=60, deadline=None)
-@given(text=st.text("ab 1.'\n\r\t天é/\u2581", max_size=80))
+@hypothesis_settings(max_examples=60)
+@given(text=WHITESPACE)
 def test_whitespace_has_the_ids_of_transformers(case, text):
     check(case, text)
 
@@ -141,7 +124,7 @@ def test_every_piece_has_the_bytes_of_the_decoder(case):
     assert {piece for piece in ours.pieces if len(piece) == 1} == {bytes([byte]) for byte in range(256)}
 
 
-@hypothesis_settings(max_examples=60, deadline=None)
+@hypothesis_settings(max_examples=60)
 @given(text=st.text("ab 1.'\n\r\t天é/", max_size=200), block=st.integers(1, 30))
 def test_encoding_in_blocks_matches_whole_text(case, text, block):
     ours, _, _ = case

@@ -14,26 +14,12 @@ from data.preparation.tokenizer_training import LONGEST_LINE, pieces_of, train_s
 from data.tokenizers import load_tokenizer_file, lossless
 from data.tokenizers.settings import SentencePieceSettings
 from tests.corpora import STORIES, needs_stories
+from tests.data.tokenizers.texts import ANY, HARD, WHITESPACE
 
 TEXT = (
     "def rotate(x, angle=10000):\n    for i in range(128):\n\tyield x[i] * 0.5  # a comment\n"
     "class Position:\n        return self.table[12345]\n\n"
 )
-HARD = [
-    "plain",
-    " leading and trailing  ",
-    "\ttabs\t\tand\nnewlines\r\n\r\n",
-    "天下大势，分久必合，合久必分。",
-    "emoji 😀👩‍👩‍👧 and é combining",
-    "a \u2581 literal \u2581\u2581 underline",
-    "\u2581",
-    "NUL \0 inside \0",
-    "reserved \u2047 \u2585 \ufffd \ufeff",
-    "<s></s><unk><pad><0x0A>",
-    "0123456789",
-    "\x00\x01\x7f",
-    "        eight spaces",
-]
 
 
 @pytest.fixture(scope="module", params=["bpe", "unigram", "bytes"])
@@ -58,14 +44,14 @@ def test_difficult_texts_round_trip(tokenizer, text):
     check_exact(tokenizer, text)
 
 
-@hypothesis_settings(max_examples=60, deadline=None)
-@given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=60))
+@hypothesis_settings(max_examples=60)
+@given(text=ANY)
 def test_any_text_round_trips(tokenizer, text):
     check_exact(tokenizer, text)
 
 
-@hypothesis_settings(max_examples=40, deadline=None)
-@given(text=st.text("ab 1\n\t\u2581", max_size=60))
+@hypothesis_settings(max_examples=40)
+@given(text=WHITESPACE)
 def test_whitespace_round_trips(tokenizer, text):
     check_exact(tokenizer, text)
 
@@ -99,7 +85,7 @@ def test_encoding_by_lines_matches_whole_text(tokenizer, monkeypatch):
     assert tokenizer.encode(text) == whole
 
 
-@hypothesis_settings(max_examples=40, deadline=None)
+@hypothesis_settings(max_examples=40)
 @given(st.text("aé天 \n\t\u2581\0", max_size=200), st.integers(8, 30))
 def test_long_training_lines_are_split(text, longest):
     pieces = list(pieces_of(text, longest))
