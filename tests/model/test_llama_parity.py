@@ -5,37 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from model import ModelSettings, TokenPositions, Transformer
 from model.position.schemes.rope import RopeSettings
+from tests.model.llama import as_llama, their_name
 from tests.model.zoo import close
 
 C, LAYERS, H, D, HIDDEN, V, B, T = 30, 3, 6, 10, 43, 37, 2, 23
 TRAIN = 16
-
-NAMES = {
-    "embed.weight": "model.embed_tokens.weight",
-    "norm.weight": "model.norm.weight",
-    "head.weight": "lm_head.weight",
-    "attention_norm": "input_layernorm",
-    "mlp_norm": "post_attention_layernorm",
-    "attention.w": "self_attn.",
-    "mlp.": "mlp.",
-}
-
-
-def their_name(ours: str) -> str:
-    if ours in NAMES:
-        return NAMES[ours]
-    _, index, rest = ours.split(".", 2)
-    if rest.startswith("attention.w"):
-        rest = f"self_attn.{rest[len('attention.w')]}_proj.weight"
-    elif rest.startswith("mlp."):
-        rest = f"mlp.{rest.split('.')[1]}_proj.weight"
-    else:
-        rest = f"{NAMES[rest.split('.')[0]]}.weight"
-    return f"model.layers.{index}.{rest}"
 
 
 class ExactNorm(nn.Module):
@@ -70,21 +48,6 @@ def pair(
     theirs: dict | None = None,
 ):
     """Our model and theirs with the same random weights."""
-    config = LlamaConfig(
-        vocab_size=V,
-        hidden_size=C,
-        intermediate_size=HIDDEN,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=H,
-        num_key_value_heads=groups,
-        head_dim=D,
-        max_position_embeddings=64,
-        rms_norm_eps=1e-5,
-        tie_word_embeddings=tie_embeddings,
-        attn_implementation="sdpa",
-        rope_parameters={"rope_theta": 500.0, "rope_type": "default", **(theirs or {})},
-    )
-    reference = LlamaForCausalLM(config).eval()
     settings = ModelSettings(
         dim=C,
         layers=LAYERS,
@@ -103,10 +66,9 @@ def pair(
         for name, p in model.named_parameters()
     }
     model.load_state_dict(state)
-    mapped = {their_name(name): value for name, value in state.items()}
-    missing, unexpected = reference.load_state_dict(mapped, strict=False)
-    assert not unexpected and set(missing) <= ({"lm_head.weight"} if tie_embeddings else set())
-    return model.to(dtype).eval(), reference.to(dtype).eval()
+    rope = {"rope_theta": 500.0, "rope_type": "default", **(theirs or {})}
+    reference = as_llama(model, rope_parameters=rope, attn_implementation="sdpa")
+    return model.to(dtype).eval(), reference.to(dtype)
 
 
 def make_exact(reference: LlamaForCausalLM) -> None:

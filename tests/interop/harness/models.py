@@ -9,7 +9,7 @@ import torch
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
-from transformers import LlamaConfig, LlamaForCausalLM, LlamaTokenizer, PreTrainedTokenizerFast
+from transformers import LlamaForCausalLM, LlamaTokenizer, PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from data.settings import DataSettings
@@ -17,22 +17,12 @@ from data.tokenizers import ByteTokenizer
 from interop.runs import find_source, write_run
 from model import ModelSettings, Transformer
 from tests.corpora import STORIES
+from tests.model.llama import as_llama
 from training.checkpoint.storage import save_checkpoint
 from training.config.settings import RunSettings
 from training.run.directory import create_run, load
 
 LENGTH = 96
-NAMES = {
-    "attention_norm": "input_layernorm",
-    "attention.wq": "self_attn.q_proj",
-    "attention.wk": "self_attn.k_proj",
-    "attention.wv": "self_attn.v_proj",
-    "attention.wo": "self_attn.o_proj",
-    "mlp_norm": "post_attention_layernorm",
-    "mlp.gate": "mlp.gate_proj",
-    "mlp.up": "mlp.up_proj",
-    "mlp.down": "mlp.down_proj",
-}
 
 
 def byte_run(folder: Path, position: dict | None = None, bos: bool = True, eos: bool = True) -> Path:
@@ -54,37 +44,6 @@ def byte_run(folder: Path, position: dict | None = None, bos: bool = True, eos: 
     create_run(folder, settings, ByteTokenizer(), ["test"])
     save_checkpoint(folder, 0, model)
     return folder
-
-
-def as_llama(model: Transformer, **config) -> LlamaForCausalLM:
-    """The weights of a plain Llama of ours in transformers' class."""
-    s = model.settings
-    llama = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=model.vocab_size,
-            hidden_size=s.dim,
-            intermediate_size=s.ffn_dim,
-            num_hidden_layers=s.layers,
-            num_attention_heads=s.heads,
-            num_key_value_heads=s.kv_heads,
-            head_dim=s.head_dim,
-            max_position_embeddings=model.train_length,
-            rms_norm_eps=s.norm_eps,
-            tie_word_embeddings=s.tie_embeddings,
-            **config,
-        )
-    ).eval()
-    own = {
-        "embed.weight": "model.embed_tokens.weight",
-        "norm.weight": "model.norm.weight",
-        "head.weight": "lm_head.weight",
-    }
-    for i in range(s.layers):
-        own |= {
-            f"layers.{i}.{ours}.weight": f"model.layers.{i}.{theirs}.weight" for ours, theirs in NAMES.items()
-        }
-    llama.load_state_dict({own[name]: weight for name, weight in model.state_dict().items()})
-    return llama
 
 
 def byte_tokenizer(bos: bool = True) -> PreTrainedTokenizerFast:

@@ -4,6 +4,7 @@ import json
 
 import lm_eval
 import pytest
+import yaml
 from lm_eval.tasks import TaskManager
 
 from data.tasks.closed import RecallTask
@@ -87,39 +88,27 @@ def test_task_settings_and_metadata_errors():
         manager(lengths="many", tokenizer="bytes").load(["sextant_recall"])
 
 
-TASK_FILES = {
-    "choice.yaml": """
-task: local_choice
-dataset_path: json
-dataset_kwargs: {data_files: DOCS, cache_dir: CACHE}
-test_split: train
-output_type: multiple_choice
-doc_to_text: "Q: {{question}}\\nA:"
-doc_to_choice: "{{choices}}"
-doc_to_target: "{{label}}"
-metric_list: [{metric: acc}, {metric: acc_norm}]
-""",
-    "text.yaml": """
-task: local_text
-dataset_path: json
-dataset_kwargs: {data_files: DOCS, cache_dir: CACHE}
-test_split: train
-output_type: loglikelihood_rolling
-doc_to_text: ""
-doc_to_target: "{{text}}"
-metric_list: [{metric: word_perplexity}, {metric: bits_per_byte}]
-""",
-    "answer.yaml": """
-task: local_answer
-dataset_path: json
-dataset_kwargs: {data_files: DOCS, cache_dir: CACHE}
-test_split: train
-output_type: generate_until
-doc_to_text: "{{question}}"
-doc_to_target: "{{choices[label]}}"
-generation_kwargs: {until: ["\\n", "e"], max_gen_toks: 10, do_sample: false}
-metric_list: [{metric: exact_match}]
-""",
+LOCAL = {
+    "local_choice": {
+        "output_type": "multiple_choice",
+        "doc_to_text": "Q: {{question}}\nA:",
+        "doc_to_choice": "{{choices}}",
+        "doc_to_target": "{{label}}",
+        "metric_list": [{"metric": "acc"}, {"metric": "acc_norm"}],
+    },
+    "local_text": {
+        "output_type": "loglikelihood_rolling",
+        "doc_to_text": "",
+        "doc_to_target": "{{text}}",
+        "metric_list": [{"metric": "word_perplexity"}, {"metric": "bits_per_byte"}],
+    },
+    "local_answer": {
+        "output_type": "generate_until",
+        "doc_to_text": "{{question}}",
+        "doc_to_target": "{{choices[label]}}",
+        "generation_kwargs": {"until": ["\n", "e"], "max_gen_toks": 10, "do_sample": False},
+        "metric_list": [{"metric": "exact_match"}],
+    },
 }
 
 
@@ -138,13 +127,11 @@ def local_tasks(tmp_path_factory):
         for n in range(7)
     ]
     documents.write_text("\n".join(map(json.dumps, rows)))
-    for name, text in TASK_FILES.items():
-        filled = text.replace("DOCS", str(documents)).replace("CACHE", str(folder / "cache"))
-        (folder / name).write_text(filled)
+    source = {"data_files": str(documents), "cache_dir": str(folder / "cache")}
+    common = {"dataset_path": "json", "dataset_kwargs": source, "test_split": "train"}
+    for name, task in LOCAL.items():
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump({"task": name, **common, **task}))
     return folder
-
-
-LOCAL = ["local_choice", "local_text", "local_answer"]
 
 
 def close(found: dict, expected: dict) -> None:
@@ -164,9 +151,9 @@ def close(found: dict, expected: dict) -> None:
 
 def test_whole_evaluations_equal_hf(bytes_pair, local_tasks):
     run, llama, tokenizer = bytes_pair
-    expected = evaluated(hf_model(llama, tokenizer, batch_size=3), LOCAL, manager(local_tasks))
-    close(evaluated(SextantLM(run, batch_size=3), LOCAL, manager(local_tasks)), expected)
-    items = {"lengths": [128, 160], "items": 4, "tokenizer": "bytes"}
+    expected = evaluated(hf_model(llama, tokenizer, batch_size=3), [*LOCAL], manager(local_tasks))
+    close(evaluated(SextantLM(run, batch_size=3), [*LOCAL], manager(local_tasks)), expected)
+    items = {"lengths": [160], "items": 3, "tokenizer": "bytes"}
     expected = evaluated(hf_model(llama, tokenizer, max_length=160), ["sextant"], manager(**items))
     close(evaluated(SextantLM(run, max_length=160, batch_size=4), ["sextant"], manager(**items)), expected)
 
