@@ -16,4 +16,5 @@ ruff format --check --quiet . || { echo "error: run 'ruff format .'" >&2; exit 1
 echo "== pytest" >&2
 # One thread per process. bash 3.2 treats an empty array as unset, hence ${words[@]+...}.
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
-exec python -m pytest -n auto --maxprocesses 8 ${words[@]+"${words[@]}"}
+# worksteal: each process runs a contiguous part of the tests, which share fixtures, then takes over others.
+exec python -m pytest -n auto --maxprocesses 8 --dist worksteal ${words[@]+"${words[@]}"}
