@@ -86,6 +86,7 @@ class MupSettings(StrictSettings):
 
 
 _COUNTS_IF_CHANGED: dict[str, Any] = {"counts_if_changed": True}
+_Multiplier = Annotated[float, Field(gt=0, allow_inf_nan=False, json_schema_extra=_COUNTS_IF_CHANGED)]
 _DERIVED = ("kv_heads", "head_dim", "ffn_dim")
 
 
@@ -129,20 +130,11 @@ class ModelSettings(StrictSettings):
     mlp_bias: bool = Field(
         False, description="biases of the MLP's projections", json_schema_extra=_COUNTS_IF_CHANGED
     )
-    embedding_multiplier: float = Field(
+    embedding_multiplier: _Multiplier = Field(1.0, description="factor on token embeddings (Granite)")
+    residual_multiplier: _Multiplier = Field(
         1.0,
-        gt=0,
-        allow_inf_nan=False,
-        description="factor on token embeddings (Granite)",
-        json_schema_extra=_COUNTS_IF_CHANGED,
-    )
-    residual_multiplier: float = Field(
-        1.0,
-        gt=0,
-        allow_inf_nan=False,
         description="factor on the output of attention and MLP before it is added to the residual stream "
         "(Granite)",
-        json_schema_extra=_COUNTS_IF_CHANGED,
     )
     attention_multiplier: float | None = Field(
         None,
@@ -151,12 +143,9 @@ class ModelSettings(StrictSettings):
         description="factor on q·k (Granite); null: 1/√D, or the scale of mup",
         json_schema_extra=_COUNTS_IF_CHANGED,
     )
-    logit_divisor: float = Field(
+    logit_divisor: _Multiplier = Field(
         1.0,
-        gt=0,
-        allow_inf_nan=False,
         description="the head's output is divided by this (Granite's logits_scaling)",
-        json_schema_extra=_COUNTS_IF_CHANGED,
     )
     tie_embeddings: bool = Field(False, description="tie the output head to the token embedding")
     norm_eps: float = Field(1e-5, gt=0, description="epsilon of RMSNorm")
