@@ -152,7 +152,7 @@ def train(*arguments: str, run_dir: str | Path | None = None) -> "LoadedRun":
     with _command_line("train.py", *words, "--run-dir", str(folder)):
         status = _script("train").main()
     if status:
-        raise RuntimeError(f"training stopped with status {status}; the same call resumes it")
+        raise RuntimeError(f"training stopped with status {status}; repeat the call to resume it")
     return load(folder)
 
 

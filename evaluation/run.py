@@ -80,7 +80,7 @@ def resolve_all(methods: Sequence[Method], subject: EvaluatedModel) -> dict[str,
 def absent_cells(
     methods: Sequence[Method], lengths: Sequence[int], subject: EvaluatedModel, refuse: bool
 ) -> dict[tuple[str, int], str]:
-    """The cells beyond the reach of a method's positions, and why.
+    """The cells whose length exceeds the positions of their method, and why.
 
     Raises EvaluationError if no cell remains at a length, with `refuse`.
     """
@@ -94,8 +94,8 @@ def absent_cells(
     for length in lengths if refuse else ():
         if all((label, length) in absent for label in limits):
             raise EvaluationError(
-                f"length {length} is beyond the reach of {', '.join(limits)}: at most "
+                f"length {length} exceeds the positions of {', '.join(limits)}: at most "
                 f"{max(limit or 0 for limit in limits.values())} tokens; shorten lengths, or add a method "
-                f"with a longer reach (--matrix tries all). {subject.legal}".rstrip()
+                f"that extends the positions (--matrix tries all). {subject.legal}".rstrip()
             )
     return absent

@@ -107,7 +107,8 @@ class EvaluationSettings(TargetSettings):
         "fixed-targets", description="which tokens are scored, and with how much context"
     )
     unreachable: Literal["refuse", "dash"] = Field(
-        "refuse", description="a length beyond the reach of every method is an error, or a dash in the table"
+        "refuse",
+        description="a length that no method supports is an error, or a dash in the table",
     )
     stride: int | None = Field(None, ge=1, description="sliding: new targets per window; default: length / 8")
     windows_per_document: int = Field(4, ge=4, description="by-position: windows at random offsets")

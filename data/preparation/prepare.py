@@ -129,7 +129,9 @@ def _alone(folder: Path, console: Any) -> Iterator[None]:
             console.info(f"waiting for another process that prepares {folder}")
             locked(lock, wait=True)
         elif ours is None:
-            console.warn(f"{folder} is on a disk without locks; do not prepare it in another process now")
+            console.warn(
+                f"{folder} is on a file system without locks; do not prepare it in another process meanwhile"
+            )
         if ours is not None:  # left by killed processes; no other process writes here now
             for draft in folder.rglob(".*.tmp"):
                 draft.unlink(missing_ok=True)

@@ -91,7 +91,7 @@ class HuggingFaceTokenizer(Tokenizer):
     def _control(self, token: int | str | None, names: dict[int, str], origin: str) -> int | None:
         i = self._tokenizer.token_to_id(token) if isinstance(token, str) else token
         if token is not None and i not in names:
-            raise DataError(f"{origin} has no token {token!r}, which is given as a control symbol")
+            raise DataError(f"{origin}: the control symbol {token!r} is not in the vocabulary")
         return i
 
     def _make_plain(self) -> None:

@@ -187,7 +187,7 @@ def _reach(found: GenerationResult, method: Method, total: int) -> int:
     found.shorter[method.label] = f"its positions end after {limit} tokens"
     if limit + 1 < found.edges[1]:
         raise EvaluationError(
-            f"method {method.label!r} has no room for {found.edges[1] - found.edges[0]} tokens past a prompt "
-            f"of {found.edges[0]}: {found.shorter[method.label]}; lower prompt or bucket"
+            f"method {method.label!r} has no room for {found.edges[1] - found.edges[0]} new tokens after a "
+            f"prompt of {found.edges[0]}: {found.shorter[method.label]}; decrease prompt or bucket"
         )
     return max(edge for edge in found.edges if edge <= limit + 1)

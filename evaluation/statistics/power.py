@@ -65,7 +65,7 @@ def half_to_detect(difference: float, power: float = 0.8, *, alpha: float = 0.05
     this one; at power 0.5 the difference itself. Raises EvaluationError if there is no such half-width.
     """
     if not (math.isfinite(difference) and difference > 0):
-        raise EvaluationError(f"a difference of {difference} nats cannot be detected; choose one above 0")
+        raise EvaluationError(f"the difference must be a finite number of nats above 0, got {difference}")
     if not 0.5 <= power < 1:
         raise EvaluationError(f"power={power} is out of range; choose 0.5 or more, and less than 1")
     normal = NormalDist().inv_cdf

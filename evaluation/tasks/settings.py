@@ -25,7 +25,8 @@ class TaskEvaluationSettings(MeasurementSettings):
         "if it was trained on text, else task.haystack",
     )
     unreachable: Literal["refuse", "dash"] = Field(
-        "refuse", description="a length beyond the reach of every method is an error, or a dash in the table"
+        "refuse",
+        description="a length that no method supports is an error, or a dash in the table",
     )
     batch: int | None = Field(None, ge=1, description="items per batch; default: as the memory allows")
 

@@ -32,16 +32,6 @@ def plain_frequencies(theta: float, dims: int) -> Tensor:
     return theta ** -(torch.arange(0, dims, 2, dtype=torch.float64, device="cpu") / dims)
 
 
-def critical_dimension(theta: float, dims: int, length: int) -> int:
-    """How many of r rotated features are in pairs that complete a rotation within `length` tokens.
-
-    D_c = 2⌈(r/2)·log_b(L0 / 2π)⌉, Liu et al. 2023 (arXiv:2310.05209); 92 of 128 for b 10000 and L0 4096.
-    Beyond the trained length, the other pairs have angles that never occur in training.
-    """
-    pairs = math.ceil(dims / 2 * math.log(length / (2 * math.pi), theta))
-    return 2 * min(max(pairs, 0), dims // 2)
-
-
 def resonant(frequencies: Tensor) -> Tensor:
     """Frequencies whose wavelengths are whole numbers of tokens: 2π / round(2π / θ_k).
 

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from errors import ModelError
 
-LAYOUTS = ("plain", "ragged", "packed")
-
 
 @dataclass(frozen=True)
 class TokenPositions:

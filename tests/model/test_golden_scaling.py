@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from model import ModelError, TokenPositions, check_override
 from model.position import SCHEMES, HeadGeometry
-from model.position.scaling import critical_dimension, plain_frequencies
+from model.position.scaling import plain_frequencies
 from tests.model.test_golden_positions import THETA, huggingface, rope
 from tests.model.zoo import TRAIN, T, build, cached, close, ids, settings_of
 
@@ -241,14 +241,12 @@ def test_dropped_positions_equal_nope():
     assert (trained(tokens, positions) - nope(tokens, positions)).abs().max() > 1e-2
 
 
-def test_the_critical_dimension():
-    assert critical_dimension(THETA, 128, 4096) == 92  # Liu et al. 2023
+def test_pairs_that_complete_a_rotation():
+    assert scheme("rope", 128, 4096).whole_turns(4096) == (46, 64)  # 92 of 128 dimensions: Liu et al. 2023
     for theta, dims, length in ((THETA, 64, 512), (500_000.0, 64, 512), (THETA, 10, 11), (100.0, 128, 5000)):
         made = scheme("rope", dims, length, theta=theta)
         turned = sum(length * theta ** (-2 * k / dims) >= 2 * math.pi for k in range(dims // 2))
-        assert critical_dimension(theta, dims, length) == 2 * turned
         assert made.whole_turns(length) == (turned, dims // 2)
-    assert critical_dimension(THETA, 64, 6) == 0 and critical_dimension(2.0, 64, 4096) == 64
     assert scheme("p_rope", 64, 1 << 20, share=0.25).whole_turns(1 << 20) == (8, 32)
 
 

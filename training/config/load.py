@@ -40,7 +40,7 @@ def apply_overrides(settings: S, overrides: list[str]) -> S:
     """The same settings with overrides applied; files are rejected."""
     files, _ = split_arguments(overrides)
     if files:
-        raise ConfigError(f"{files[0]}: only overrides such as model.position.window=256 can be used here")
+        raise ConfigError(f"{files[0]}: use overrides such as model.position.window=256 here, not a file")
     layers = SettingsLayers(settings.model_dump(mode="json"))
     layers.apply(overrides)
     return _validated(type(settings), layers)

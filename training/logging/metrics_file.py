@@ -46,7 +46,7 @@ class MetricsFile:
             self._stream.flush()
             os.fsync(self._stream.fileno())
         except OSError as error:
-            raise TrainingError(f"{self.file}: cannot be flushed to the disk: {error.strerror}") from error
+            raise TrainingError(f"{self.file}: cannot be flushed to disk: {error.strerror}") from error
 
     def close(self) -> None:
         self._stream.close()

@@ -39,7 +39,9 @@ def announce(run: TrainingRun, start: int) -> None:
         if isinstance(scheme, Rope):
             turned, pairs = scheme.whole_turns(settings.train_length)
             of = f" ({kind})" if len(s.kinds) > 1 else ""
-            console.info(f"pairs that complete a turn within train_length: {turned} of {pairs}{of}")
+            console.info(
+                f"rotary pairs that complete a rotation within train_length: {turned} of {pairs}{of}"
+            )
     passes = {} if settings.data.group_bytes else batches.passes_by_label(settings.steps)
     data = ", ".join(
         f"{n:.2f} epochs" + (f" of {label}" if len(passes) > 1 else "") for label, n in passes.items()

@@ -82,7 +82,7 @@ def check_text(settings: RunSettings, prepared: PreparedData, tokenizer_hash: st
     found, longest = prepared.tokenizer.hash, prepared.longest
     if found != tokenizer_hash:
         raise TrainingError(
-            f"{prepared.folder} was made with another tokenizer ({found[:12]}) than the parent's "
+            f"{prepared.folder} was prepared with another tokenizer ({found[:12]}) than the parent's "
             f"({tokenizer_hash[:12]}): set data.tokenizer as in the parent"
         )
     if longest < settings.train_length and not settings.is_fork:
@@ -169,8 +169,8 @@ def check_fork(step: int, old: RunSettings, new: RunSettings) -> None:
         raise TrainingError("\n       ".join(wrong))
     if new.steps <= step:
         raise TrainingError(
-            f"training.tokens = {new.training.tokens} gives {new.steps} steps, and the checkpoint is at step "
-            f"{step}: raise it above {new.tokens_after(step)}, or set parent.checkpoint to an earlier one"
+            f"training.tokens = {new.training.tokens} is {new.steps} steps, but the checkpoint is at step "
+            f"{step}: increase it above {new.tokens_after(step)}, or set parent.checkpoint to an earlier one"
         )
     if _segments_before(old, step) != _segments_before(new, step):
         raise TrainingError(

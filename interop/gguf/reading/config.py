@@ -91,7 +91,9 @@ def _rotary(file: GGUFFile, config: dict[str, Any]) -> dict[str, Any]:
     kind = file.text(f"{a}.rope.scaling.type", "none" if divisors else "linear")
     factor = file.get(f"{a}.rope.scaling.factor", file.get(f"{a}.rope.scale_linear")) or 1.0
     if divisors and (kind == "yarn" or (kind == "linear" and factor != 1)):
-        raise InteropError(f"{file.path}: {a}.rope.scaling.type = {kind!r} together with a frequency table")
+        raise InteropError(
+            f"{file.path}: {a}.rope.scaling.type = {kind!r} cannot be combined with a table of frequencies"
+        )
     if divisors:
         return {"rope_parameters": found | _table(file, config, *divisors, theta, rotated)}
     if kind == "yarn" and factor != 1:
@@ -99,7 +101,9 @@ def _rotary(file: GGUFFile, config: dict[str, Any]) -> dict[str, Any]:
     if kind == "linear" and factor != 1:
         return {"rope_parameters": found | {"rope_type": "linear", "factor": float(factor)}}
     if kind not in ("none", "linear", "yarn"):
-        raise InteropError(f"{file.path}: {a}.rope.scaling.type = {kind!r} without the factors it requires")
+        raise InteropError(
+            f"{file.path}: {a}.rope.scaling.type = {kind!r} cannot be imported without its factors"
+        )
     return {"rope_parameters": found | {"rope_type": "default"}}
 
 

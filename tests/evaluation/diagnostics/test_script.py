@@ -124,7 +124,7 @@ def test_generation_diagnostics_end_to_end(root, monkeypatch, capsys):  # noqa: 
     assert {(c["start"], c["stop"]) for c in report["cells"]} == {(12, 24)}
     with pytest.raises(EvaluationError, match="less than a bucket"):
         call(monkeypatch, root / "run", "protocol=generation", "length=20")
-    with pytest.raises(EvaluationError, match="no room for 12 tokens past a prompt of 30"):
+    with pytest.raises(EvaluationError, match="no room for 12 new tokens after a prompt of 30"):
         call(monkeypatch, root / "learned", "protocol=generation", "prompt=30", "length=72")
 
 

@@ -126,7 +126,7 @@ def test_unknown_quantization(path):
         ({"attention.layer_norm_rms_epsilon": "x"}, r"layer_norm_rms_epsilon"),
         ({"context_length": None}, r"llama.context_length"),
         ({"expert_count": 8}, r"llama.expert_count"),
-        ({"rope.scaling.type": "longrope"}, r"without the factors"),
+        ({"rope.scaling.type": "longrope"}, r"without its factors"),
         ({"rope.scaling.type": "cubic"}, r"'cubic'"),
         ({"rope.scaling.type": 3}, r"rope.scaling.type"),
         ({"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}, r"original_context_length"),

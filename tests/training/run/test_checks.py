@@ -111,8 +111,10 @@ def test_rotation_coverage_is_reported_before_first_step(overrides, message, cap
     batches = SimpleNamespace(passes_by_label=lambda steps: {"": 0.1}, cut_share=lambda length: 0.1)
     run = SimpleNamespace(settings=settings, model=model, batches=batches, folder=tmp_path, console=Console())
     announce(run, 0)  # type: ignore[arg-type]
-    lines = [line for line in capsys.readouterr().err.splitlines() if "complete a turn" in line]
-    assert lines == [f"pairs that complete a turn within train_length: {pairs}" for pairs in message]
+    lines = [line for line in capsys.readouterr().err.splitlines() if "complete a rotation" in line]
+    assert lines == [
+        f"rotary pairs that complete a rotation within train_length: {pairs}" for pairs in message
+    ]
 
 
 @pytest.mark.parametrize(("epochs", "warned"), [(15.9, False), (57_320.0, True)])
