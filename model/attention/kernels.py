@@ -239,11 +239,15 @@ def _masked_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: floa
     if single and heads != groups:  # the queries of a group become the queries of one key/value head
         q = q.unflatten(1, (groups, -1)).squeeze(3)
         mask = mask.unflatten(1, (groups, -1)).squeeze(3) if mask.shape[1] == heads else mask
-    elif q.device.type == "cuda":  # a mask with grouped queries would materialize all scores
-        k, v = repeated(k, heads), repeated(v, heads)
+    dtype = v.dtype
+    if q.device.type == "cuda":
+        # The fused kernel with a mask requires equal numbers of heads, and a contiguous mask of q's dtype. In
+        # bfloat16 the mask would round distances above 256.
+        q, k, v = (repeated(x, q.shape[1]).to(mask.dtype) for x in (q, k, v))
+        mask = mask.contiguous()
     # Autocast would round the mask and copy the strided view. q, k and v already have the dtype of v.
     with torch.autocast(q.device.type, enabled=False):
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=True)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=True).to(dtype)
     return out.flatten(1, 2).unsqueeze(2) if single else out
 
 
