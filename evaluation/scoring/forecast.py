@@ -58,7 +58,7 @@ def blocks_at_once(model: Transformer) -> int:
     device, found = model.embed.weight.device, [0]
 
     def inspect(views: list[AttentionView], v: torch.Tensor, scale: float, sink: Any, out: Any) -> None:
-        kernel, (first, *_) = choose(views, sink, device.type), views
+        kernel, (first, *_) = choose(views, v, sink, device.type), views
         if first.weights_fn is not None:
             found.append(BLOCKS["weighed"])
         elif kernel == "explicit":
