@@ -128,7 +128,7 @@ def weighted_means(
         compared: queries and keys of the weights w.
         counted: queries and keys of the weights u in the denominator; None: the same as w.
         v: (B, G, T, D).
-        pairs: mask of the K queries, the last of the T tokens, and the T keys.
+        mask: of the K queries, the last of the T tokens, and the T keys.
         document: (B or 1, T) documents of the keys, each contiguous; None if there is only one in all passes.
         before: sums over earlier tokens.
         chunk: tokens per chunk.

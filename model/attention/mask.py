@@ -225,7 +225,7 @@ class AttentionMask:
             if self.is_by_distance and isinstance(keys, slice):
                 mask = self.by_distance()[None, :, None, keys].to(dtype)
             else:
-                mask = self.mask(0, 1, keys, dtype)  # (R, H or 1, 1, s)
+                mask = self.additive(0, 1, keys, dtype)  # (R, H or 1, 1, s)
             rows, heads = mask.shape[:2]
             if heads == 1 and rows > 1:
                 mask = mask.expand(-1, groups, -1, -1)
