@@ -1,7 +1,8 @@
 """Token generation for a batch that rows join and leave between steps: continuous batching.
 
-Yu et al. 2022 (Orca, OSDI 2022). A row is prefilled alone, in chunks between the steps of the others, and
-then joins their cache. Its tokens are those of `Generation` with the same seed, up to rounding.
+Yu et al. 2022 (Orca, OSDI 2022). A prompt is prefilled alone, in chunks between the steps of the other rows,
+and its rows then join their cache. The tokens of a row are those of `Generation` with the same seed, up to
+rounding.
 """
 
 from __future__ import annotations
@@ -69,6 +70,15 @@ class GenerationRow:
         return len(self.prompt) + self.tokens
 
 
+@dataclass(eq=False)
+class _Prefill:
+    """Waiting rows with the same prompt and declared length, and the first `filled` tokens of their cache."""
+
+    rows: list[GenerationRow]
+    cache: Cache
+    filled: int = 0
+
+
 class ContinuousBatch:
     """Rows that are generated together; each step yields at most one new token per row.
 
@@ -90,22 +100,31 @@ class ContinuousBatch:
         self.model, self.eos_ids, self.chunk = model, frozenset(eos_ids), chunk
         self.vocab_size = model.vocab_size if vocab_size is None else vocab_size
         self.rows: list[GenerationRow] = []  # in the order of the cache
-        self.waiting: deque[tuple[GenerationRow, Cache]] = deque()  # not prefilled yet
+        self._waiting: deque[_Prefill] = deque()
         self._cache: Cache | None = None
         self._device = model.embed.weight.device
 
     def __len__(self) -> int:
-        return len(self.rows) + len(self.waiting)
+        return len(self.rows) + sum(len(one.rows) for one in self._waiting)
 
     def admit(self, row: GenerationRow) -> None:
-        """Add a row. Raises ModelError if its prompt is invalid or too long."""
+        """Add a row. Rows with the same prompt and declared length that are admitted between two steps are
+        prefilled once.
+
+        Raises:
+            ModelError: its prompt is invalid or too long.
+        """
         check_prompts(self.model, [row.prompt], max(1, row.tokens), self.vocab_size)
         if not row.sampling.greedy and row.tokens:
             row.chances = uniform_draws([row.seed], row.tokens).to(self._device)
         if row.sampling.repetition_penalty != 1:
             row.previous = torch.zeros(1, self.vocab_size, dtype=torch.bool, device=self._device)
             row.previous[0, torch.tensor(row.prompt, device=self._device)] = True
-        self.waiting.append((row, Cache(self.model, 1, len(row.prompt))))
+        for one in self._waiting:
+            if not one.filled and (one.rows[0].prompt, one.rows[0].tokens) == (row.prompt, row.tokens):
+                one.rows.append(row)
+                return
+        self._waiting.append(_Prefill([row], Cache(self.model, 1, len(row.prompt))))
 
     @torch.inference_mode()
     def step(self) -> list[tuple[GenerationRow, list[TokenScore]]]:
@@ -117,7 +136,7 @@ class ContinuousBatch:
         scores: dict[GenerationRow, list[TokenScore]] = {}
         self.remove_finished()
         parts = [self._extend()] if self.rows else []
-        if self.waiting:
+        if self._waiting:
             logits = self._prefill(scores)
             if logits is not None:
                 parts.append(logits)
@@ -127,7 +146,9 @@ class ContinuousBatch:
 
     def remove_finished(self) -> None:
         """Free the memory of finished rows. `step` does so too, before its forward pass."""
-        self.waiting = deque(one for one in self.waiting if one[0].finish is None)
+        for one in self._waiting:
+            one.rows = [row for row in one.rows if row.finish is None]
+        self._waiting = deque(one for one in self._waiting if one.rows)
         kept = [index for index, row in enumerate(self.rows) if row.finish is None]
         if len(kept) == len(self.rows):
             return
@@ -135,10 +156,12 @@ class ContinuousBatch:
         if self._cache is not None:
             self._cache = self._merged([(self._cache, kept)]) if kept else None
 
-    def clear(self) -> None:
-        """Remove all rows."""
+    def clear(self) -> list[GenerationRow]:
+        """Remove all rows, and return them."""
+        removed = [*self.rows, *(row for one in self._waiting for row in one.rows)]
         self.rows, self._cache = [], None
-        self.waiting.clear()
+        self._waiting.clear()
+        return removed
 
     def _merged(self, parts: list[tuple[Cache, list[int]]]) -> Cache:
         room = max(row.length - row.filled for row in self.rows)
@@ -161,38 +184,43 @@ class ContinuousBatch:
         return self.model(tokens, positions, cache=self._cache)[:, -1]
 
     def _prefill(self, scores: dict[GenerationRow, list[TokenScore]]) -> Tensor | None:
-        """Prefill a chunk of the first waiting row. After its last chunk the row joins the batch, and its
-        logits (1, V) are returned."""
-        row, cache = self.waiting[0]
-        start, stop = row.filled, min(row.filled + self.chunk, len(row.prompt))
-        whole = TokenPositions.plain(len(row.prompt), length=row.length, device=self._device)
-        positions, is_last = whole.part(start, stop, position_end=stop), stop == len(row.prompt)
-        keep = stop - start if row.score_prompt else int(is_last)
-        tokens = torch.tensor([row.prompt[start:stop]], device=self._device)
-        logits = self.model(tokens, positions, cache=cache, keep=keep)[0]  # (keep, V)
-        row.filled = stop
-        if row.score_prompt:
-            first = [TokenScore(row.prompt[0])] if start == 0 else []
-            targets = row.prompt[start + 1 : stop + 1]
-            scores[row] = first + self._scores(logits[: len(targets)], targets, [row.logprobs] * len(targets))
+        """Prefill a chunk of the first waiting prompt. After its last chunk its n rows join the batch, and
+        their logits (n, V) are returned."""
+        one = self._waiting[0]
+        first, start = one.rows[0], one.filled
+        prompt, stop = first.prompt, min(start + self.chunk, len(first.prompt))
+        whole = TokenPositions.plain(len(prompt), length=first.length, device=self._device)
+        positions, is_last = whole.part(start, stop, position_end=stop), stop == len(prompt)
+        scored = [row for row in one.rows if row.score_prompt]
+        keep = stop - start if scored else int(is_last)
+        tokens = torch.tensor([prompt[start:stop]], device=self._device)
+        logits = self.model(tokens, positions, cache=one.cache, keep=keep)[0]  # (keep, V)
+        one.filled = stop
+        targets = prompt[start + 1 : stop + 1]
+        for row in scored:
+            found = self._scores(logits[: len(targets)], targets, [row.logprobs] * len(targets))
+            scores[row] = [TokenScore(prompt[0]), *found] if start == 0 else found
         if not is_last:
             return None
-        self.waiting.popleft()
+        self._waiting.popleft()
         if not torch.isfinite(logits).all():
-            row.error = ModelError(
-                "the model's logits are not finite: its weights are corrupted or training diverged"
-            )
-            row.finish = "stop"
-            scores[row] = []
-        elif row.tokens == 0:
-            row.finish = "length"
-            scores.setdefault(row, [])
-        if row.finish:
+            for row in one.rows:
+                row.error = ModelError(
+                    "the model's logits are not finite: its weights are corrupted or training diverged"
+                )
+                row.finish, scores[row] = "stop", []
             return None
+        if first.tokens == 0:
+            for row in one.rows:
+                row.finish = "length"
+                scores.setdefault(row, [])
+            return None
+        for row in one.rows:
+            row.filled = stop
         old = [] if self._cache is None else [(self._cache, list(range(len(self.rows))))]
-        self.rows.append(row)
-        self._cache = self._merged([*old, (cache, [0])])
-        return logits[-1:]
+        self.rows += one.rows
+        self._cache = self._merged([*old, (one.cache, [0] * len(one.rows))])
+        return logits[-1:].expand(len(one.rows), -1)
 
     def _choose(self, logits: Tensor, scores: dict[GenerationRow, list[TokenScore]]) -> None:
         """Choose the next token of every row from logits (B, V)."""

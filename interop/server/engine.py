@@ -129,9 +129,7 @@ class Engine:
                     self._forget(row)
             batch.remove_finished()
         except Exception as error:
-            rows = [*batch.rows, *(row for row, _ in batch.waiting)]
-            batch.clear()
-            for row in rows:
+            for row in batch.clear():
                 if row in self._active:
                     self._fail(self._active[row][0], error)
 

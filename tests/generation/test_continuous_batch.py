@@ -148,3 +148,27 @@ def test_logits_that_are_not_finite_end_the_row():
         batch.remove_finished()
     assert isinstance(bad.error, ModelError)
     assert good.error is None and good.generated == 4
+
+
+@pytest.mark.parametrize("name", ["rope", "rope yarn auto", "alibi window", "fox", "pattern of biases"])
+def test_rows_of_one_prompt_share_its_prefill(name):
+    """Rows with the same prompt and declared length, of which one leaves during the prefill."""
+    model, passes = tiny(POSITIONS[name]), []
+    model.register_forward_pre_hook(lambda module, inputs: passes.append(inputs[0].shape))
+    asked = [GenerationRow(list(LONG), 6, SAMPLING[i % 3], seed=i, logprobs=0) for i in range(4)]
+    asked[1].score_prompt = True
+    other = GenerationRow(list(LONG), 5, SAMPLING[1], seed=9)  # of another declared length
+    batch = ContinuousBatch(model, chunk=5)
+    for row in [*asked, other]:
+        batch.admit(row)
+    found = {row: [] for row in [*asked, other]}
+    while len(batch):
+        for row, scores in batch.step():
+            found[row] += [score.token for score in scores]
+        asked[3].finish = asked[3].finish or "stop"
+    assert [shape for shape in passes if shape[1] > 1] == [(1, 5), (1, 5), (1, 3)] * 2
+    assert found.pop(asked[3]) == []
+    assert found[asked[1]][: len(LONG)] == LONG
+    found[asked[1]] = found[asked[1]][len(LONG) :]
+    for row, tokens in found.items():
+        assert tokens == alone(model, row)

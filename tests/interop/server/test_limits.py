@@ -5,14 +5,15 @@ import re
 import signal
 import socket
 import time
+from collections.abc import Iterator
 
 import httpx
 import pytest
 
 import sextant
 from errors import InteropError
+from generation.continuous_batch import ContinuousBatch
 from interop.extras import load_extra
-from interop.server.engine import Engine
 from interop.server.serving import Limits, bind
 from tests.interop.server.running import serving
 from tests.processes import ScriptProcess
@@ -149,26 +150,44 @@ def test_clients_that_do_not_read_or_write_hold_up_nobody(loaded):
             until(lambda: engine.load() == (0, 0))  # its response was abandoned
 
 
-def test_errors_of_the_model_fail_one_request(loaded, monkeypatch):
-    with serving(loaded, Limits(rows=4)) as (address, engine):
-        step = type(engine)._admit
+def streamed(client, body) -> Iterator[str]:
+    """The parts of a streamed text."""
+    with client.stream("POST", "/v1/completions", json=body) as answer:
+        for line in answer.iter_lines():
+            if line and line != "data: [DONE]":
+                yield json.loads(line.removeprefix("data: "))["choices"][0]["text"]
 
-        def admit(self, completion, choice):
-            if completion.choices[0].sample.prompt == "bad":
-                raise RuntimeError("a defect")
-            step(self, completion, choice)
 
-        def guarded(self, completion, choice):
-            try:
-                admit(self, completion, choice)
-            except RuntimeError as error:
-                self._fail(completion, error)
+@pytest.mark.parametrize(
+    ("method", "model"),
+    [("admit", "tiny"), ("step", "tiny:linear")],  # a step is common to all rows of a model
+)
+def test_errors_of_the_model_fail_one_request(loaded, monkeypatch, method, model):
+    """Another stream goes on, in the same batch after an error in `admit`, and new requests are served."""
+    body = LONG | {"model": model, "max_tokens": 60}
+    original = getattr(ContinuousBatch, method)
 
-        monkeypatch.setattr(Engine, "_admit", guarded)
-        bad = httpx.post(f"{address}/v1/completions", json=SHORT | {"prompt": "bad"}, timeout=60)
+    def failing(self, *row):
+        found = original(self, *row)
+        if any(one.prompt == [256, *b"bad"] for one in row or self.rows):
+            raise RuntimeError("a defect")
+        return found
+
+    with (
+        serving(loaded, Limits(rows=4)) as (address, engine),
+        httpx.Client(base_url=address, timeout=60) as client,
+    ):
+        expected = "".join(streamed(client, body))
+        monkeypatch.setattr(ContinuousBatch, method, failing)
+        stream = streamed(client, body)
+        found = next(stream)
+        bad = client.post("/v1/completions", json=SHORT | {"model": "tiny", "prompt": "bad"})
         assert bad.status_code == 500
         assert bad.json()["error"]["type"] == "server_error"
-        assert httpx.post(f"{address}/v1/completions", json=SHORT, timeout=60).status_code == 200
+        assert found + "".join(stream) == expected
+        text = client.post("/v1/completions", json=SHORT).json()["choices"][0]["text"]
+        assert text == sextant.generate(loaded, "ab", tokens=5, temperature=0)[0]
+        assert engine.load() == (0, 0)
 
 
 def test_taken_port_and_missing_extra():

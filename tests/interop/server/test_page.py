@@ -11,9 +11,9 @@ PROGRAM = find_browser()
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no Chromium is installed")
 
 
-@pytest.fixture
-def page(address, tmp_path):
-    browser = Browser(PROGRAM, tmp_path)
+@pytest.fixture(scope="module")
+def page(address, tmp_path_factory):
+    browser = Browser(PROGRAM, tmp_path_factory.mktemp("browser"))
     browser.ask(
         "Emulation.setDeviceMetricsOverride", width=900, height=1000, deviceScaleFactor=1, mobile=False
     )
