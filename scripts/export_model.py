@@ -24,6 +24,7 @@ from interop.export.parity import MULTIPLES
 from interop.export.weights import export_weights
 from interop.extras import load_extra
 from interop.gguf.export import export_gguf
+from interop.runs import run_of
 from training.logging.console import Console
 from training.run.directory import load
 from training.script import Parser, run_main
@@ -34,7 +35,7 @@ GGUF_TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "q8_0": "Q
 
 def main() -> None:
     parser = Parser(__doc__)
-    parser.add_argument("run", type=Path, metavar="RUN")
+    parser.add_argument("run", metavar="RUN", help="run directory, hf:FOLDER or gguf:FILE")
     parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="of the positional scheme")
     parser.add_argument("--format", choices=EXTRAS, default="hf", help="default: hf")
     parser.add_argument("--out", type=Path, required=True, help="the new folder or file")
@@ -59,7 +60,7 @@ def main() -> None:
     if extra := EXTRAS[args.format]:
         load_extra(extra)  # before the run is loaded
     console = Console()
-    run = load(args.run, args.overrides, checkpoint=args.step, weights=args.weights, console=console)
+    run = load(run_of(args.run), args.overrides, checkpoint=args.step, weights=args.weights, console=console)
     options = {"multiples": args.multiples, "console": console}
     if args.format == "safetensors":
         count = export_weights(run, args.out)
