@@ -6,7 +6,7 @@ import torch
 
 from data.files import write_json
 from model import ModelSettings, TokenPositions, Transformer
-from scripts.docs.support_matrix import RESULTS, SIZES, measured, settings_digest
+from scripts.docs.support_matrix import RESULTS, ROWS, SIZES, measured, settings_digest
 
 
 def trained(row: dict, vocab_size: int, length: int, text: torch.Tensor, steps: int = 20) -> Transformer:
@@ -27,13 +27,15 @@ def trained(row: dict, vocab_size: int, length: int, text: torch.Tensor, steps: 
 
 
 def record(target: str, figures: dict[str, tuple[dict, str, float]]) -> None:
-    """Replace the results of one target, `transformers` or `gguf`.
+    """Replace the results of some rows.
 
     Args:
+        target: `transformers` or `gguf`.
         figures: row -> its settings, what was loaded, and the largest difference of a logit.
     """
-    found = {
+    results = measured()
+    found = results.get(target, {}) | {
         row: {"settings": settings_digest(settings), "as": name, "difference": float(f"{difference:.0e}")}
         for row, (settings, name, difference) in figures.items()
     }
-    write_json(RESULTS, measured() | {target: found})
+    write_json(RESULTS, results | {target: {row: found[row] for row in ROWS if row in found}})
