@@ -10,7 +10,9 @@
   numbers, so a window or a distance bias costs no more than plain causal attention;
 - ``single``: one query per row on a CPU as batched matrix products, which the fused kernel computes one head
   at a time;
-- ``explicit``: blocks of queries with materialized scores, for several views on a CPU, sink logits, and
+- ``merged``: ``blocks`` for several views with masks by distance, merged by their log-sum-exp; on a CPU
+  without gradients;
+- ``explicit``: blocks of queries with materialized scores, for other views on a CPU, sink logits, and
   weights other than softmax(q·k + bias) (`AttentionView.weights_fn`).
 
 `dense` is the reference implementation: all scores at once. Tests compare the others with it.
@@ -45,7 +47,7 @@ from model.attention.mask import (
 FLEX_FEATURES = 16  # smallest head_dim that FlexAttention supports on a GPU
 PRECISE = torch.float32, torch.float64
 SCORES_AT_ONCE = 1 << 25  # B·H·t·S of a block with materialized scores or masks
-KERNELS = ("auto", "single", "sdpa", "flex", "blocks", "explicit", "dense")
+KERNELS = ("auto", "single", "sdpa", "flex", "blocks", "merged", "explicit", "dense")
 # Called with the arguments of `attend` (views, values, scale, sink logit) and its output.
 AttentionHook = Callable[[list[AttentionView], Tensor, float, Tensor | None, Tensor], None]
 
@@ -105,6 +107,8 @@ def attend(
         return _explicit(views, v, scale, sink)
     if kernel == "flex":
         return _flex(views, v, scale, sink)
+    if kernel == "merged":
+        return _merged(views, v, scale)
     if len(views) > 1 or sink is not None:
         return _explicit(views, v, scale, sink)
     q, k = first.q.to(v.dtype), first.k.to(v.dtype)
@@ -145,7 +149,13 @@ def choose(views: list[AttentionView], v: Tensor, sink: Tensor | None, device: s
         return "flex" if whole and flex else "sdpa"
     if flex:
         return "flex"
-    return "blocks" if len(views) == 1 and sink is None else "explicit"
+    if sink is not None:
+        return "explicit"
+    if len(views) == 1:
+        return "blocks"
+    same = device == "cpu" and all(view.k.shape[-1] == v.shape[-1] for view in views)
+    by_distance = all(view.mask.is_by_distance for view in views)
+    return "merged" if same and by_distance and not torch.is_grad_enabled() else "explicit"
 
 
 def _single(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, scale: float) -> Tensor:
@@ -228,7 +238,7 @@ def _blocks(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, scale: float) 
     """Blocks of queries through the fused kernel, each with only its visible keys."""
     if mask.is_by_distance:
         learned = mask.by_distance().requires_grad
-        return _by_block(_distance_block, mask.queries, QUERY_BLOCK, learned, q, k, v, mask, scale)
+        return _by_block(_distance_block, mask.queries, mask.distance_block, learned, q, k, v, mask, scale)
     size = query_block(mask.batch * mask.heads, mask.keys)
     return _by_block(_masked_block, mask.queries, size, True, q, k, v, mask, scale)
 
@@ -263,17 +273,53 @@ def _masked_block(
 def _distance_block(
     q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, scale: float, start: int, stop: int
 ) -> Tensor:
-    """One block whose mask is a strided view: with reversed queries, the entry of pair (i', j) is at
-    offset + i' + j, so strides of (1, 1) describe the mask without a copy."""
-    assert mask.band is not None
-    low, high = mask.band.keys(start, stop)
+    """One block of queries with a mask by distance."""
+    q, keys, strided = _distance_mask(q, mask, start, stop)
+    return _masked_attention(q, k[:, :, keys], v[:, :, keys], strided, scale).flip(2)
+
+
+def _distance_mask(q: Tensor, mask: AttentionMask, start: int, stop: int) -> tuple[Tensor, slice, Tensor]:
+    """Reversed queries, keys and mask of one block. The mask is a strided view: with reversed queries, the
+    entry of pair (i', j) is at offset + i' + j, so strides of (1, 1) describe it without a copy."""
+    band = mask.exact_band
+    low, high = band.keys(start, stop)
     values = mask.by_distance().to(mask_dtype(q))
-    farthest = stop - 1 + mask.band.offset - low  # distance of the last query to the first key
+    farthest = stop - 1 + band.offset - low  # distance of the last query to the first key
     origin = mask.keys - 1 - farthest
     shape = (1, values.shape[0], stop - start, high - low)
     strided = values.as_strided(shape, (0, values.stride(0), 1, 1), origin)
-    q, k, v = q[:, :, start:stop].flip(2), k[:, :, low:high], v[:, :, low:high]
-    return _masked_attention(q, k, v, strided, scale).flip(2)
+    return q[:, :, start:stop].flip(2), slice(low, high), strided
+
+
+def _merged(views: list[AttentionView], v: Tensor, scale: float) -> Tensor:
+    """Blocks of queries through the CPU's fused kernel, view by view, merged by log-sum-exp."""
+    size = max(view.mask.distance_block for view in views)
+    return _by_block(_merged_block, views[0].mask.queries, size, False, views, v, scale)
+
+
+def _merged_block(views: list[AttentionView], v: Tensor, scale: float, start: int, stop: int) -> Tensor:
+    """(B, H, stop − start, D): each view attends to its keys only; a view without keys has weight 0."""
+    outputs, logs = [], []
+    for view in views:
+        band = view.mask.exact_band
+        low, high = band.keys(start, stop)
+        if low >= high:
+            continue
+        q, keys, mask = _distance_mask(view.q.to(v.dtype), view.mask, start, stop)
+        out, log = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            q,
+            view.k[:, :, keys].to(v.dtype),
+            v[:, :, keys],
+            attn_mask=mask.expand(*q.shape[:3], -1),
+            scale=scale,
+        )
+        some = band.attending(start, stop, q.device).flip(0)  # of rows without a key, the result is undefined
+        outputs.append(torch.where(some[:, None], out, 0.0))
+        logs.append(log.masked_fill(~some, -math.inf))
+    if len(outputs) == 1:
+        return outputs[0].flip(2)
+    weights = torch.stack(logs).softmax(0)[..., None].to(v.dtype)  # (views, B, H, t, 1)
+    return sum(w * out for w, out in zip(weights, outputs, strict=True)).flip(2)
 
 
 def _explicit(views: list[AttentionView], v: Tensor, scale: float, sink: Tensor | None) -> Tensor:

@@ -25,6 +25,7 @@ BiasFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # added to th
 DistanceFunction = Callable[[Tensor, Tensor], Tensor]  # (head, distance) -> added to the logit
 
 QUERY_BLOCK = 256
+WIDE_BLOCK = 1024  # for masks by distance: the CPU's fused kernel is faster with at least 768 queries
 
 
 def mask_dtype(x: Tensor) -> torch.dtype:
@@ -91,17 +92,40 @@ def visibility_mask(
 
 @dataclass(frozen=True)
 class CausalBand:
-    """A causal band known on the host: query i attends to keys j with i + offset − window < j ≤ i + offset,
-    and to the first `sinks` keys."""
+    """A causal band known on the host: query i attends to keys j with nearest ≤ i + offset − j < window and
+    first ≤ j < last, and to the first `sinks` keys."""
 
     offset: int
     window: int | None = None
     sinks: int = 0
+    nearest: int = 0
+    first: int = 0
+    last: int | None = None
 
     def keys(self, start: int, stop: int) -> tuple[int, int]:
         """The range of keys visible to any query in [start, stop), without sinks."""
-        low = 0 if self.window is None else max(0, start + self.offset - self.window + 1)
-        return low, stop + self.offset
+        low = 0 if self.window is None else start + self.offset - self.window + 1
+        high = stop + self.offset - self.nearest
+        high = high if self.last is None else min(high, self.last)
+        return max(self.first, low), max(self.first, high)
+
+    def part(self, nearest: int, farthest: int | None, first: int, last: int | None) -> CausalBand:
+        """The pairs of this band at distances nearest, ..., farthest − 1 with keys first, ..., last − 1.
+
+        With sinks, the part consists either of sinks or of keys after them."""
+        window = None if self.sinks and last == self.sinks else self.window
+        window = min((x for x in (window, farthest) if x is not None), default=None)
+        return CausalBand(self.offset, window, 0, nearest, first, last)
+
+    def attending(self, start: int, stop: int, device: torch.device) -> Tensor:
+        """(stop − start,) whether queries attend to any key; without sinks."""
+        at = torch.arange(start, stop, device=device) + self.offset
+        low, high = torch.full_like(at, self.first), at - self.nearest
+        if self.window is not None:
+            low = low.maximum(at - self.window + 1)
+        if self.last is not None:
+            high = high.clamp(max=self.last - 1)
+        return low <= high
 
 
 @dataclass(frozen=True)
@@ -113,6 +137,7 @@ class AttentionMask:
         separation: elementwise over (row, query, key): query position − key position.
         band: in plain layout, a bound on the visible keys, known on the host.
         is_band: the mask equals the band.
+        part: the part of the band that the mask equals, if it is known.
         distance: the bias as a function of distance, if it depends on distance alone.
         unit_steps: positions increase by one from key to key, so distances follow from indices.
         table_size: 1 + the largest distance, if FlexAttention looks up the bias in a table by distance.
@@ -130,6 +155,7 @@ class AttentionMask:
     bias: BiasFunction | None = None
     band: CausalBand | None = None
     is_band: bool = False
+    part: CausalBand | None = None
     distance: DistanceFunction | None = None
     unit_steps: bool = False
     table_size: int | None = None
@@ -151,12 +177,28 @@ class AttentionMask:
     def is_by_distance(self) -> bool:
         """The mask is a function of unit-step distance (and head)."""
         by_index = self.distance is not None and self.unit_steps
-        return self.is_band and self.sinks == 0 and (self.bias is None or by_index)
+        known = self.part is not None or (self.is_band and self.sinks == 0)
+        return known and (self.bias is None or by_index)
+
+    @property
+    def exact_band(self) -> CausalBand:
+        """The band that a mask by distance equals."""
+        band = self.part or self.band
+        assert band is not None
+        return band
 
     @property
     def sinks(self) -> int:
         """Number of leading keys that stay visible outside the window."""
         return 0 if self.band is None or self.band.window is None else self.band.sinks
+
+    @property
+    def distance_block(self) -> int:
+        """Queries per block of a mask by distance. Narrow windows have smaller blocks, which contain fewer
+        masked pairs."""
+        window = self.exact_band.window
+        narrow = window is not None and window < 4 * WIDE_BLOCK
+        return QUERY_BLOCK if narrow else WIDE_BLOCK
 
     def keys_of(self, start: int, stop: int) -> slice | Tensor:
         """Index of the keys visible to any query in [start, stop)."""
@@ -173,16 +215,18 @@ class AttentionMask:
     def by_distance(self) -> Tensor:
         """(H or 1, N) additive mask by decreasing distance: entry m is for d = S − 1 − m, −inf if masked.
 
-        The last QUERY_BLOCK − 1 entries are for future keys, which blocks of queries contain.
+        The last WIDE_BLOCK − 1 entries are for future keys, which blocks of queries contain.
         """
         if "by_distance" not in self._lowered:
             self._lowered["by_distance"] = self._by_distance()
         return self._lowered["by_distance"]
 
     def _by_distance(self) -> Tensor:
-        assert self.band is not None
-        d = self.keys - 1 - torch.arange(self.keys + QUERY_BLOCK - 1, device=self.device)
-        hidden = d < 0 if self.band.window is None else (d < 0) | (d >= self.band.window)
+        band = self.exact_band
+        d = self.keys - 1 - torch.arange(self.keys + WIDE_BLOCK - 1, device=self.device)
+        hidden = d < band.nearest
+        if band.window is not None:
+            hidden |= d >= band.window
         if self.distance is None:
             values = torch.zeros(1, len(d), device=self.device)
         else:

@@ -84,6 +84,7 @@ class AttentionContext:
         distance: DistanceFunction | None = None,
         by_row: bool = False,
         tabulate: bool = False,
+        part: Callable[[CausalBand], CausalBand] | None = None,
     ) -> AttentionMask:
         """The attention mask: visible pairs, restricted by `mask_mod`, with an optional bias.
 
@@ -94,6 +95,7 @@ class AttentionContext:
             by_row: `mask_mod` or `bias` depend on the row even if positions do not, e.g. on content.
             tabulate: compute `distance` once per integer distance where it would be evaluated for each pair:
                 for functions that are learned or expensive.
+            part: restricts a band as `mask_mod` does; used where positions are 0, 1, 2, ... in order.
         """
         visible = visibility_mask(self.queries, self.keys, self.batch, self.window, self.sinks)
         plain = self.queries.layout == "plain"
@@ -110,6 +112,7 @@ class AttentionContext:
             bias = lambda b, h, i, j: distance(h, separation(b, i, j))  # noqa: E731
         single = self.queries.position.shape[0] == self.keys.position.shape[0] == 1
         same = plain and not by_row and (single or (bias is None and mask_mod is None))
+        band = CausalBand(keys - queries, self.window, self.sinks) if plain else None
         mask = AttentionMask(
             batch=self.batch,
             heads=self.heads,
@@ -119,8 +122,9 @@ class AttentionContext:
             mask_mod=both,
             separation=separation,
             bias=bias,
-            band=CausalBand(keys - queries, self.window, self.sinks) if plain else None,
+            band=band,
             is_band=plain and mask_mod is None,
+            part=part(band) if part and band and queries > 1 and self._ordered() else None,
             distance=distance,
             unit_steps=plain and self.keys.unit_steps,
             table_size=self.keys.position_end if tabulate and not real else None,
@@ -131,6 +135,17 @@ class AttentionContext:
         if self.precompute:
             precompute_masks(mask)
         return mask
+
+    def _ordered(self) -> bool:
+        """Whether keys of a CPU have the positions 0, 1, 2, ..., without those that the cache has dropped."""
+        keys, count = self.keys, self.keys.order.shape[1]
+        if self.device.type != "cpu" or keys.position.shape[0] > 1 or self.queries.position.shape[0] > 1:
+            return False
+        if not torch.equal(keys.position, keys.order.to(keys.position.dtype)):
+            return False
+        steps, sinks = keys.order[0].diff(), min(self.sinks, count)
+        kept = torch.equal(keys.order[0, :sinks], torch.arange(sinks)) if sinks else True
+        return kept and bool((steps[max(0, sinks) :] == 1).all())
 
     def _rows(self, x: Tensor) -> Tensor:
         return x.expand(self.batch, -1)

@@ -178,6 +178,8 @@ class Rope(PositionalScheme):
         if covers is None:
             return context.mask()
         q_position, k_position, k_order = context.q_position, context.k_position, context.k_order
+        part = branch.part
         return context.mask(
-            mask_mod=lambda b, h, i, j: covers(q_position[b, i], k_position[b, j], k_order[b, j])
+            mask_mod=lambda b, h, i, j: covers(q_position[b, i], k_position[b, j], k_order[b, j]),
+            part=None if part is None else lambda band: band.part(*part),
         )

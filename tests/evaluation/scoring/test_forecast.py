@@ -76,7 +76,7 @@ def test_float32_chunks_stay_within_the_stated_bounds(case):
 
 KERNELS = {
     "masked": ["fire", "fox", "pope"],
-    "views": ["rope-rerope", "rope-sinks", "none-ssmax"],
+    "views": ["rope-dual-chunk", "rope-sinks", "none-ssmax"],
     "weighed": ["cope", "dape", "path", "shaw", "stick_breaking", "transformer_xl"],
 }
 PLAIN = [
