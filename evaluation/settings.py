@@ -62,12 +62,12 @@ class MeasurementSettings(StrictSettings):
 
     def asked(self, but: set[str]) -> dict:
         """As JSON, without the keys `but`; keys added later are included only if they are set."""
-        later = {"weights"} if self.weights is None else set()
+        later = {key for key in ("weights", "minutes") if getattr(self, key, None) is None}
         return self.model_dump(mode="json", exclude=but | later)
 
     def identity(self) -> str:
-        """Hash of the settings that determine the numbers; device, batch size and memory do not count."""
-        asked = self.asked({"folder", "device", "batch", "memory"})
+        """Hash of the settings that determine the numbers; limits of the machine do not count."""
+        asked = self.asked({"folder", "device", "batch", "memory", "minutes"})
         return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:8]
 
 
@@ -130,9 +130,17 @@ class EvaluationSettings(TargetSettings):
     )
     resamples: int = Field(10_000, ge=10_000, description="studentised bootstrap resamples, compared with t")
     batch: int | None = Field(None, ge=1, description="windows per batch; default: as the memory allows")
+    minutes: float | None = Field(
+        None,
+        gt=0,
+        description="fixed-targets: score document by document under all methods, and stop after this time. "
+        "The report has the documents that were finished; the same command continues",
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> "EvaluationSettings":
+        if self.minutes is not None and (self.protocol != "fixed-targets" or self.dtype == "bfloat16"):
+            raise ValueError("minutes requires protocol=fixed-targets and dtype=float32 or float64")
         if self.protocol == "fixed-targets" and self.lengths and min(self.lengths) < self.targets:
             raise ValueError(
                 f"length {min(self.lengths)} is shorter than a span of targets={self.targets} tokens"

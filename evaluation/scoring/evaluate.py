@@ -1,7 +1,9 @@
 """Evaluate the loss of one checkpoint under every method at every length; finished cells are reused."""
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -89,6 +91,7 @@ class EvaluationSession(CellSession):
             console.warn(self.plan.note)
         ids = self.plan.target_ids(self.text)[screening.kept]
         document = self.plan.truncated.target_documents()[screening.kept]
+        self.tokenizer, self.kept = tokenizer, screening.kept
         unit_of, unit_names, unit_kind = self.text.units()
         seen = self.text.seen(train, *earlier)
         result = EvaluationResult(
@@ -179,6 +182,79 @@ class EvaluationSession(CellSession):
             raise CellFailed(next(filter(None, errors)))
         return gather(list(parts))
 
+    def measure_cells(
+        self, missing: list[EvaluationCell], advance: Callable[[EvaluationCell, float], None]
+    ) -> None:
+        """With a time limit, measure window by window, and drop the documents that are not finished."""
+        if self.settings.minutes is None:
+            return super().measure_cells(missing, advance)
+        if self.ranks.world > 1:
+            raise EvaluationError("minutes does not support several processes")
+        stop, distinct = time.monotonic() + 60 * self.settings.minutes, self._distinct(missing)
+        rows = {}
+        for cell in distinct:
+            known = self.store.load_partial(cell.key)
+            rows[self.store.name(cell.key)] = np.full(self.plan.n_targets, np.nan) if known is None else known
+        # Model weights are loaded for every window: seconds, compared with minutes for a long one.
+        turns = ((window, cell) for window in range(len(self.plan.truncated)) for cell in distinct)
+        for window, cell in turns:
+            if time.monotonic() > stop:
+                break
+            if cell.where not in self.result.failed:
+                self._score_window(cell, window, rows[self.store.name(cell.key)], partial(advance, cell))
+        scored = np.ones(self.plan.n_targets, dtype=bool)
+        for cell in missing:
+            if cell.where not in self.result.failed:
+                values = rows[self.store.name(cell.key)]
+                scored &= ~np.isnan(values)
+                self.keep(cell, values)
+                if not np.isnan(values).any():
+                    self._add(cell, values)
+        self._restrict(scored)
+
+    def _score_window(
+        self, cell: EvaluationCell, window: int, rows: np.ndarray, advance: Callable[[float], None]
+    ) -> None:
+        """Score one window of a cell and save it; `rows` (n_targets,) are the losses of the cell so far."""
+        all_windows = cell.windows
+        assert all_windows is not None
+        first, keep = int(all_windows.keep[:window].sum()), int(all_windows.keep[window])
+        if np.isnan(rows[first : first + keep]).any():
+            scorer = ModelScorer(self.model(cell), device=self.device, chunk=cell.chunk, length=cell.length)
+            try:
+                rows[first : first + keep] = measure(scorer, self.text, all_windows.part(window))
+            except (CellFailed, ModelError) as error:
+                self.result.failed[cell.where] = str(error)
+                return
+            self.store.save_partial(cell.key, rows, now=True)
+            if not np.isnan(rows).any():
+                self.store.save(cell.key, rows)
+        advance(1 / len(all_windows))
+
+    def _restrict(self, scored: np.ndarray) -> None:
+        """Drop all targets of documents with a target that was not scored in every cell."""
+        result, of_target = self.result, self.plan.truncated.target_documents()
+        every = np.unique(of_target)
+        finished = np.setdiff1d(every, of_target[~scored])
+        if not len(finished):
+            raise EvaluationError(
+                f"no document was scored under every method within {self.settings.minutes:g} minutes; "
+                "run the same command again to continue"
+            )
+        if len(finished) == len(every):
+            return
+        result.notes.append(
+            f"{len(finished)} of {len(every)} documents were scored under every method within the time "
+            "limit; the same command continues."
+        )
+        here = np.isin(result.document, finished)
+        self.kept = self.kept & np.isin(of_target, finished)
+        for name in ("document", "unit", "unigram", "seen"):
+            values = getattr(result, name)
+            setattr(result, name, None if values is None else values[here])
+        ids = self.plan.target_ids(self.text)[self.kept]
+        result.n_bytes = raw_bytes(ids, result.document, self.text, self.tokenizer)
+
     def keep(self, cell: EvaluationCell, values: np.ndarray) -> None:
         if cell.role == "truncated":
             self.result.truncated = values
@@ -188,7 +264,7 @@ class EvaluationSession(CellSession):
     def run(self) -> EvaluationResult:
         """Measure; drop the screened targets, add the precision of bfloat16 and the truncation baseline."""
         super().run()
-        result, kept = self.result, self.result.screening.kept
+        result, kept = self.result, self.kept
         for where, exact in self.samples.items():
             if where in result.nll:
                 windows = self.plan.windows[where[1]]

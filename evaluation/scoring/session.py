@@ -4,10 +4,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from evaluation.ranks import EvaluationRanks
 from evaluation.run import EvaluatedModel
@@ -24,7 +26,9 @@ from evaluation.scoring.forecast import (
 from evaluation.scoring.methods import TRAINED, Method
 from evaluation.scoring.scoring import CellFailed, ModelScorer
 from evaluation.scoring.windows import TargetWindows
-from model import ModelError, Transformer
+from model import AnyPosition, ModelError, Transformer
+
+read_position = TypeAdapter(AnyPosition).validate_python
 
 
 @dataclass(kw_only=True)
@@ -106,7 +110,8 @@ class CellSession(ABC):
         if missing:
             peaks = self._peaks(missing)
             model = self.model(missing[0])
-            self._print_forecast(model, missing, peaks)
+            if getattr(self.settings, "minutes", None) is None:  # else the time is known
+                self._print_forecast(model, missing, peaks)
             costs = {
                 id(cell): cell.tokens * model.flops_per_token(cell.length) / 3e9
                 for cell in self._distinct(missing)
@@ -118,14 +123,20 @@ class CellSession(ABC):
                 else nullcontext()
             )
             with bar as progress:
-                for cell in missing:
 
-                    def advance(share: float, cost: float = costs.get(id(cell), 0.0)) -> None:
-                        if progress:
-                            progress.advance(share * cost)
+                def advance(cell: EvaluationCell, share: float) -> None:
+                    if progress:
+                        progress.advance(share * costs.get(id(cell), 0.0))
 
-                    self._measure(cell, advance)
+                self.measure_cells(missing, advance)
         return self.result
+
+    def measure_cells(
+        self, missing: list[EvaluationCell], advance: Callable[[EvaluationCell, float], None]
+    ) -> None:
+        """Measure the missing cells; `advance` receives the share of a cell that was done."""
+        for cell in missing:
+            self._measure(cell, partial(advance, cell))
 
     def forecast(self) -> None:
         """Print every cell with its size, and the memory and time of those that are not on disk yet."""
@@ -148,17 +159,35 @@ class CellSession(ABC):
             self._print_forecast(self.model(missing[0]), missing, peaks)
 
     def key(self, method: Method, length: int, dtype: str | None = None) -> dict:
-        """The part of a cell's key that every kind of evaluation has."""
+        """The part of a cell's key that every kind of evaluation has.
+
+        Where a method changes nothing, such as `factor: auto` up to the original length, it shares the cell
+        of the trained model.
+        """
+        trained, position = (
+            self.result.schemes[label] for label in (TRAINED, TRAINED if method.truncates else method.label)
+        )
+        if position != trained and self._reduced(position, length) == self._reduced(trained, length):
+            position = trained
         return {
             "format": 1,
             "checkpoint": self.subject.checkpoint_hash,
-            "position": self.result.schemes[TRAINED if method.truncates else method.label],
+            "position": position,
             "train_length": self.subject.trained_length,
             "original_length": self.subject.original_length,
             "length": length,
             "dtype": dtype or self.settings.dtype,
             "chunk": self.settings.chunk,
             "device": self.device.type,
+        }
+
+    def _reduced(self, position: dict, length: int) -> dict:
+        """Position settings of each layer kind, without what has no effect on `length` tokens."""
+        original = self.subject.original_length
+        kinds = position.get("kinds") or {"": position}
+        return {
+            kind: read_position(one).reduced(length, original).model_dump(mode="json")
+            for kind, one in kinds.items()
         }
 
     def of_main(self, read: Callable[[], Any]) -> Any:
@@ -190,7 +219,10 @@ class CellSession(ABC):
 
     def _distinct(self, cells: list[EvaluationCell]) -> list[EvaluationCell]:
         """One cell for each file."""
-        return list({self.store.name(cell.key): cell for cell in reversed(cells)}.values())[::-1]
+        distinct: dict[str, EvaluationCell] = {}
+        for cell in cells:
+            distinct.setdefault(self.store.name(cell.key), cell)
+        return list(distinct.values())
 
     def _add(self, cell: EvaluationCell, values: np.ndarray) -> None:
         name = self.store.name(cell.key)

@@ -33,6 +33,11 @@ class TargetWindows:
     def __len__(self) -> int:
         return len(self.end)
 
+    def part(self, row: int) -> "TargetWindows":
+        """One of the windows."""
+        arrays = (self.document, self.end, self.inputs, self.keep)
+        return TargetWindows(*(array[row : row + 1] for array in arrays))
+
     @property
     def n_targets(self) -> int:
         return int(self.keep.sum())

@@ -258,6 +258,12 @@ class PositionSettings(StrictSettings):
         """The largest number of keys that a query attends to; None: unlimited."""
         return None if self.window is None else self.window + self.sinks
 
+    def reduced(self, length: int, original_length: int) -> PositionSettings:
+        """Settings with the same result for `length` tokens, without what has no effect there."""
+        if self.window is None or self.window + self.sinks < length:
+            return self
+        return self.model_copy(update={"window": None, "sinks": 0})
+
     def describe(self, length: int, original_length: int) -> str:
         """The name and the test-time settings that differ from their defaults, e.g. `rope, yarn s=4
         (matched), window 256`. Factors that are `auto` are those of a sequence of `length` tokens."""

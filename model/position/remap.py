@@ -76,6 +76,10 @@ class Remap(StrictSettings):
         """Whether the maps depend on the declared sequence length."""
         return False
 
+    def keeps(self, length: int, context: RemapContext) -> bool:
+        """Whether all distances within `length` tokens are known to stay as they are."""
+        return False
+
     def stretch(self, length: int, context: RemapContext) -> float:
         """The stretch of the maps or the amplitude for a sequence of `length` tokens."""
         return 1.0
@@ -102,6 +106,9 @@ class NoRemap(Remap):
 
     name: Literal["none"] = "none"
 
+    def keeps(self, length, context):
+        return True
+
 
 class ReRope(Remap):
     """ReRoPE: clips distances, min(d, w). Su 2023 (kexue.fm/archives/9708).
@@ -116,6 +123,9 @@ class ReRope(Remap):
 
     def _w(self, context: RemapContext) -> int:
         return self.distance or max(1, context.original_length // 2)
+
+    def keeps(self, length, context):
+        return length <= self._w(context)
 
     def maps(self, n, stretch, context):
         return n, torch.full_like(n, self._w(context)), torch.zeros_like(n)
@@ -191,6 +201,9 @@ class SelfExtend(Remap):
 
     def _neighbors(self, context: RemapContext) -> int:
         return self.neighbors or context.original_length // 2 // self.group * self.group
+
+    def keeps(self, length, context):
+        return length <= self._neighbors(context)
 
     def maps(self, n, stretch, context):
         w, grouped = self._neighbors(context), torch.floor(n / self.group)
@@ -296,6 +309,9 @@ class LambdaLimit(Remap):
     def _limit(self, context: RemapContext) -> int:
         return self.limit or context.window or context.original_length
 
+    def keeps(self, length, context):
+        return length <= self._limit(context)
+
     def maps(self, n, stretch, context):
         return n, torch.full_like(n, self._limit(context)), torch.zeros_like(n)
 
@@ -322,6 +338,9 @@ class Streaming(Remap):
     needs_sinks = True
 
     name: Literal["streaming"] = "streaming"
+
+    def keeps(self, length, context):
+        return context.window is None or length <= context.sinks + context.window
 
     def maps(self, n, stretch, context):
         return n, n.clamp(max=context.sinks + (context.window or context.original_length) - 1)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from errors import ModelError
 from model.attention.mask import AttentionMask, AttentionView
-from model.position.base import AttentionContext, AttentionPlan, PositionalScheme
+from model.position.base import AttentionContext, AttentionPlan, PositionalScheme, PositionSettings
 from model.position.remap import AnyRemap, NoRemap, RemapBranch, RemapContext
 from model.position.rotation import RotationSettings, apply_rotation, check_even, rotation_factors
 from model.position.scaling import AnyScaling, NoScaling, plain_frequencies, resonant, turns_within
@@ -36,6 +36,17 @@ class RotarySettings(RotationSettings):
         NoRemap(),
         description="remap of positions beyond the original length; does not change frequencies",
     )
+
+    def reduced(self, length: int, original_length: int) -> PositionSettings:
+        changes, scaling, plain = {}, self.scaling, plain_frequencies(self.theta, 64)
+        scaled, amplitude = scaling.frequencies(
+            plain, scaling.stretch(length, original_length), original_length
+        )
+        if torch.equal(scaled, plain) and amplitude == 1 and not scaling.untouched:
+            changes["scaling"] = NoScaling()
+        if self.remap.keeps(length, RemapContext(original_length, self.window, self.sinks)):
+            changes["remap"] = NoRemap()
+        return super().reduced(length, original_length).model_copy(update=changes)
 
     @model_validator(mode="after")
     def _remap_is_possible(self):

@@ -1,0 +1,85 @@
+"""Write the tables, the CSV and the figures of docs/results/smollm2.md from results of evaluate.py.
+
+    python scripts/docs/smollm2.py RUN/evaluation/long_novels RUN/evaluation/novels
+
+Each folder fills the table of its name: a row for each method, a column for each length, NLL in nats per
+token. A folder without a place in the document is an error; tables without a folder do not change.
+"""
+
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # when run as a script, from any directory
+
+import pandas as pd
+
+from data.files import write_text
+from errors import EvaluationError
+from evaluation.reports.base import markdown_table, signed
+from evaluation.scoring.methods import TRAINED, TRUNCATE, name_of
+from training.script import Parser, run_main
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+DOCUMENT, CSV, FIGURES = DOCS / "results" / "smollm2.md", DOCS / "results" / "smollm2.csv", DOCS / "figures"
+COLUMNS = ["method", "length", "nll", "gain", "gain_low", "gain_high", "verdict", "documents", "targets"]
+
+
+def main() -> int:
+    parser = Parser(__doc__)
+    parser.add_argument("folders", nargs="+", type=Path, help="folders of results of evaluate.py")
+    text, tables = DOCUMENT.read_text(encoding="utf-8"), []
+    for folder in parser.parse_args().folders:
+        found = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+        text = filled(text, folder.name, described(found) + "\n\n" + table(found))
+        rows = pd.read_csv(folder / "results.csv")
+        tables.append(rows[rows.part == "all"][COLUMNS].assign(evaluation=folder.name))
+        figure = FIGURES / f"smollm2_{folder.name}.png"
+        if figure.name in text:
+            shutil.copy(folder / "nll_by_length.png", figure)
+    others = [] if not CSV.exists() else [pd.read_csv(CSV)]
+    names = {name for one in tables for name in one.evaluation}
+    kept = [one[~one.evaluation.isin(names)] for one in others]
+    write_text(CSV, pd.concat([*kept, *tables]).to_csv(index=False, float_format="%.6g"))
+    write_text(DOCUMENT, text)
+    return 0
+
+
+def filled(text: str, name: str, content: str) -> str:
+    """The document with this content between the marks of `name`."""
+    start, end = f"<!-- results {name} -->", f"<!-- end of results {name} -->"
+    if start not in text or end not in text:
+        raise EvaluationError(f"{DOCUMENT.name} has no results named {name}: rename the folder with folder=")
+    return re.sub(f"{start}.*{end}", lambda _: f"{start}\n{content}\n{end}", text, flags=re.DOTALL)
+
+
+def described(found: dict) -> str:
+    """Counts of documents and targets."""
+    count, units, kind = found["documents"], found["units"]["names"], found["unit"]
+    inside = "" if len(units) < 6 else f" Intervals are over {len(units)} {kind}s."
+    return f"{count} document{'s' * (count > 1)}, {found['targets']:,} targets.{inside}"
+
+
+def table(found: dict) -> str:
+    """NLL by method and length, best at the longest length first, and the net gain over truncation there."""
+    lengths, cells = found["lengths"], {(cell["method"], cell["length"]): cell for cell in found["cells"]}
+    longest = lengths[-1]
+    labels = [label for label in found["methods"] if label != TRUNCATE]
+    labels.sort(key=lambda label: cells[label, longest]["nll"])
+    base = cells[TRAINED, found["trained_length"]]["nll"]
+    truncated = f"context truncated to {found['trained_length']:,}"
+    rows = [[truncated, *[""] * (len(lengths) - 1), f"{base:.4f}", ""]]
+    for label in labels:
+        last = cells[label, longest]
+        gain = signed(last["gain"])
+        if last["gain_low"] is not None:
+            gain += f" [{signed(last['gain_low'])}, {signed(last['gain_high'])}]"
+        rows.append([name_of(label), *(f"{cells[label, length]['nll']:.4f}" for length in lengths), gain])
+    columns = ["method", *(f"{length:,}" for length in lengths), f"net gain at {longest:,}"]
+    return markdown_table(columns, rows)
+
+
+if __name__ == "__main__":
+    run_main(main)
