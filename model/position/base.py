@@ -139,6 +139,8 @@ class AttentionContext:
     def _ordered(self) -> bool:
         """Whether keys of a CPU have the positions 0, 1, 2, ..., without those that the cache has dropped."""
         keys, count = self.keys, self.keys.order.shape[1]
+        if torch.is_grad_enabled() or torch.compiler.is_compiling():  # no kernel for it, and no graph break
+            return False
         if self.device.type != "cpu" or keys.position.shape[0] > 1 or self.queries.position.shape[0] > 1:
             return False
         if not torch.equal(keys.position, keys.order.to(keys.position.dtype)):
