@@ -32,6 +32,8 @@ settings.load_profile("sextant")
 
 
 @pytest.fixture(autouse=True)
-def _seeded():
-    """Tests that draw without a generator of their own draw the same numbers in any order of tests."""
+def _process_state():
+    """Tests that draw without a generator of their own draw the same numbers in any order of tests, and keep
+    subnormal numbers, which the scripts flush in their own process."""
     torch.manual_seed(0)
+    torch.set_flush_denormal(False)

@@ -135,6 +135,7 @@ SMALL = {"documents": 3, "spans_per_document": 1, "least_documents": 1, "windows
 SMALL |= {"prompts": 2, "items": 4, "haystacks": 4, "length": 512}
 # Scripts whose commands take minutes to hours, or that have a test of their own: only their --help runs.
 LONG = (
+    "benchmark",
     "check",
     "coordinate_check",
     "lm_eval",

@@ -86,11 +86,11 @@ def activations(model: Transformer, length: int, layout: MemoryLayout) -> float:
     """Bytes per token saved for the backward pass.
 
     Per block: the inputs of its two norms, before and after scaling, and the statistics of norms and softmax,
-    in float32; the outputs of the norms, q, k, v, the attention output in two layouts, and four vectors of
-    the feed-forward. With checkpointing: the input of every block, and everything of one block.
+    in float32; the outputs of the norms, q, k, v, the attention output, and four vectors of the
+    feed-forward. With checkpointing: the input of every block, and everything of one block.
     """
     s, size = model.settings, layout.float_bytes
-    inner = 2 * s.dim + (3 * s.heads + 2 * s.kv_heads) * s.head_dim + 4 * s.ffn_dim
+    inner = 2 * s.dim + 2 * (s.heads + s.kv_heads) * s.head_dim + 4 * s.ffn_dim
     if isinstance(s.mixer, LinearMixer):  # feature maps of q and k; chunk weights and states
         chunk = min(s.mixer.chunk, length)
         inner += 4 * (s.heads + s.kv_heads) * s.head_dim + s.heads * chunk

@@ -313,7 +313,7 @@ def test_apply_overrides_keeps_other_settings_and_rejects_files():
     s = load_settings(Root, ["model.dim=16", "model.position.window=7"])
     t = apply_overrides(s, ["model.position.scaling.name=yarn"])
     assert t.model.dim == 16 and t.model.position == Rope(window=7, scaling=Yarn())
-    with pytest.raises(ConfigError, match="only overrides"):
+    with pytest.raises(ConfigError, match="use overrides"):
         apply_overrides(s, ["a/b.yaml"])
 
 

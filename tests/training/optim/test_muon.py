@@ -103,4 +103,5 @@ def test_sharded_updates_match_unsharded_with_skipped_steps():
     found, _ = together(2, sharded_updates.compare)
     for name, tolerance in (("adamw", 1e-6), ("muon", TOLERANCE)):
         worst, moved = found[name]
-        assert moved > 0.01 and worst < tolerance * moved, (name, worst, moved)
+        rounding = 2.0**-23  # of weights near 1: blocks of a sharded weight are aligned otherwise
+        assert moved > 0.01 and worst < max(tolerance * moved, rounding), (name, worst, moved)

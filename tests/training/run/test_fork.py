@@ -144,7 +144,7 @@ def test_resume_with_other_settings_suggests_fork(base, stem):
         (["data.tokenizer={name: sentencepiece}"], "data.tokenizer: "),
         (
             ["training.tokens=1536"],
-            "gives 8 steps, .* is at step 16: .* above 3072",
+            "is 8 steps, .* is at step 16: .* above 3072",
         ),
         (
             [
