@@ -1,4 +1,4 @@
-"""The training loss, per target, computed in chunks."""
+"""The training loss per target, computed in chunks; `train.py` divides their sum by the number of targets."""
 
 from __future__ import annotations
 

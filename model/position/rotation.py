@@ -91,7 +91,9 @@ def rotation_plan(context: AttentionContext, queries: Turns, keys: Turns, layout
     """Queries and keys are rotated, each by the cos and sin of the new tokens; keys are cached rotated."""
     mask = context.mask()
     of_keys = rotation_factors(*keys, layout)
-    of_queries = of_keys if queries is keys else rotation_factors(*queries, layout)
+    of_queries = (
+        of_keys if queries[0] is keys[0] and queries[1] is keys[1] else rotation_factors(*queries, layout)
+    )
     own, partner = (context.of_queries(x, dim=2) for x in of_queries)
     if own.shape[1] > 1:  # of key/value heads (B or 1, G, K, 2·R)
         own, partner = repeated(own, context.heads), repeated(partner, context.heads)

@@ -146,6 +146,7 @@ def every_case(test: Callable) -> Callable:
 MECHANISMS = (
     "learned",  # a table of positions, with a limit
     "rope",  # a rotation
+    "xpos",  # different rotations of queries and keys
     "rope-yarn-auto",  # frequencies per row
     "rope-window",  # a mask
     "rope-self-extend",  # two views of the keys
