@@ -71,7 +71,7 @@ def _rope_parameters(model: Transformer, choice: ClassChoice) -> dict[str, Any]:
 def _parameters(
     model: Transformer, choice: ClassChoice, tables: Sequence[RopeTable | None]
 ) -> dict[str, Any]:
-    """The rotation of layers, the first of which with positions stands for all."""
+    """The rotary settings of these layers, read from the first layer that has positions."""
     s = model.settings
     table = next((table for table in tables if table is not None), None)
     if table is None:
