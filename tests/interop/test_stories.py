@@ -188,9 +188,12 @@ def test_import_run_and_generate(reference, imported, tmp_path, monkeypatch, cap
     overrides = [f"hf:{STORIES / 'hf'}", "--out", str(run), "--tokenizer", str(STORIES / "tok512.model")]
     monkeypatch.setattr(sys, "argv", ["import_model.py", *overrides])
     import_model.main()
-    loaded = load(run)
-    ids = reference["prompt_ids"]
-    assert torch.equal(logits(loaded.model, ids), logits(imported, ids))
+    # Weights rather than logits: another test may have stored those of `imported` transposed, which rounds
+    # differently.
+    expected = imported.state_dict()
+    found = load(run).model.state_dict()
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], weight) for name, weight in expected.items())
     with pytest.raises(InteropError, match="already exists"):
         import_model.main()
     capsys.readouterr()
