@@ -1,0 +1,79 @@
+"""Training passes with a GPU's kernels are one graph, whole or for each block, and never compiled again.
+
+The kernels are chosen as on a GPU and traced on a CPU; `aot_eager` also traces their backward pass.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch._dynamo
+import torch.nn.attention.flex_attention as flex_module
+from torch._dynamo.testing import CompileCounterWithBackend
+
+import model.attention.kernels as kernels
+from model import SCHEMES, TokenPositions
+from tests.gpu_path.common import gpu_model, needs_patched_torch
+from tests.model.zoo import ids, packed, reach_of
+
+pytestmark = [
+    needs_patched_torch,
+    # Dynamo's own, while it traces the block mask and the score_mod.
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _kernels_of_a_gpu(monkeypatch):
+    choose = kernels.choose
+    monkeypatch.setattr(flex_module, "_validate_device", lambda q, k, v: None)
+    monkeypatch.setattr(kernels, "choose", lambda views, v, sink, device: choose(views, v, sink, "cuda"))
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def batches(layout: str, length: int) -> list[TokenPositions]:
+    """The positions of three steps, as a loader gives them."""
+    if layout == "packed":
+        cuts = ([[4, length - 4], [6, length - 6]], [[1, length - 1], [length]], [[5, length - 5], [length]])
+        return [packed(list(rows), length=length) for rows in cuts]
+    plain = TokenPositions.plain(length)
+    if layout == "plain":
+        return [plain] * 3
+    shifted = [plain.position + torch.tensor([[0], [n]]) for n in range(1, 4)]
+    return [replace(plain, position=x, position_end=int(x.max()) + 1, unit_steps=False) for x in shifted]
+
+
+def train(case: str, layout: str, by_block: bool, backend: str, layers: int = 2) -> list[int]:
+    """The number of graphs after each step."""
+    net = gpu_model(case, layers=layers)
+    length = reach_of(net)
+    if layout == "skipped" and net.limit is not None:
+        pytest.skip("positions end with the table")
+    net.train()
+    counter = CompileCounterWithBackend(backend)
+    net.compile(by_block=by_block, fullgraph=True, dynamic=True, backend=counter)
+    counts = []
+    for n, positions in enumerate(batches(layout, length)):
+        tokens = ids(2, length, seed=n)
+        net.zero_grad()
+        net(tokens, positions, targets=tokens.roll(1, 1)).mean().backward()
+        counts.append(counter.frame_count)
+    return counts
+
+
+def test_training_graphs_are_not_recompiled():
+    assert train("t5", "packed", by_block=False, backend="eager", layers=1) == [1, 1, 1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("by_block", [False, True], ids=["whole", "by_block"])
+@pytest.mark.parametrize("layout", ["plain", "packed", "skipped"])
+@pytest.mark.parametrize("case", SCHEMES)
+def test_training_graphs_of_every_scheme_are_not_recompiled(case, layout, by_block):
+    counts = train(case, layout, by_block, "aot_eager")
+    assert counts[-1] == counts[1] < torch._dynamo.config.recompile_limit
