@@ -3,7 +3,6 @@
 import random
 
 import pytest
-import torch
 
 import sextant
 from model import Transformer
@@ -28,9 +27,7 @@ def overrides(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def run(overrides, tmp_path_factory):
-    trained = sextant.train(*overrides, run_dir=tmp_path_factory.mktemp("runs") / "run")
-    torch.set_flush_denormal(False)  # set by train.main for its process
-    return trained
+    return sextant.train(*overrides, run_dir=tmp_path_factory.mktemp("runs") / "run")
 
 
 def test_training_returns_the_loaded_run(run, overrides):
@@ -38,13 +35,11 @@ def test_training_returns_the_loaded_run(run, overrides):
     again = sextant.load(run.folder)
     assert again.checkpoint_hash == run.checkpoint_hash and not again.model.training
     assert sextant.train(*overrides, run_dir=run.folder).step == 4  # nothing left to do
-    torch.set_flush_denormal(False)
 
 
 def test_training_chooses_the_run_directory_of_the_command(run, overrides, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     trained = sextant.train(*overrides)
-    torch.set_flush_denormal(False)
     assert trained.folder.resolve().is_relative_to(tmp_path / "runs")
     assert trained.checkpoint_hash == run.checkpoint_hash
 
@@ -65,7 +60,6 @@ def test_generation_depends_on_prompt_and_seed_only(run):
 
 def test_evaluation_is_a_table_with_figures(run):
     results = sextant.evaluate(run, "documents=6", lengths=[24, 48], targets=8, methods=["trained"])
-    torch.set_flush_denormal(False)
     assert results.to_dicts() == results.rows and results.folder == run.folder / "evaluation" / "python"
     assert {24, 48} <= {row["length"] for row in results.rows}
     assert all(isinstance(row["length"], int) for row in results.rows)

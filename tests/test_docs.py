@@ -227,7 +227,6 @@ class Clone:
         finally:
             os.chdir(before)
             sys.argv, sys.stdin = argv, stdin
-            torch.set_flush_denormal(False)
         return 0
 
     def block(self, source: str) -> None:

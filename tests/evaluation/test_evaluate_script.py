@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 import evaluate as script
 from data import open_prepared, prepare
@@ -75,10 +74,7 @@ def make_run(root, name, position, *more):
 
 def call(monkeypatch, *overrides):
     monkeypatch.setattr(sys, "argv", ["evaluate.py", *map(str, overrides)])
-    try:
-        return script.main()
-    finally:
-        torch.set_flush_denormal(False)  # the script's choice for its process, not for the tests after it
+    return script.main()
 
 
 SMALL = ["lengths=[24,48,96]", "targets=8", "spans_per_document=2", "device=cpu"]

@@ -7,8 +7,6 @@ import os
 import sys
 from pathlib import Path
 
-import torch
-
 from tests.faults.fault import Fault, Result, call
 from tests.training.conftest import ROOT
 from training.script import run_main
@@ -30,7 +28,6 @@ def inside(script: str, *overrides: object, cwd: Path) -> Result:
     finally:
         sys.argv = argv
         os.chdir(here)
-        torch.set_flush_denormal(False)  # a choice of the script for its own process
     raise AssertionError("run_main returned")
 
 

@@ -4,16 +4,11 @@ import io
 
 import pytest
 import sentencepiece
-import torch
 
 from data.preparation.tokenizer_training import train_tokenizer
-from data.settings import DataSettings
 from data.tokenizers import ByteTokenizer, SentencePieceTokenizer
-from data.tokenizers.settings import BytesSettings, HuggingFaceSettings
-from model import ModelSettings, Transformer
-from training.checkpoint.storage import save_checkpoint
-from training.config.settings import RunSettings
-from training.run.directory import create_run
+from data.tokenizers.settings import HuggingFaceSettings
+from tests.byte_runs import byte_run
 
 TEXT = [
     "the cat sat on the mat",
@@ -55,18 +50,5 @@ def tokenizer(request):
 def run(tmp_path_factory):
     """An untrained byte model with a learned table of 48 rows beside a rotary run directory of length 16."""
     root = tmp_path_factory.mktemp("runs")
-    for name, position, length in (("rope", {"name": "rope"}, 16), ("learned", {"name": "learned"}, 48)):
-        shape = ModelSettings(dim=16, layers=2, heads=2, ffn_dim=24, position=position)
-        settings = RunSettings(
-            train_length=length,
-            model=shape,
-            data=DataSettings(tokenizer=BytesSettings()),
-            training={"validation": {"targets": 8}},
-        )
-        model = Transformer(shape, 258, length).initialize(5)
-        with torch.no_grad():
-            model.head.weight.mul_(30)
-            model.head.weight[256:] = 0  # control symbols would end the texts
-        create_run(root / name, settings, ByteTokenizer(), ["test"])
-        save_checkpoint(root / name, 0, model)
-    return root / "rope"
+    byte_run(root / "learned", {"name": "learned"}, 48)
+    return byte_run(root / "rope", {"name": "rope"})

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from pydantic import ValidationError
 
 from model import Cache, ModelSettings, TokenPositions, Transformer
-from tests.model.zoo import C, D, G, H, T, V, close, ids, settings_of
+from tests.model.zoo import C, D, G, H, T, V, close, ids, randomized, settings_of
 from training.config.load import identity
 from training.config.settings import RunSettings
 from training.optim.optimizer import role_of
@@ -38,15 +38,6 @@ DEFAULTS: dict[str, Any] = {
 def build(**changes) -> Transformer:
     settings = settings_of({"name": "rope"}).model_copy(update=changes)
     return Transformer(settings, V, 11).initialize(3).double().eval()
-
-
-def randomized(model: Transformer) -> Transformer:
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for weight in model.parameters():
-            if weight.ndim == 1:
-                weight.add_(0.3 * torch.randn(weight.shape, generator=generator, dtype=torch.float64))
-    return model
 
 
 @torch.no_grad()

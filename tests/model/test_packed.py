@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from model import Cache, TokenPositions, Transformer
-from tests.model.zoo import build, close, ids
+from tests.model.zoo import build, close, ids, randomized
 
 LENGTH = 9
 BLOCKS = [
@@ -26,16 +26,6 @@ def decoded(model: Transformer, tokens: torch.Tensor) -> torch.Tensor:
     positions, cache = TokenPositions.plain(LENGTH), Cache(model, len(tokens), LENGTH)
     passes = [positions.part(i, i + 1, position_end=i + 1) for i in range(LENGTH)]
     return torch.cat([model(tokens[:, i : i + 1], one, cache=cache) for i, one in enumerate(passes)], dim=1)
-
-
-def randomized(model: Transformer) -> Transformer:
-    """Biases and norms other than 0 and 1."""
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for weight in model.parameters():
-            if weight.ndim == 1:
-                weight.add_(0.3 * torch.randn(weight.shape, generator=generator, dtype=weight.dtype))
-    return model
 
 
 @pytest.mark.parametrize("settings", BLOCKS, ids=str)

@@ -234,6 +234,16 @@ def initialized(model: Transformer, seed: int) -> Transformer:
     return model
 
 
+def randomized(model: Transformer) -> Transformer:
+    """Biases and norms other than 0 and 1."""
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim == 1:
+                weight.add_(0.3 * torch.randn(weight.shape, generator=generator, dtype=weight.dtype))
+    return model
+
+
 def ids(rows: int, tokens: int, seed: int = 0) -> torch.Tensor:
     return torch.randint(V, (rows, tokens), generator=torch.Generator().manual_seed(100 + seed))
 

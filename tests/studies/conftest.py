@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from matplotlib import rc_context
 
 from evaluation.reports.figures import STYLE
@@ -129,10 +128,3 @@ def vector_figures():
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(figures, "save", save)
         yield
-
-
-@pytest.fixture(autouse=True)
-def denormals_again():
-    """The scripts flush denormals for their whole process; here the process has other tests to run."""
-    yield
-    torch.set_flush_denormal(False)

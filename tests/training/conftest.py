@@ -74,13 +74,6 @@ def run(
     )
 
 
-@pytest.fixture(autouse=True)
-def denormals_again():
-    """train.main flushes denormals for its whole process; here the process has other tests to run."""
-    yield
-    torch.set_flush_denormal(False)
-
-
 @pytest.fixture(scope="session", autouse=True)
 def measured_machine():
     """The peak rate is measured before any fork, so that forks do not measure it again."""

@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 import evaluate as script
 from data import prepare
@@ -46,10 +45,7 @@ def root(tmp_path_factory):
 
 def call(monkeypatch, *overrides):
     monkeypatch.setattr(sys, "argv", ["evaluate.py", *map(str, overrides)])
-    try:
-        return script.main()
-    finally:
-        torch.set_flush_denormal(False)  # the script's choice for its process, not for the tests after it
+    return script.main()
 
 
 SMALL = ["protocol=tasks", "items=12", "haystacks=6", "lengths=[128,160]", "device=cpu"]

@@ -3,16 +3,12 @@
 import json
 import shutil
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from data.settings import DataSettings
-from data.tokenizers import ByteTokenizer
-from data.tokenizers.settings import BytesSettings
 from errors import InteropError
 from generation.decoding import Generation
 from generation.sampling import SamplingParams
@@ -24,38 +20,21 @@ from interop.export.parity import parity_lengths
 from interop.extras import load_extra
 from interop.gguf.reading.file import GGUFFile
 from interop.runs import write_run
-from model import ModelSettings, Transformer
 from scripts import export_model
+from tests.byte_runs import byte_run
 from tests.corpora import STORIES, needs_stories
 from training.checkpoint.storage import save_checkpoint
 from training.config.optimizer_settings import EmaSettings
-from training.config.settings import RunSettings
 from training.optim.ema import EMA
-from training.run.directory import create_run, load
+from training.run.directory import load
 
 LENGTH = 16
 
 
-def byte_run(folder: Path, position: dict) -> Path:
-    shape = ModelSettings(dim=16, layers=2, heads=2, ffn_dim=24, position=position)
-    settings = RunSettings(
-        train_length=LENGTH,
-        model=shape,
-        data=DataSettings(tokenizer=BytesSettings()),
-        training={"validation": {"targets": 8}},
-    )
-    model = Transformer(shape, 258, LENGTH).initialize(5)
-    with torch.no_grad():
-        model.head.weight.mul_(30)
-        model.head.weight[256:] = 0  # control symbols would end the texts
-    create_run(folder, settings, ByteTokenizer(), ["/somewhere/train.py", "configs/tiny.yaml", "a=b c"])
-    save_checkpoint(folder, 7, model)
-    return folder
-
-
 @pytest.fixture
 def run(tmp_path):
-    return byte_run(tmp_path / "run", {"name": "rope"})
+    command = ["/somewhere/train.py", "configs/tiny.yaml", "a=b c"]
+    return byte_run(tmp_path / "run", {"name": "rope"}, LENGTH, step=7, command=command)
 
 
 def test_the_command(run, tmp_path, monkeypatch, capsys):
@@ -110,7 +89,7 @@ def test_overrides_weights_and_dtype(run, tmp_path):
 @pytest.mark.parametrize("format_", ["hf", "gguf", "safetensors"])
 def test_average_and_last_weights(format_, tmp_path, monkeypatch, capsys):
     """The average is exported unless --weights says otherwise; both are those of the checkpoint."""
-    run = byte_run(tmp_path / "run", {"name": "rope"})
+    run = byte_run(tmp_path / "run", {"name": "rope"}, step=7)
     model = load(run).model
     ema = EMA(model, EmaSettings(decay=0.5, start=0), 10)
     with torch.no_grad():

@@ -9,14 +9,10 @@ pytest.importorskip("httpx")
 import httpx
 import torch
 
-from data.settings import DataSettings
-from data.tokenizers import ByteTokenizer
 from interop.server.serving import Limits
-from model import ModelSettings, Transformer
+from tests.byte_runs import byte_run
 from tests.interop.server.running import serving
-from training.checkpoint.storage import save_checkpoint
-from training.config.settings import RunSettings
-from training.run.directory import create_run, load
+from training.run.directory import load
 
 LENGTH = 32
 
@@ -25,20 +21,7 @@ LENGTH = 32
 def loaded(tmp_path_factory):
     """A byte model with random float64 weights: rounding does not change which token is chosen."""
     folder = tmp_path_factory.mktemp("served") / "tiny"
-    shape = ModelSettings(dim=16, layers=2, heads=2, ffn_dim=24, position={"name": "rope"})
-    settings = RunSettings(
-        train_length=LENGTH,
-        model=shape,
-        data=DataSettings(tokenizer={"name": "bytes"}),
-        training={"validation": {"targets": 8}},
-    )
-    model = Transformer(shape, 258, LENGTH).initialize(5).double()
-    with torch.no_grad():
-        model.head.weight.mul_(30)
-        model.head.weight[256:] = 0  # control symbols would end the texts
-    create_run(folder, settings, ByteTokenizer(), ["test"])
-    save_checkpoint(folder, 0, model)
-    return load(folder)
+    return load(byte_run(folder, {"name": "rope"}, LENGTH, dtype=torch.float64))
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,40 @@
+"""Run directories of untrained models over bytes."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from data.settings import DataSettings
+from data.tokenizers import ByteTokenizer
+from data.tokenizers.settings import BytesSettings
+from model import ModelSettings, Transformer
+from training.checkpoint.storage import save_checkpoint
+from training.config.settings import RunSettings
+from training.run.directory import create_run
+
+
+def byte_run(
+    folder: Path,
+    position: dict,
+    length: int = 16,
+    *,
+    step: int = 0,
+    command: Sequence[str] = ("test",),
+    dtype: torch.dtype = torch.float32,
+) -> Path:
+    """Random weights with logits far enough apart that rounding does not change which token is chosen."""
+    shape = ModelSettings(dim=16, layers=2, heads=2, ffn_dim=24, position=position)
+    settings = RunSettings(
+        train_length=length,
+        model=shape,
+        data=DataSettings(tokenizer=BytesSettings()),
+        training={"validation": {"targets": 8}},
+    )
+    model = Transformer(shape, 258, length).initialize(5).to(dtype)
+    with torch.no_grad():
+        model.head.weight.mul_(30)
+        model.head.weight[256:] = 0  # control symbols would end the texts
+    create_run(folder, settings, ByteTokenizer(), list(command))
+    save_checkpoint(folder, step, model)
+    return folder
