@@ -5,7 +5,6 @@ training.
 from errors import EvaluationError
 from evaluation.comparable import comparable
 from evaluation.monitor import monitor_targets
-from evaluation.reports.loss_figures import draw_figures
 from evaluation.run import EvaluatedModel
 from evaluation.scoring.evaluate import EvaluationResult, EvaluationSession
 from evaluation.scoring.methods import Method, compatible_methods, read_methods, resolve_methods
@@ -28,7 +27,6 @@ __all__ = [
     "analyze",
     "comparable",
     "compatible_methods",
-    "draw_figures",
     "draw_targets",
     "gather",
     "measure",

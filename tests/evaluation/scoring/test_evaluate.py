@@ -11,10 +11,10 @@ from evaluation import (
     EvaluationSettings,
     EvaluationText,
     analyze,
-    draw_figures,
     resolve_methods,
 )
 from evaluation.reports.loss import LossReport
+from evaluation.reports.loss_figures import draw_figures
 from evaluation.scoring import evaluate as matrix
 from evaluation.scoring.methods import new_sinks
 
