@@ -140,7 +140,8 @@ class AttentionMask:
         part: the part of the band that the mask equals, if it is known.
         distance: the bias as a function of distance, if it depends on distance alone.
         unit_steps: positions increase by one from key to key, so distances follow from indices.
-        table_size: 1 + the largest distance, if FlexAttention looks up the bias in a table by distance.
+        make_flex_bias: returns the bias as FlexAttention evaluates it, if that is not `bias`; called once per
+            pass, outside the kernel, where tables can be computed.
         rows: number of distinct rows of mask and bias: 1 or the batch size.
         mask_rows: number of distinct rows of the mask alone.
     """
@@ -158,7 +159,7 @@ class AttentionMask:
     part: CausalBand | None = None
     distance: DistanceFunction | None = None
     unit_steps: bool = False
-    table_size: int | None = None
+    make_flex_bias: Callable[[], BiasFunction] | None = None
     rows: int = 1
     mask_rows: int = 1
     # The block mask, shared by all masks of a pass that differ in their bias only.
@@ -243,20 +244,12 @@ class AttentionMask:
         return self._shared["block_mask"]
 
     def flex_bias(self) -> BiasFunction | None:
-        """The bias as FlexAttention's kernel evaluates it.
-
-        A bias with `table_size` is computed once per distance, outside the kernel. In its backward pass the
-        kernel then adds each pair's gradient to the entry of its distance and head, instead of adding all
-        pairs to a few parameters, where atomic additions wait for each other.
-        """
-        if self.distance is None or self.table_size is None:
+        """The bias as FlexAttention's kernel evaluates it."""
+        if self.make_flex_bias is None:
             return self.bias
-        if "table" not in self._lowered:
-            heads = torch.arange(self.heads, device=self.device)[:, None]
-            every = torch.arange(self.table_size, device=self.device)[None]
-            self._lowered["table"] = self.distance(heads, every).contiguous()  # (H, table_size)
-        table, separation = self._lowered["table"], self.separation
-        return lambda b, h, i, j: table[h, separation(b, i, j).clamp(min=0)]
+        if "flex_bias" not in self._lowered:
+            self._lowered["flex_bias"] = self.make_flex_bias()
+        return self._lowered["flex_bias"]
 
     def last_query(self, keys: slice | Tensor, groups: int, dtype: torch.dtype) -> Tensor:
         """The additive mask of a single, last query by row and key/value head, which broadcasts to

@@ -84,6 +84,7 @@ class AttentionContext:
         distance: DistanceFunction | None = None,
         by_row: bool = False,
         tabulate: bool = False,
+        make_flex_bias: Callable[[], BiasFunction] | None = None,
         part: Callable[[CausalBand], CausalBand] | None = None,
     ) -> AttentionMask:
         """The attention mask: visible pairs, restricted by `mask_mod`, with an optional bias.
@@ -95,6 +96,9 @@ class AttentionContext:
             by_row: `mask_mod` or `bias` depend on the row even if positions do not, e.g. on content.
             tabulate: compute `distance` once per integer distance where it would be evaluated for each pair:
                 for functions that are learned or expensive.
+            make_flex_bias: returns `bias` in a form for FlexAttention; called once per pass. Where its kernel
+                indexes captured tensors that require gradients, the backward pass adds each pair's gradient
+                to the indexed entry; additions to the same entry wait for each other.
             part: restricts a band as `mask_mod` does; used where positions are 0, 1, 2, ... in order.
         """
         visible = visibility_mask(self.queries, self.keys, self.batch, self.window, self.sinks)
@@ -110,6 +114,8 @@ class AttentionContext:
 
         if distance is not None:
             bias = lambda b, h, i, j: distance(h, separation(b, i, j))  # noqa: E731
+        if distance is not None and tabulate and not real:
+            make_flex_bias = lambda: self._tabulated(distance, separation)  # noqa: E731
         single = self.queries.position.shape[0] == self.keys.position.shape[0] == 1
         same = plain and not by_row and (single or (bias is None and mask_mod is None))
         band = CausalBand(keys - queries, self.window, self.sinks) if plain else None
@@ -127,7 +133,7 @@ class AttentionContext:
             part=part(band) if part and band and queries > 1 and self._ordered() else None,
             distance=distance,
             unit_steps=plain and self.keys.unit_steps,
-            table_size=self.keys.position_end if tabulate and not real else None,
+            make_flex_bias=make_flex_bias,
             rows=1 if same else self.batch,
             mask_rows=1 if plain and (mask_mod is None or same) else self.batch,
             _shared=self.block_masks if mask_mod is None else {},
@@ -135,6 +141,16 @@ class AttentionContext:
         if self.precompute:
             precompute_masks(mask)
         return mask
+
+    def _tabulated(
+        self, distance: DistanceFunction, separation: Callable[[Tensor, Tensor, Tensor], Tensor]
+    ) -> BiasFunction:
+        """`distance` computed once per integer distance and head, outside the kernel. The backward pass then
+        adds to as many entries, instead of to a few parameters."""
+        heads = torch.arange(self.heads, device=self.device)[:, None]
+        every = torch.arange(self.keys.position_end, device=self.device)[None]
+        table = distance(heads, every).contiguous()  # (H, position_end)
+        return lambda b, h, i, j: table[h, separation(b, i, j).clamp(min=0)]
 
     def _ordered(self) -> bool:
         """Whether keys of a CPU have the positions 0, 1, 2, ..., without those that the cache has dropped."""

@@ -206,7 +206,7 @@ def test_fire_argument_is_between_zero_and_one(c, threshold, offset, tokens):
     n = torch.arange(offset, offset + tokens)[:, None]
     d = n - torch.arange(offset + tokens)[None, :]
     with torch.no_grad():
-        x = scheme.argument()(n, d, torch.tensor(0))
+        x = scheme.near(d) / scheme.far(n)
     seen = x[d >= 0]
     assert seen.min() == 0 and (seen <= 1).all()
     if offset >= threshold:  # the farthest key of any query is at 1, but for ε
@@ -244,23 +244,30 @@ def test_fire_decoding_matches_full_forward():
         close(row[:, :, 0], whole[:, :, n, : n + 1], atol=1e-14)
 
 
-def test_fire_scalar_and_batched_evaluation_agree():
-    """The form FlexAttention takes, single numbers, and its gradients."""
-    scheme = scheme_of("fire", 3, width=5)
-    x = torch.rand(1, 1, 4, 6, dtype=torch.float64)
-    h = torch.arange(3)[None, :, None, None]
-    network = scheme.network()
-    grid = network(h, x)
-    single = torch.stack([torch.stack([network(torch.tensor(m), e) for e in x.flatten()]) for m in range(3)])
-    close(single.view_as(grid), grid, atol=1e-14)
-    upstream = torch.randn(grid.shape, dtype=torch.float64)
+@pytest.mark.parametrize("width", [1, 5, 8])
+def test_fire_segments_equal_the_network(width):
+    """The piecewise linear form for FlexAttention, and its gradients; one unit is constant."""
+    scheme = scheme_of("fire", 3, width=width)
+    inner = torch.linspace(1, 2, width) * (-1) ** torch.arange(width)
+    offset = -inner * torch.linspace(-2, 2, width)
+    if width > 1:
+        inner[-1], offset[-1] = 0.0, 0.25
+    put(scheme, **{"inner.weight": inner[:, None].tolist(), "inner.bias": offset.tolist()})
+    x = torch.linspace(-3, 3, 400, dtype=torch.float64)
+    network = scheme.network(x[None, None, None], torch.arange(3))[0, :, 0]
+    edges, intercept, slope = scheme.segments()
+    s = (edges[:, None] <= x).sum(0)
+    lines = intercept[:, s] + slope[:, s] * x
+    assert len(s.unique()) == width + (width == 1)
+    close(lines, network, atol=1e-13)
+    upstream = torch.randn(network.shape, dtype=torch.float64)
     weights = [scheme.get_parameter(n) for n in ("inner.weight", "inner.bias", "outer.weight")]
     for a, b in zip(
-        torch.autograd.grad((grid * upstream).sum(), weights),
-        torch.autograd.grad((single.view_as(grid) * upstream).sum(), weights),
+        torch.autograd.grad((network * upstream).sum(), weights),
+        torch.autograd.grad((lines * upstream).sum(), weights),
         strict=True,
     ):
-        close(a, b, atol=1e-12)
+        close(a, b, atol=1e-11)
 
 
 def test_two_forward_passes_before_backward():

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
 from typing import ClassVar, Literal
 
 import torch
+import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from model.attention.mask import precise
+from model.attention.mask import BiasFunction, precise
 from model.position.base import AttentionContext, AttentionPlan, PositionalScheme, SharableSettings
 from model.position.pairwise import over_pairs
+
+COPIES = 32  # threads of a warp
 
 
 class FireSettings(SharableSettings):
@@ -73,49 +76,86 @@ class Fire(PositionalScheme):
             return self.settings.threshold + 0 * precise(self.multiplier)
         return (precise(self.multiplier) * self.settings.init_length).abs()
 
-    def argument(self) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-        """(n, d, zero) -> the input of f, in [0, 1] for 0 ≤ d ≤ n; `zero` is an index tensor of 0."""
-        c, threshold = precise(self.c), self._threshold()
+    def _psi(self, x: Tensor) -> Tensor:
+        """ln(1 + |c·x|)."""
+        c = precise(self.c)
+        return (c * x.to(c.dtype)).abs().log1p()
 
-        def argument(n: Tensor, d: Tensor, zero: Tensor) -> Tensor:
-            scale, edge = c[zero], threshold[zero]
-            # Future keys are masked, but need a finite gradient.
-            near = (scale * d.clamp(min=0).to(c.dtype)).abs().log1p()
-            far = (scale * torch.maximum(n.to(c.dtype), edge)).abs().log1p()
-            return near / (far + self.epsilon)
+    def near(self, d: Tensor) -> Tensor:
+        """ψ(d). Future keys are masked, but need a finite gradient."""
+        return self._psi(d.clamp(min=0))
 
-        return argument
+    def far(self, n: Tensor) -> Tensor:
+        """ψ(max(n, T)) + ε."""
+        threshold = self._threshold()
+        return self._psi(torch.maximum(n.to(threshold.dtype), threshold)) + self.epsilon
 
-    def network(self) -> Callable[[Tensor, Tensor], Tensor]:
-        """(h, x) -> f_h(x) (R, H, t, s), x (R, 1, t, s) and h (1, H, 1, 1); or both scalars."""
+    def network(self, x: Tensor, heads: Tensor) -> Tensor:
+        """f_h(x) (R, H, t, s) for x (R, 1, t, s) in [0, 1] and the indices of heads (H,)."""
         w1, b1, w2 = (precise(p) for p in (self.inner.weight, self.inner.bias, self.outer.weight))
-        first, second, width = w1.flatten(), w2.flatten(), self.settings.width
+        with torch.autocast(x.device.type, enabled=False):
+            of_heads = w2[heads]
+            out = over_pairs(
+                lambda x: of_heads @ torch.addmm(b1[:, None], w1, x).relu_(), len(of_heads), x.reshape(1, -1)
+            )
+            return out.view(-1, x.shape[0], *x.shape[2:]).transpose(0, 1)
 
-        def network(h: Tensor, x: Tensor) -> Tensor:
-            if h.ndim:  # evaluate the hidden layer once for all heads
-                with torch.autocast(x.device.type, enabled=False):
-                    of_heads = w2[h.flatten()]
-                    out = over_pairs(
-                        lambda x: of_heads @ torch.addmm(b1[:, None], w1, x).relu_(),
-                        len(of_heads),
-                        x.reshape(1, -1),
-                    )
-                    return out.view(-1, x.shape[0], *x.shape[2:]).transpose(0, 1)
-            out = x * 0
-            for unit in range(width):  # FlexAttention supports scalar arithmetic only
-                k = h * 0 + unit
-                out = out + second[h * width + k] * (first[k] * x + b1[k]).relu()
-            return out
+    def segments(self) -> tuple[Tensor, Tensor, Tensor]:
+        """f as a piecewise linear function: f_h(x) = intercept[h, s] + slope[h, s]·x, s the number of `edges`
+        at most x.
 
-        return network
+        Returns:
+            edges (2^m − 1,) in ascending order, padded with infinity; intercept and slope (H, width + 1).
+        """
+        w1, b1, w2 = (precise(p) for p in (self.inner.weight[:, 0], self.inner.bias, self.outer.weight))
+        width = self.settings.width
+        with torch.no_grad():
+            edges, order = torch.where(w1 == 0, math.inf, -b1 / w1).sort()  # where units turn on or off
+            after = torch.arange(width + 1, device=w1.device) > order.argsort()[:, None]  # (width, width + 1)
+            active = torch.where(w1[:, None] > 0, after, ~after)
+            active = torch.where(w1[:, None] == 0, b1[:, None] > 0, active).to(w1.dtype)
+            edges = F.pad(edges, (0, (1 << width.bit_length()) - 1 - width), value=math.inf)
+        with torch.autocast(w1.device.type, enabled=False):
+            return edges, (w2 * b1) @ active, (w2 * w1) @ active
+
+    def _flex_bias(self, context: AttentionContext) -> BiasFunction:
+        """The bias with one table look-up per factor instead of a loop over the hidden units.
+
+        Tables have COPIES entries for each value, which keys use in turn: gradients of neighboring keys are
+        added to different entries.
+        """
+
+        def copies(x: Tensor) -> Tensor:
+            return x[..., None].expand(*x.shape, COPIES).contiguous()
+
+        q_position, k_position, keys = context.q_position, context.k_position, context.keys
+        far = copies(self.far(context.queries.position).expand(context.batch, -1))  # (B, T, COPIES)
+        edges, intercept, slope = self.segments()
+        intercept, slope = copies(intercept), copies(slope)  # (H, width + 1, COPIES)
+        steps = [1 << n for n in reversed(range(self.settings.width.bit_length()))]
+        real = keys.position.is_floating_point()
+        near = None if real else self.near(torch.arange(keys.position_end, device=context.device))
+        c = precise(self.c)
+
+        def bias(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            d = (q_position[b, i] - k_position[b, j]).clamp(min=0)
+            x = (c[b * 0] * d.to(c.dtype)).abs().log1p() if near is None else near[d]
+            copy = j % COPIES
+            x = x / far[b, i, copy]
+            s = h * 0
+            for step in steps:  # binary search
+                s = s + torch.where(edges[s + (step - 1)] <= x, step, 0)
+            return intercept[h, s, copy] + slope[h, s, copy] * x
+
+        return bias
 
     def plan(self, context: AttentionContext) -> AttentionPlan:
         q_position, k_position = context.q_position, context.k_position
-        argument, network = self.argument(), self.network()
 
         def bias(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             n = q_position[b, i]
-            zero = b * 0
-            return network(h, argument(n, n - k_position[b, j], zero))
+            return self.network(self.near(n - k_position[b, j]) / self.far(n), h.flatten())
 
-        return AttentionPlan.from_mask(context.mask(bias=bias))
+        return AttentionPlan.from_mask(
+            context.mask(bias=bias, make_flex_bias=lambda: self._flex_bias(context))
+        )

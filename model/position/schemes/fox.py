@@ -95,6 +95,9 @@ class Fox(PositionalScheme):
         whole = sums.detach().floor()
         k_whole, k_rest = whole.to(dtype), (sums - whole).to(dtype)
         q_whole, q_rest = context.of_queries(k_whole, 2), context.of_queries(k_rest, 2)
+        if self.settings.sink_logit == "none":
+            # A term of the query alone shifts all of its logits, which softmax ignores: its gradient is 0.
+            q_rest = q_rest.detach()
 
         def bias(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             return (q_whole[b, h, i] - k_whole[b, h, j]) + (q_rest[b, h, i] - k_rest[b, h, j])
