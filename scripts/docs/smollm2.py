@@ -3,10 +3,13 @@
     python scripts/docs/smollm2.py RUN/evaluation/long_novels RUN/evaluation/novels
 
 Each folder fills the table of its name: a row for each method, a column for each length, NLL in nats per
-token. A folder without a place in the document is an error; tables without a folder do not change.
+token. A folder without a place in the document is an error; tables without a folder do not change. Of the
+figures smollm2_NAME.png (loss by length) and smollm2_NAME_gain.png (net gain at the longest length), those
+that the document shows are written.
 """
 
 import json
+import math
 import re
 import shutil
 import sys
@@ -15,11 +18,14 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # when run as a script, from any directory
 
 import pandas as pd
+from matplotlib.figure import Figure
 
 from data.files import write_text
 from errors import EvaluationError
 from evaluation.reports.base import markdown_table, signed
+from evaluation.reports.figures import FigureText, save
 from evaluation.scoring.methods import TRAINED, TRUNCATE, name_of
+from studies.report.plots import DotEstimate, dots_figure
 from training.script import Parser, run_main
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -36,9 +42,11 @@ def main() -> int:
         text = filled(text, folder.name, described(found) + "\n\n" + table(found))
         rows = pd.read_csv(folder / "results.csv")
         tables.append(rows[rows.part == "all"][COLUMNS].assign(evaluation=folder.name))
-        figure = FIGURES / f"smollm2_{folder.name}.png"
-        if figure.name in text:
-            shutil.copy(folder / "nll_by_length.png", figure)
+        name = f"smollm2_{folder.name}"
+        if f"{name}.png" in text:
+            shutil.copy(folder / "nll_by_length.png", FIGURES / f"{name}.png")
+        if f"{name}_gain.png" in text:
+            save(gain_figure(found), FIGURES, f"{name}_gain").with_suffix(".svg").unlink()
     others = [] if not CSV.exists() else [pd.read_csv(CSV)]
     names = {name for one in tables for name in one.evaluation}
     kept = [one[~one.evaluation.isin(names)] for one in others]
@@ -62,12 +70,33 @@ def described(found: dict) -> str:
     return f"{count} document{'s' * (count > 1)}, {found['targets']:,} targets.{inside}"
 
 
+def best_first(found: dict) -> list[dict]:
+    """The cells of the longest length without truncation."""
+    longest = found["lengths"][-1]
+    cells = [cell for cell in found["cells"] if cell["length"] == longest and cell["method"] != TRUNCATE]
+    return sorted(cells, key=lambda cell: cell["nll"])
+
+
+def gain_figure(found: dict) -> Figure:
+    """Net gain over truncated context at the longest length, with intervals."""
+    dots = [
+        DotEstimate(
+            name_of(cell["method"]),
+            cell["gain"],
+            math.nan if cell["gain_low"] is None else cell["gain_low"],
+            math.nan if cell["gain_high"] is None else cell["gain_high"],
+        )
+        for cell in best_first(found)
+    ]
+    lengths = f"{found['lengths'][-1]:,} tokens of context against the last {found['trained_length']:,}"
+    text = FigureText(lengths, described(found))
+    return dots_figure([("", dots)], text, "net gain, nats per token (right: better)", found["tolerance"])
+
+
 def table(found: dict) -> str:
     """NLL by method and length, best at the longest length first, and the net gain over truncation there."""
     lengths, cells = found["lengths"], {(cell["method"], cell["length"]): cell for cell in found["cells"]}
-    longest = lengths[-1]
-    labels = [label for label in found["methods"] if label != TRUNCATE]
-    labels.sort(key=lambda label: cells[label, longest]["nll"])
+    longest, labels = lengths[-1], [cell["method"] for cell in best_first(found)]
     base = cells[TRAINED, found["trained_length"]]["nll"]
     truncated = f"context truncated to {found['trained_length']:,}"
     rows = [[truncated, *[""] * (len(lengths) - 1), f"{base:.4f}", ""]]
