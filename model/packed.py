@@ -24,13 +24,29 @@ def store_transposed(linears: Sequence[nn.Linear]) -> Tensor:
     """Store the weights of linear layers with the same input in one contiguous (in, Σ out) matrix.
 
     The layers keep their Parameter objects, whose values and shapes do not change: they become views of the
-    matrix, so there is no second copy, and weights loaded in place later are those of the matrix too.
+    matrix, so there is no second copy, and weights loaded in place later are those of the matrix too. Weights
+    that are stored so already keep their matrix, which models with the same parameters then share.
     """
+    if (stored := _stored_matrix(linears)) is not None:
+        return stored
     joined = torch.cat([linear.weight.detach().t() for linear in linears], dim=1).contiguous()
     parts = joined.split([linear.out_features for linear in linears], dim=1)
     for linear, part in zip(linears, parts, strict=True):
         linear.weight.data = part.t()
     return joined
+
+
+def _stored_matrix(linears: Sequence[nn.Linear]) -> Tensor | None:
+    """The matrix in which `store_transposed` has stored these weights, or None."""
+    first, width = linears[0].weight.detach(), sum(linear.out_features for linear in linears)
+    offset = first.storage_offset()
+    for linear in linears:
+        weight = linear.weight.detach()
+        is_part = weight.stride() == (1, width) and weight.storage_offset() == offset
+        if not is_part or weight.untyped_storage().data_ptr() != first.untyped_storage().data_ptr():
+            return None
+        offset += linear.out_features
+    return first.as_strided((linears[0].in_features, width), (width, 1))
 
 
 class JoinedLinear:

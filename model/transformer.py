@@ -182,8 +182,8 @@ class Transformer(nn.Module):
         """Store the weights as decoding on a CPU reads them fastest: transposed, and weights with the same
         input in one matrix. Parameters keep their names, shapes and values; they become views.
 
-        Passes of one token through a cache then use `model/packed.py`. Moving or casting the model undoes
-        it. No effect on the blocks of linear attention.
+        Passes of one token through a cache then use `model/packed.py`. Moving, casting or copying the
+        model undoes it. No effect on the blocks of linear attention.
         """
         with torch.no_grad():
             if self.settings.mixer.name == "attention":
@@ -192,6 +192,10 @@ class Transformer(nn.Module):
             if self.head is not None:
                 store_transposed([self.head])
         return self
+
+    def __getstate__(self):
+        """Copies and pickles are not packed: the joined weights would not be their parameters."""
+        return self.__dict__ | {"_packed_blocks": []}
 
     def _apply(self, fn, recurse=True):
         self._packed_blocks = []  # their weights are no longer the parameters

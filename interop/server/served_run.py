@@ -118,5 +118,7 @@ class ServedRun:
                 shared = {id(weight): weight for weight in self.run.model.parameters()}
                 model = copy.deepcopy(self.run.model, shared)
                 model.reposition(self.settings[method].model)
+                if model.embed.weight.device.type == "cpu":
+                    model.pack()
                 self._models[method] = model
             return self._models[method]

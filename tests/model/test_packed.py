@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 
@@ -53,3 +55,20 @@ def test_casting_undoes_packing():
         for block in model.blocks:
             block.mlp.down.weight.zero_()
     assert not torch.allclose(decoded(model, tokens).double(), expected, atol=1e-3)
+
+
+def test_weights_loaded_into_a_copy_of_a_packed_model_are_used():
+    model, other, tokens = build("rope").pack(), randomized(build("rope", seed=4)), ids(2, LENGTH)
+    model = copy.deepcopy(model)
+    model.load_state_dict(other.state_dict())
+    close(decoded(model, tokens), decoded(other, tokens))
+
+
+def test_packed_models_with_the_same_parameters_share_their_storage():
+    first, other, tokens = build("rope").pack(), randomized(build("rope", seed=4)), ids(2, LENGTH)
+    addresses = [weight.data_ptr() for weight in first.parameters()]
+    second = copy.deepcopy(first, {id(weight): weight for weight in first.parameters()}).pack()
+    assert [weight.data_ptr() for weight in second.parameters()] == addresses
+    second.load_state_dict(other.state_dict())
+    for model in (first, second):
+        close(decoded(model, tokens), decoded(other, tokens))
