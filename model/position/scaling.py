@@ -61,6 +61,11 @@ class Scaling(StrictSettings):
         """s for a sequence of `length` tokens."""
         return 1.0
 
+    @property
+    def pairs(self) -> int | None:
+        """The number of rotated pairs that the settings fix; None: any."""
+        return None
+
     def frequencies(self, plain: Tensor, stretch: float, original_length: int) -> tuple[Tensor, float]:
         """(R,) float64 frequencies in radians per token, from the trained ones `plain`, and the amplitude."""
         return plain, 1.0
@@ -301,6 +306,10 @@ class LongRoPEScaling(FactorScaling):
     @property
     def untouched(self) -> int:
         return self.first
+
+    @property
+    def pairs(self) -> int:
+        return len(self.long_factor)
 
     def stretch(self, length, original_length):
         return max(1.0, length / original_length)

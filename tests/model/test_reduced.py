@@ -16,6 +16,7 @@ METHODS = {
     "linear": ({"scaling": {"name": "linear", **AUTO}}, L0),
     "ntk": ({"scaling": {"name": "ntk", **AUTO}}, L0),
     "yarn": ({"scaling": {"name": "yarn", **AUTO}}, L0),
+    "longrope": ({"scaling": {"name": "longrope", "long_factor": [1.0, 1.5, 2.0, 3.0, 4.0]}}, L0),
     "dynamic": ({"scaling": {"name": "dynamic", "factor": 2.0}}, L0),
     "fixed factor": ({"scaling": {"name": "linear", "factor": 2.0}}, 0),
     "window": ({"window": 9}, 9),

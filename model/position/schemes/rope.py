@@ -38,11 +38,13 @@ class RotarySettings(RotationSettings):
     )
 
     def reduced(self, length: int, original_length: int) -> PositionSettings:
-        changes, scaling, plain = {}, self.scaling, plain_frequencies(self.theta, 64)
+        changes, scaling = {}, self.scaling
+        plain = plain_frequencies(self.theta, 2 * (scaling.pairs or 512))
         scaled, amplitude = scaling.frequencies(
             plain, scaling.stretch(length, original_length), original_length
         )
-        if torch.equal(scaled, plain) and amplitude == 1 and not scaling.untouched:
+        is_plain = torch.allclose(scaled, plain, rtol=1e-12, atol=0)  # up to the rounding of interpolation
+        if is_plain and amplitude == 1 and not scaling.untouched:
             changes["scaling"] = NoScaling()
         if self.remap.keeps(length, RemapContext(original_length, self.window, self.sinks)):
             changes["remap"] = NoRemap()
