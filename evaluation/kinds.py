@@ -86,8 +86,12 @@ class LossEvaluation(Evaluation):
     @staticmethod
     def _for_all(settings: EvaluationSettings, runs: Sequence[EvaluatedRun]) -> EvaluationSettings:
         """Settings that score all runs at the same lengths."""
-        if settings.matrix or settings.protocol == "by-position":
-            setting = "--matrix" if settings.matrix else "protocol=by-position"
+        unsupported = {
+            "--matrix": settings.matrix,
+            "protocol=by-position": settings.protocol == "by-position",
+            "minutes": settings.minutes is not None,  # runs would finish different documents
+        }
+        for setting in (setting for setting, is_set in unsupported.items() if is_set):
             raise EvaluationError(f"{setting} does not support several runs; evaluate them one at a time")
         first, *others = runs
         for other in others:

@@ -78,6 +78,8 @@ class EvaluationSession(CellSession):
         ranks: EvaluationRanks | None = None,
         dry_run: bool = False,
     ):
+        if settings.minutes is not None and ranks is not None and ranks.world > 1:
+            raise EvaluationError("minutes does not support several processes; start one process")
         schemes = resolve_all(methods, subject)
         notes = _sinks(methods, schemes, settings.bos, subject)
         if dry_run:
@@ -188,10 +190,9 @@ class EvaluationSession(CellSession):
         """With a time limit, measure window by window, and drop the documents that are not finished."""
         if self.settings.minutes is None:
             return super().measure_cells(missing, advance)
-        if self.ranks.world > 1:
-            raise EvaluationError("minutes does not support several processes")
         stop, distinct = time.monotonic() + 60 * self.settings.minutes, self._distinct(missing)
-        rows = {}
+        rows: dict[str, np.ndarray] = {}
+        failures: dict[str, str] = {}  # by file, which several cells can share
         for cell in distinct:
             known = self.store.load_partial(cell.key)
             rows[self.store.name(cell.key)] = np.full(self.plan.n_targets, np.nan) if known is None else known
@@ -200,32 +201,33 @@ class EvaluationSession(CellSession):
         for window, cell in turns:
             if time.monotonic() > stop:
                 break
-            if cell.where not in self.result.failed:
-                self._score_window(cell, window, rows[self.store.name(cell.key)], partial(advance, cell))
+            if (name := self.store.name(cell.key)) not in failures:
+                try:
+                    self._score_window(cell, window, rows[name], partial(advance, cell))
+                except (CellFailed, ModelError) as error:
+                    failures[name] = str(error)
         scored = np.ones(self.plan.n_targets, dtype=bool)
         for cell in missing:
-            if cell.where not in self.result.failed:
-                values = rows[self.store.name(cell.key)]
-                scored &= ~np.isnan(values)
-                self.keep(cell, values)
-                if not np.isnan(values).any():
-                    self._add(cell, values)
+            if (name := self.store.name(cell.key)) in failures:
+                self.fail(cell, failures[name])
+                continue
+            scored &= ~np.isnan(rows[name])
+            self.keep(cell, rows[name])
+            if not np.isnan(rows[name]).any():
+                self._add(cell, rows[name])
         self._restrict(scored)
 
     def _score_window(
         self, cell: EvaluationCell, window: int, rows: np.ndarray, advance: Callable[[float], None]
     ) -> None:
-        """Score one window of a cell and save it; `rows` (n_targets,) are the losses of the cell so far."""
+        """Score one window of a cell and save it; `rows` (n_targets,) are the losses of the cell so far.
+        Raises CellFailed or ModelError."""
         all_windows = cell.windows
         assert all_windows is not None
         first, keep = int(all_windows.keep[:window].sum()), int(all_windows.keep[window])
         if np.isnan(rows[first : first + keep]).any():
             scorer = ModelScorer(self.model(cell), device=self.device, chunk=cell.chunk, length=cell.length)
-            try:
-                rows[first : first + keep] = measure(scorer, self.text, all_windows.part(window))
-            except (CellFailed, ModelError) as error:
-                self.result.failed[cell.where] = str(error)
-                return
+            rows[first : first + keep] = measure(scorer, self.text, all_windows.part(window))
             self.store.save_partial(cell.key, rows, now=True)
             if not np.isnan(rows).any():
                 self.store.save(cell.key, rows)
@@ -234,7 +236,7 @@ class EvaluationSession(CellSession):
     def _restrict(self, scored: np.ndarray) -> None:
         """Drop all targets of documents with a target that was not scored in every cell."""
         result, of_target = self.result, self.plan.truncated.target_documents()
-        every = np.unique(of_target)
+        every = np.unique(result.document)  # without documents that are excluded
         finished = np.setdiff1d(every, of_target[~scored])
         if not len(finished):
             raise EvaluationError(

@@ -231,6 +231,12 @@ class CellSession(ABC):
             self.result.files[f"{cell.label}@{cell.length}"] = name
         self.keep(cell, values)
 
+    def fail(self, cell: EvaluationCell, error: str) -> None:
+        """Leave a cell out of the result."""
+        self.result.failed[cell.where] = error
+        if self.console:
+            self.console.warn(f"{cell.method.label} at {cell.length}: {error}; this cell is skipped")
+
     def _measure(self, cell: EvaluationCell, advance: Callable[[float], None]) -> None:
         values = self._values.get(self.store.name(cell.key))
         if values is None:
@@ -238,10 +244,7 @@ class CellSession(ABC):
             try:
                 values = self.score(cell, model, self._batch(model, cell)[1], advance)
             except (CellFailed, ModelError) as error:
-                self.result.failed[cell.where] = str(error)
-                if self.console:
-                    self.console.warn(f"{cell.method.label} at {cell.length}: {error}; this cell is skipped")
-                return
+                return self.fail(cell, str(error))
             if self.ranks.main:
                 self.store.save(cell.key, values)
         self._add(cell, values)

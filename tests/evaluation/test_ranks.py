@@ -89,6 +89,11 @@ def test_ranks_match_single_process_bitwise(measured, world, tmp_path):
     assert all((again.nll[where] == nll).all() for where, nll in alone.nll.items())
 
 
+def test_a_time_limit_requires_one_process(measured):
+    with pytest.raises(EvaluationError, match="minutes"):
+        measured(EvaluationRanks(rank=0, world=2), minutes=1)
+
+
 def test_each_rank_scores_its_own_windows_only(measured, monkeypatch):
     scored, saved, call, save = [], [], ModelScorer.__call__, CellStore.save
 

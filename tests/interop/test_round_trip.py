@@ -1,4 +1,4 @@
-"""Import, export and import again: the same settings and, to the bit, the same weights and logits."""
+"""Import, export and import again: the same settings, bitwise equal weights, and equal logits."""
 
 import pytest
 import torch

@@ -1,6 +1,6 @@
 """A trained checkpoint, imported: the logits of transformers and llama2.c's own greedy text, token by token.
 
-Skips where the shared corpora do not lie beside the repository; SEXTANT_CORPORA names another place.
+Skipped if the shared corpora are not beside the repository; SEXTANT_CORPORA names another folder.
 """
 
 import io

@@ -139,6 +139,23 @@ def test_a_time_limit_without_a_finished_document_is_an_error(do):
         do(minutes=1e-9)
 
 
+def test_a_time_limit_skips_all_cells_of_one_file_when_it_fails(do, monkeypatch):
+    """At the trained length, yarn and the window share the cell of the trained model."""
+
+    def measured(scorer, text, windows):
+        if scorer.length == 16:
+            raise matrix.CellFailed("not finite")
+        return measure(scorer, text, windows)
+
+    measure, console = matrix.measure, Console()
+    monkeypatch.setattr(matrix, "measure", measured)
+    result = do(console, minutes=60)
+    assert set(result.failed) == {(label, 16) for label in ("trained", "yarn", "window")}
+    assert set(result.nll) == {(label, n) for label in ("trained", "yarn", "window") for n in (32, 64)}
+    assert len(result.document) == 7 * 2 * 5
+    assert sum(line.startswith("warning") for line in console.lines) == 3
+
+
 def test_progress_adds_up_and_the_forecast_comes_first(do):
     console = Console()
     do(console)
