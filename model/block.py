@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.nn.attention.flex_attention import flex_attention_hop
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from model.attention.kernels import AttentionHook
 from model.attention.linear import LinearAttention
@@ -20,6 +23,23 @@ MIXERS: dict[str, type[Attention] | type[LinearAttention]] = {
     "attention": Attention,
     "linear": LinearAttention,
 }
+Checkpointing = Literal["none", "selective", "full"]
+aten = torch.ops.aten
+# Matrix products with weights and fused attention, whose outputs selective checkpointing stores. Batched
+# products compute scores of all pairs.
+COSTLY = {
+    aten.mm.default,
+    aten.addmm.default,
+    aten._scaled_dot_product_flash_attention_for_cpu.default,
+    aten._scaled_dot_product_flash_attention.default,
+    aten._scaled_dot_product_efficient_attention.default,
+    aten._scaled_dot_product_cudnn_attention.default,
+    flex_attention_hop,
+}
+
+
+def _policy(context: Any, operation: Any, *args: Any, **keys: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if operation in COSTLY else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 class SwiGLU(nn.Module):
@@ -48,7 +68,8 @@ class Block(nn.Module):
     the MLP. r is `residual_multiplier`.
 
     Attributes:
-        recompute: activation checkpointing: keep only the block's input and recompute the rest in backward.
+        checkpointing: activations that are recomputed in the backward pass: none, all but the block's input
+            ("full"), or all but that and the outputs of matrix products and attention ("selective").
     """
 
     def __init__(self, s: ModelSettings, choice: PositionSettings):
@@ -58,17 +79,18 @@ class Block(nn.Module):
         self.mlp_norm = RMSNorm(s.dim, eps=s.norm_eps)
         self.mlp = SwiGLU(s.dim, s.ffn_dim, s.mlp_bias)
         self.norm_placement, self.residual_multiplier = s.norm_placement, s.residual_multiplier
-        self.recompute = False
+        self.checkpointing: Checkpointing = "none"
         self._compiled: Callable[..., Tensor] | None = None
 
     @property
     def is_isolated(self) -> bool:
         """Whether this block cannot share tensors created in its training pass with other blocks."""
-        return self.recompute or self._compiled is not None
+        return self.checkpointing != "none" or self._compiled is not None
 
     def compile(self, **options) -> None:
         """Compile the training pass of this block, inside any hooks on its call."""
-        self._compiled = torch.compile(self._forward, **options)
+        selective = self.checkpointing == "selective"  # its policy applies to operations, not compiled code
+        self._compiled = torch.compile(self._selective if selective else self._forward, **options)
 
     def forward(
         self,
@@ -85,11 +107,25 @@ class Block(nn.Module):
             plan: attention plan of the scheme, without the logit temperature.
             factors: (B or 1, H or 1, T or 1) temperature factors of the tokens.
         """
-        run = self._compiled if self._compiled and self.training else self._forward
         args = x, context, plan, factors, layer_cache, hook
-        if self.recompute and self.training and torch.is_grad_enabled():
+        recompute = "none"
+        if self.training and torch.is_grad_enabled():
+            recompute = self.checkpointing
+        run = self._selective if recompute == "selective" else self._forward
+        if self._compiled and self.training:
+            run = self._compiled
+        if recompute == "full":
             return checkpoint(run, *args, use_reentrant=False, preserve_rng_state=False)
         return run(*args)
+
+    def _selective(self, *args) -> Tensor:
+        return checkpoint(
+            self._forward,
+            *args,
+            use_reentrant=False,
+            preserve_rng_state=False,
+            context_fn=partial(create_selective_checkpoint_contexts, _policy),
+        )
 
     def _forward(
         self,

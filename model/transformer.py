@@ -19,7 +19,7 @@ from errors import ModelError
 from model.attention.kernels import AttentionHook
 from model.attention.linear import check_scheme
 from model.attention.softmax import Modifiers
-from model.block import Block
+from model.block import Block, Checkpointing
 from model.cache import Cache
 from model.loss import chunked_nll
 from model.packed import PackedBlock, PackedNorm, store_transposed
@@ -201,10 +201,12 @@ class Transformer(nn.Module):
         self._packed_blocks = []  # their weights are no longer the parameters
         return super()._apply(fn, recurse)
 
-    def recompute_blocks(self) -> None:
-        """Keep only the inputs of blocks in training passes: activation checkpointing (arXiv:1604.06174)."""
+    def checkpoint_blocks(self, checkpointing: Checkpointing) -> None:
+        """Recompute activations of blocks in the backward pass: activation checkpointing (arXiv:1604.06174).
+        Call it before `compile`.
+        """
         for block in self.blocks:
-            block.recompute = True
+            block.checkpointing = checkpointing
 
     def forward(
         self,

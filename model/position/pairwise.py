@@ -77,6 +77,14 @@ class DistanceBias(PositionalScheme, ABC):
         )
 
 
+def pair_product(weight: Tensor, pairs: Tensor, bias: Tensor | None = None) -> Tensor:
+    """weight (O, I) times pairs (I, N), plus bias (O, 1). Batched, because selective activation checkpointing
+    stores the outputs of matrix products that are not."""
+    if bias is None:
+        return torch.bmm(weight[None], pairs[None])[0]
+    return torch.baddbmm(bias[None], weight[None], pairs[None])[0]
+
+
 def over_pairs(network: Callable[..., Tensor], features: int, *inputs: Tensor) -> Tensor:
     """network(*inputs) (features, N), for inputs (·, N) whose columns, the pairs, are independent.
 

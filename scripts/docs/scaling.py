@@ -20,6 +20,7 @@ import torch
 from data.files import write_text
 from evaluation.reports.base import markdown_table
 from model import ModelSettings, Transformer
+from model.block import Checkpointing
 from training.config.load import load_settings
 from training.config.settings import RunSettings
 from training.run.hardware import RECOMPUTED, USUAL_SHARE
@@ -33,6 +34,7 @@ SIZES = {"100M": "base", "1B": "1b", "7B": "7b"}
 WORLDS = (1, 8, 64, 512)
 USABLE = 0.9  # share of a GPU's memory; the rest is for the CUDA context, fragmentation and communication
 GB = 1e9
+CHECKPOINTING: tuple[Checkpointing, ...] = "none", "full"
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ class ModelShape:
         """Training FLOPs per token: 6 per matrix weight, and causal attention."""
         return self.model.flops_per_token(self.settings.train_length)
 
-    def activations(self, half: bool, checkpointing: bool) -> float:
+    def activations(self, half: bool, checkpointing: Checkpointing) -> float:
         """Bytes per token saved for the backward pass."""
         layout = MemoryLayout(1, False, 1, checkpointing, half)
         return activations(self.model, self.settings.train_length, layout)
@@ -113,19 +115,20 @@ def communication(shape: ModelShape, layout: MemoryLayout, gpu: Gpu) -> float:
 
 
 def compute(shape: ModelShape, layout: MemoryLayout, gpu: Gpu, share: float = USUAL_SHARE) -> float:
-    """Seconds per step of matrix multiplications and attention; checkpointing repeats the forward third."""
+    """Seconds per step of matrix multiplications and attention; full checkpointing repeats the forward
+    third."""
     tokens = passes(shape, layout) * layout.sequences * shape.settings.train_length
-    again = RECOMPUTED if layout.checkpointing else 1.0
+    again = RECOMPUTED[layout.checkpointing]
     return again * tokens * shape.flops / (share * gpu.peak)
 
 
 def best_layout(shape: ModelShape, world: int, sharded: bool, gpu: Gpu) -> MemoryLayout | None:
-    """The largest micro-batch that fits, a power of two, with checkpointing only if one sequence does not fit
-    without. None if nothing fits or the batch cannot be divided among the GPUs."""
+    """The largest micro-batch that fits, a power of two, with full checkpointing only if one sequence does
+    not fit without. None if nothing fits or the batch cannot be divided among the GPUs."""
     each, rest = divmod(shape.settings.training.batch_size, world)
     if rest or each < 1:
         return None
-    for checkpointing in (False, True):
+    for checkpointing in CHECKPOINTING:
         fitting = [
             layout
             for k in range(each.bit_length())
@@ -170,7 +173,7 @@ def activations_table(gpu: Gpu) -> str:
     rows = []
     for shape in shapes():
         length = shape.settings.train_length
-        kept, again = (shape.activations(True, checkpointing) for checkpointing in (False, True))
+        kept, again = (shape.activations(True, checkpointing) for checkpointing in CHECKPOINTING)
         sizes = [shape.name, f"{shape.parameters / 1e6:,.0f}M", f"{length:,}", f"{shape.flops / GB:.2f}"]
         sizes += [f"{kept / 1e6:.2f}", f"{kept * length / GB:.2f}"]
         rows.append([*sizes, f"{again / 1e6:.3f}", f"{again * length / GB:.2f}"])
@@ -196,7 +199,7 @@ def speed_row(shape: ModelShape, world: int, sharded: bool, gpu: Gpu) -> list[st
     slow, fast = tokens / (calculating + sending), tokens / max(calculating, sending)
     mfu = [rate * shape.flops / (world * gpu.peak) for rate in (slow, fast)]
     days = t.tokens / fast / 86_400
-    again = ", checkpointing" if layout.checkpointing else ""
+    again = ", checkpointing" if layout.checkpointing == "full" else ""
     batch = f"{passes(shape, layout)} × {layout.sequences}{again}"
     room = f"{sum(memory(shape, layout).values()) / GB:.0f}"
     times = [
@@ -218,7 +221,7 @@ class Anchor:
     length: int
     vocabulary: int
     rate: float
-    checkpointing: bool = False
+    checkpointing: Checkpointing = "none"
 
 
 LLAMA2 = {"dim": 4096, "layers": 32, "heads": 32, "kv_heads": 32, "ffn_dim": 11008}
@@ -227,9 +230,25 @@ TINY = {"dim": 2048, "layers": 22, "heads": 32, "kv_heads": 4, "ffn_dim": 5632}
 ANCHORS = (
     Anchor("TinyLlama, 1.1B, A100 40 GB", "a100", TINY, 2048, 32_000, 24_000),
     Anchor("fms-fsdp #89, 7B, H100", "h100", LLAMA2, 4096, 32_000, 9_600),
-    Anchor("KempnerForge, 7B, one H200, full checkpointing", "h200", LLAMA2, 4096, 32_000, 10_471, True),
-    Anchor("torchtitan, 8B, 8 H100, eager, selective checkpointing", "h100", LLAMA3, 8192, 128_256, 5_762),
-    Anchor("torchtitan, 8B, 8 H100, compiled, selective checkpointing", "h100", LLAMA3, 8192, 128_256, 6_667),
+    Anchor("KempnerForge, 7B, one H200, full checkpointing", "h200", LLAMA2, 4096, 32_000, 10_471, "full"),
+    Anchor(
+        "torchtitan, 8B, 8 H100, eager, selective checkpointing",
+        "h100",
+        LLAMA3,
+        8192,
+        128_256,
+        5_762,
+        "selective",
+    ),
+    Anchor(
+        "torchtitan, 8B, 8 H100, compiled, selective checkpointing",
+        "h100",
+        LLAMA3,
+        8192,
+        128_256,
+        6_667,
+        "selective",
+    ),
 )
 
 
@@ -238,7 +257,7 @@ def anchors_table(gpu: Gpu) -> str:
     for one in ANCHORS:
         with torch.device("meta"):
             model = Transformer(ModelSettings(**one.model), one.vocabulary, one.length)
-        again = RECOMPUTED if one.checkpointing else 1.0
+        again = RECOMPUTED[one.checkpointing]
         flops, peak = model.flops_per_token(one.length), GPUS[one.gpu].peak
         predicted = USUAL_SHARE * peak / (again * flops)
         mfu, off = one.rate * flops / peak, predicted / one.rate - 1

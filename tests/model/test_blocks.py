@@ -8,15 +8,17 @@ import torch._dynamo
 from torch._dynamo.testing import CompileCounter
 
 from model import SCHEMES, TokenPositions
-from model.block import Block, RMSNorm
+from model.block import Block, Checkpointing, RMSNorm
 from tests.model.zoo import build, each_mechanism, ids, packed
+from training.run.memory import MemoryLayout, activations
 
 B, T = 2, 11
 CUTS = [[4, 7], [6, 5]]
+CPU = torch.profiler.ProfilerActivity.CPU
 # A rotation, a factor in each layer's softmax, what is learned for the model, and in each layer.
-# The other value of `recompute` is slow.
-QUICK = [("rope", False), ("none-ssmax", True), ("kerple-log3", False), ("fox", True)]
-OTHERS = [(case, not recompute) for case, recompute in QUICK]
+# The other values of `checkpointing` are slow.
+QUICK = [("rope", "selective"), ("none-ssmax", "full"), ("kerple-log3", "none"), ("fox", "full")]
+OTHERS = [(case, other) for case, quick in QUICK for other in ("none", "selective", "full") if other != quick]
 
 
 @pytest.fixture(autouse=True)
@@ -46,10 +48,11 @@ def passes(monkeypatch) -> list:
     return seen
 
 
+@pytest.mark.parametrize("checkpointing", ["full", "selective"])
 @each_mechanism([*SCHEMES, "none-ssmax", "rope-window", "rope-self-extend", "fire-shared"])
-def test_activation_checkpointing_gradients_match(case, passes):
+def test_activation_checkpointing_gradients_match(case, checkpointing, passes):
     net, again = build(case).train(), build(case).train()
-    again.recompute_blocks()
+    again.checkpoint_blocks(checkpointing)
     for positions in (TokenPositions.plain(T), packed(CUTS)):
         want = gradients(net, positions)
         once = len(passes)
@@ -62,14 +65,33 @@ def test_activation_checkpointing_gradients_match(case, passes):
     assert len(passes) == len(again.layers)
 
 
+def kept_bytes(checkpointing: Checkpointing, layers: int) -> int:
+    """Bytes allocated in a forward pass and not freed."""
+    net = build("rope", dtype=torch.float32, layers=layers).train()
+    net.checkpoint_blocks(checkpointing)
+    tokens, positions = ids(B, T), TokenPositions.plain(T)
+    net(tokens, positions)  # fills tables
+    with torch.profiler.profile(activities=[CPU], profile_memory=True) as seen:
+        out = net(tokens, positions)
+    assert out.requires_grad
+    return sum(event.self_cpu_memory_usage for event in seen.events())
+
+
+@pytest.mark.parametrize("checkpointing", ["full", "selective", "none"])
+def test_stored_activations_match_the_forecast(checkpointing):
+    """In float32, to the byte: two layers more store twice the formula's activations more."""
+    layout = MemoryLayout(1, False, B, checkpointing, half=False)
+    few, many = (B * T * activations(build("rope", layers=layers), T, layout) for layers in (1, 3))
+    assert kept_bytes(checkpointing, 3) - kept_bytes(checkpointing, 1) == many - few
+
+
 @pytest.mark.parametrize(
-    ("case", "recompute"), [*QUICK, *(pytest.param(*other, marks=pytest.mark.slow) for other in OTHERS)]
+    ("case", "checkpointing"), [*QUICK, *(pytest.param(*other, marks=pytest.mark.slow) for other in OTHERS)]
 )
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo's own look
-def test_compiled_blocks_share_one_graph(case, recompute):
+def test_compiled_blocks_share_one_graph(case, checkpointing):
     net, plain, counter = build(case).train(), build(case).train(), CompileCounter()
-    if recompute:
-        net.recompute_blocks()
+    net.checkpoint_blocks(checkpointing)
     net.compile(by_block=True, fullgraph=True, backend=counter)
     for seed in range(3):
         want = gradients(plain, TokenPositions.plain(T), seed)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from model import TokenPositions, Transformer
+from model.block import Checkpointing
 from scripts.docs import scaling
 from scripts.docs.scaling import GPUS, MemoryLayout, ModelShape
 from training.config.load import load_settings
@@ -45,9 +46,7 @@ def test_activation_memory_matches_formula(overrides):
     """In float32, to the byte: two layers more keep twice the formula's activations more."""
     overrides = [*overrides, "training.validation.targets=8"]
     few, many = (shape_of(*overrides, f"model.layers={layers}") for layers in (1, 3))
-    more = many.activations(half=False, checkpointing=False) - few.activations(
-        half=False, checkpointing=False
-    )
+    more = many.activations(False, "none") - few.activations(False, "none")
     assert kept_bytes(many, 3) - kept_bytes(few, 3) == 3 * few.settings.train_length * more
 
 
@@ -62,7 +61,7 @@ def test_memory_estimate():
     # 4·C + H + 2 in float32; 2·C + (2·32 + 2·4)·64 + 4·5632 in bfloat16
     kept = 4 * (4 * 2048 + 34) + 2 * (2 * 2048 + 72 * 64 + 4 * 5632)
     assert alone["activations"] == 4 * 2048 * 22 * kept
-    again = scaling.memory(shape, MemoryLayout(1, False, 4, checkpointing=True))
+    again = scaling.memory(shape, MemoryLayout(1, False, 4, checkpointing="full"))
     assert again["activations"] == 4 * 2048 * (22 * 2048 * 4 + kept)
     split = scaling.memory(shape, MemoryLayout(8, True, 4))
     assert split["weights"] == p / 2 and split["moments"] == p
@@ -99,7 +98,7 @@ def test_smallest_fitting_layout():
     assert scaling.best_layout(seven, 8, False, gpu) is None  # its states alone are 108 GB
 
 
-def most(shape: ModelShape, world: int, sharded: bool, checkpointing: bool = False) -> int:
+def most(shape: ModelShape, world: int, sharded: bool, checkpointing: Checkpointing = "none") -> int:
     """The most sequences a pass has room for."""
     room = scaling.USABLE * GPUS["h100"].memory
 
@@ -119,7 +118,7 @@ def test_documented_limits_match_estimate():
         heads = ["model.kv_heads=4", f"model.heads={dim // 64}", f"model.ffn_dim={hidden}"]
         overrides = [file, f"model.dim={dim}", f"model.layers={layers}", *heads]
         one = ModelShape("x", load_settings(RunSettings, overrides))
-        sizes[f"{one.parameters / 1e9:.1f}B"] = [most(one, 8, False, again) > 0 for again in (False, True)]
+        sizes[f"{one.parameters / 1e9:.1f}B"] = [most(one, 8, False, again) > 0 for again in ("none", "full")]
     assert sizes == {"2.6B": [True, True], "2.9B": [False, True], "3.3B": [False, False]}
 
 

@@ -66,10 +66,11 @@ class ParallelSettings(StrictSettings):
         "none: every process has the whole model (DDP); full: weights, gradients and moments are sharded "
         "over all of them (FSDP2); auto: full where the accelerate config says FSDP",
     )
-    activation_checkpointing: bool = free(
-        False,
-        "store only the input of each block and recompute the rest in the backward pass: less memory, more "
-        "time",
+    activation_checkpointing: Literal["none", "selective", "full"] = free(
+        "none",
+        "full: store only the input of each block and recompute the rest in the backward pass, which saves "
+        "memory and takes more time; selective: store the outputs of matrix products and attention too, "
+        "and recompute what is cheap",
     )
 
 

@@ -89,10 +89,10 @@ class Parallel(ProcessGroup):
         Sharding changes the model in place: its parameters become DTensors, so create optimizers afterwards,
         and call it on every process, also for evaluation.
         """
-        if self.settings.activation_checkpointing:
-            model.recompute_blocks()
+        checkpointing = self.settings.activation_checkpointing
+        model.checkpoint_blocks(checkpointing)
         if compiled:  # hooks around blocks break a whole-model graph
-            model.compile(by_block=self.sharded or self.settings.activation_checkpointing, dynamic=True)
+            model.compile(by_block=self.sharded or checkpointing != "none", dynamic=True)
         if not self.sharded:
             return self._accelerator.prepare_model(model)
         shard(model, self.device, self.world, autocast)

@@ -121,8 +121,8 @@ def _fixes(model: Transformer, settings: RunSettings, layout: MemoryLayout, free
         if fits[1] < layout.step_sequences:
             size = f"training.batch_size={fits[1]} (now {layout.step_sequences}) and {size}"
         fixes.append(f"set {size}")
-    if not layout.checkpointing:
-        fixes.append("set training.parallel.activation_checkpointing")
+    if layout.checkpointing != "full":
+        fixes.append("set training.parallel.activation_checkpointing=full")
     if not layout.sharded:
         fixes.append(
             "split the weights over several devices (training.parallel.sharding=full, docs/scaling.md)"

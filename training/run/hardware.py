@@ -36,7 +36,8 @@ GPU_PEAKS = {
 }
 # The share of the peak that small models reach in practice; used only for estimates.
 USUAL_SHARE = 0.45
-RECOMPUTED = 4 / 3  # FLOPs of a step with activation checkpointing, which adds a forward pass
+# FLOPs of a step with activation checkpointing: full adds a forward pass, selective no matrix products.
+RECOMPUTED = {"none": 1.0, "selective": 1.0, "full": 4 / 3}
 
 
 def prepare_cpu(threads: int | None) -> None:
@@ -122,7 +123,7 @@ def forecast(
     """
     tokens = [segment.steps * segment.batch_size * segment.length for segment in plan]
     flops = sum(n * model.flops_per_token(p.length) for n, p in zip(tokens, plan, strict=True))
-    again = RECOMPUTED if layout.checkpointing else 1.0
+    again = RECOMPUTED[layout.checkpointing]
     return RunForecast(
         parameters=model.parameter_count(),
         flops_per_token=flops / sum(tokens),

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 from model import LinearMixer, Transformer
+from model.block import Checkpointing
 from model.loss import LOGITS_AT_ONCE
 
 FLOAT, HALF = 4, 2  # bytes
@@ -17,7 +18,7 @@ class MemoryLayout:
     world: int
     sharded: bool  # FSDP2, else DDP
     sequences: int  # per forward pass and device
-    checkpointing: bool = False
+    checkpointing: Checkpointing = "none"
     half: bool = True  # bfloat16 autocast
     device: str = "cuda"
     mean: bool = False  # whether an EMA of the weights is stored
@@ -87,7 +88,8 @@ def activations(model: Transformer, length: int, layout: MemoryLayout) -> float:
 
     Per block: the inputs of its two norms, before and after scaling, and the statistics of norms and softmax,
     in float32; the outputs of the norms, q, k, v, the attention output, and four vectors of the
-    feed-forward. With checkpointing: the input of every block, and everything of one block.
+    feed-forward. With full checkpointing: the input of every block, and everything of one block. With
+    selective checkpointing also the outputs of attention and of all matrix products of every block.
     """
     s, size = model.settings, layout.float_bytes
     inner = 2 * s.dim + 2 * (s.heads + s.kv_heads) * s.head_dim + 4 * s.ffn_dim
@@ -96,7 +98,12 @@ def activations(model: Transformer, length: int, layout: MemoryLayout) -> float:
         inner += 4 * (s.heads + s.kv_heads) * s.head_dim + s.heads * chunk
         inner += 2 * s.kv_heads * s.head_dim**2 // chunk
     one = (4 * s.dim + s.heads + 2) * size + inner * (HALF if layout.half else size)
-    return s.layers * s.dim * size + one if layout.checkpointing else s.layers * one
+    if layout.checkpointing == "none":
+        return s.layers * one
+    low = HALF if layout.half else size
+    products = 2 * (s.heads + s.kv_heads) * s.head_dim + 2 * s.dim + 2 * s.ffn_dim
+    stored = products * low + s.heads * size if layout.checkpointing == "selective" else 0
+    return s.layers * (s.dim * size + stored) + one
 
 
 def logits(model: Transformer, tokens: int, device: str) -> float:

@@ -19,7 +19,7 @@ from model.position.base import (
     normal,
     uniform,
 )
-from model.position.pairwise import UNROLLED, mask_per_row, over_pairs
+from model.position.pairwise import UNROLLED, mask_per_row, over_pairs, pair_product
 from model.position.schemes.alibi import alibi_slopes
 from model.position.schemes.kerple import SMALLEST
 from model.position.table import Constant
@@ -75,7 +75,8 @@ class Dape(PositionalScheme):
             constant = self.bias1.to(scores.dtype)[:, None]
 
             def network(a: Tensor, b: Tensor) -> Tensor:
-                return w2 @ F.leaky_relu(torch.addmm(constant, of_a, a) + of_b @ b)
+                hidden = pair_product(of_a, a, constant) + pair_product(of_b, b)
+                return pair_product(w2, F.leaky_relu(hidden))
 
             # Matrix products over the heads, with flattened pairs.
             pairs_of = [x.expand_as(scores).transpose(0, 1).flatten(1) for x in (scores, b)]

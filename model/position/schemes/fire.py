@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from model.attention.mask import BiasFunction, precise
 from model.position.base import AttentionContext, AttentionPlan, PositionalScheme, SharableSettings
-from model.position.pairwise import over_pairs
+from model.position.pairwise import over_pairs, pair_product
 
 COPIES = 32  # threads of a warp
+CELLS = 4096  # a power of two, so that their starts are exact
 
 
 class FireSettings(SharableSettings):
@@ -96,7 +97,9 @@ class Fire(PositionalScheme):
         with torch.autocast(x.device.type, enabled=False):
             of_heads = w2[heads]
             out = over_pairs(
-                lambda x: of_heads @ torch.addmm(b1[:, None], w1, x).relu_(), len(of_heads), x.reshape(1, -1)
+                lambda x: pair_product(of_heads, pair_product(w1, x, b1[:, None]).relu_()),
+                len(of_heads),
+                x.reshape(1, -1),
             )
             return out.view(-1, x.shape[0], *x.shape[2:]).transpose(0, 1)
 
@@ -105,7 +108,7 @@ class Fire(PositionalScheme):
         at most x.
 
         Returns:
-            edges (2^m − 1,) in ascending order, padded with infinity; intercept and slope (H, width + 1).
+            edges (width + 2,) in ascending order, the last two infinite; intercept and slope (H, width + 1).
         """
         w1, b1, w2 = (precise(p) for p in (self.inner.weight[:, 0], self.inner.bias, self.outer.weight))
         width = self.settings.width
@@ -114,25 +117,28 @@ class Fire(PositionalScheme):
             after = torch.arange(width + 1, device=w1.device) > order.argsort()[:, None]  # (width, width + 1)
             active = torch.where(w1[:, None] > 0, after, ~after)
             active = torch.where(w1[:, None] == 0, b1[:, None] > 0, active).to(w1.dtype)
-            edges = F.pad(edges, (0, (1 << width.bit_length()) - 1 - width), value=math.inf)
+            edges = F.pad(edges, (0, 2), value=math.inf)
         with torch.autocast(w1.device.type, enabled=False):
             return edges, (w2 * b1) @ active, (w2 * w1) @ active
 
     def _flex_bias(self, context: AttentionContext) -> BiasFunction:
-        """The bias with one table look-up per factor instead of a loop over the hidden units.
+        """The bias with table look-ups instead of a loop over the hidden units.
 
-        Tables have COPIES entries for each value, which keys use in turn: gradients of neighboring keys are
-        added to different entries.
+        The segment of x is that of the start of its cell, 1/CELLS wide, and one or two later. With three
+        edges in one cell, the bias may continue a neighboring segment within that cell. Intercepts and slopes
+        have COPIES entries for each segment, which keys use in turn: gradients of neighboring keys are added
+        to different entries.
         """
 
         def copies(x: Tensor) -> Tensor:
-            return x[..., None].expand(*x.shape, COPIES).contiguous()
+            return x[..., None].expand(-1, -1, COPIES).contiguous()
 
         q_position, k_position, keys = context.q_position, context.k_position, context.keys
-        far = copies(self.far(context.queries.position).expand(context.batch, -1))  # (B, T, COPIES)
+        far = self.far(context.queries.position).expand(context.batch, -1).contiguous()  # (B, T)
         edges, intercept, slope = self.segments()
         intercept, slope = copies(intercept), copies(slope)  # (H, width + 1, COPIES)
-        steps = [1 << n for n in reversed(range(self.settings.width.bit_length()))]
+        starts = torch.arange(CELLS + 1, device=context.device, dtype=edges.dtype) / CELLS
+        first = torch.searchsorted(edges, starts, right=True, out_int32=True)  # (CELLS + 1,)
         real = keys.position.is_floating_point()
         near = None if real else self.near(torch.arange(keys.position_end, device=context.device))
         c = precise(self.c)
@@ -140,11 +146,11 @@ class Fire(PositionalScheme):
         def bias(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             d = (q_position[b, i] - k_position[b, j]).clamp(min=0)
             x = (c[b * 0] * d.to(c.dtype)).abs().log1p() if near is None else near[d]
+            x = x / far[b, i]
+            s = first[(x * CELLS).to(torch.int32).clamp(0, CELLS)]
+            for _ in range(2):
+                s = s + torch.where(edges[s] <= x, 1, 0)
             copy = j % COPIES
-            x = x / far[b, i, copy]
-            s = h * 0
-            for step in steps:  # binary search
-                s = s + torch.where(edges[s + (step - 1)] <= x, step, 0)
             return intercept[h, s, copy] + slope[h, s, copy] * x
 
         return bias

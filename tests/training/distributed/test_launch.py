@@ -94,7 +94,10 @@ def test_an_accelerate_config_that_contradicts_the_settings_is_rejected(environm
     [
         ({"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "1"}, {}),
         ({"ACCELERATE_MIXED_PRECISION": "bf16"}, {"precision": "bfloat16"}),
-        (FSDP | {"FSDP_ACTIVATION_CHECKPOINTING": "true"}, {"parallel": {"activation_checkpointing": True}}),
+        (
+            FSDP | {"FSDP_ACTIVATION_CHECKPOINTING": "true"},
+            {"parallel": {"activation_checkpointing": "selective"}},
+        ),
     ],
 )
 def test_an_accelerate_config_that_agrees_with_the_settings_passes(environment, more):

@@ -266,7 +266,7 @@ def by_block(model) -> None:
     model.compile(by_block=True, backend="eager", fullgraph=True)
 
 
-RECOMPUTED = "training.parallel.activation_checkpointing=true"
+RECOMPUTED = "training.parallel.activation_checkpointing=full"
 
 
 @pytest.fixture(scope="module")

@@ -48,7 +48,7 @@ def test_step_time_with_recomputation_and_devices(settings):
         model = Transformer(settings.model, 258, 64)
     layouts = [
         MemoryLayout(1, False, 8),
-        MemoryLayout(1, False, 8, checkpointing=True),
+        MemoryLayout(1, False, 8, checkpointing="full"),
         MemoryLayout(4, True, 2),
     ]
     one, again, four = (forecast(model, 64, settings.plan, layout, peak=1e12) for layout in layouts)
@@ -69,7 +69,7 @@ def test_step_time_with_recomputation_and_devices(settings):
             "micro_batch_size",
         ),
         (
-            ["training.parallel.activation_checkpointing=true"],
+            ["training.parallel.activation_checkpointing=full"],
             True,
             ["take more devices"],
             "checkpointing",
