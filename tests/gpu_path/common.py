@@ -1,11 +1,13 @@
-"""The torch release whose internals these tests patch, and models wide enough for a GPU's kernels."""
+"""The torch release whose internals these tests patch, models for a GPU's kernels, and their gradients."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from model import Transformer
+import model.attention.softmax
+from model import TokenPositions, Transformer
+from model.attention.kernels import attend
 from tests.model.zoo import CASES, build
 
 PATCHED = "2.13"
@@ -22,3 +24,37 @@ def gpu_model(case: str, dtype: torch.dtype = torch.float32, layers: int = 2) ->
     if case == "rope-longrope":  # its factors are those of ten rotated features
         position = {**position, "fraction": 0.625}
     return build(position, dtype=dtype, heads=4, kv_heads=2, head_dim=16, dim=32, layers=layers)
+
+
+def gradients(
+    net: Transformer,
+    tokens: torch.Tensor,
+    positions: TokenPositions,
+    kernel: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> tuple[dict[str, torch.Tensor], int]:
+    """(NLL, gradients of block inputs and parameters) by name, and how many attentions ran as `kernel`."""
+    calls, inputs = 0, []
+
+    def attended(views, v, scale, sink=None):
+        nonlocal calls
+        weighs = views[0].weights_fn is not None
+        calls += not weighs
+        return attend(views, v, scale, "explicit" if weighs else kernel, sink)
+
+    def keep_input(block, args):
+        if args[0].requires_grad:
+            args[0].retain_grad()
+        inputs.append(args[0])
+
+    monkeypatch.setattr(model.attention.softmax, "attend", attended)
+    hooks = [block.register_forward_pre_hook(keep_input) for block in net.layers]
+    targets = tokens.roll(-1, 1).masked_fill(positions.document.expand_as(tokens) < 0, -100)
+    net.zero_grad()
+    nll = net(tokens, positions, targets=targets)
+    nll.sum().backward()
+    for hook in hooks:
+        hook.remove()
+    numbers = {name: p.grad.clone() for name, p in net.named_parameters() if p.grad is not None}
+    numbers |= {f"input {n}": x.grad.clone() for n, x in enumerate(inputs) if x.grad is not None}
+    return {"nll": nll.detach(), **numbers}, calls

@@ -10,10 +10,8 @@ import torch
 import torch._dynamo
 import torch.nn.attention.flex_attention as flex_module
 
-import model.attention.softmax
 from model import TokenPositions
-from model.attention.kernels import attend
-from tests.gpu_path.common import needs_patched_torch
+from tests.gpu_path.common import gradients, needs_patched_torch
 from tests.model.zoo import CASES, build, ids, packed, reach_of
 
 pytestmark = [
@@ -50,40 +48,12 @@ def _gradients_on_a_cpu(monkeypatch):
     torch._dynamo.reset()
 
 
-def step(net, tokens, positions, kernel, monkeypatch) -> tuple[dict[str, torch.Tensor], int]:
-    """(NLL, gradients of block inputs and parameters) by name, and how many attentions ran as `kernel`."""
-    calls, inputs = 0, []
-
-    def attended(views, v, scale, sink=None):
-        nonlocal calls
-        weighs = views[0].weights_fn is not None
-        calls += not weighs
-        return attend(views, v, scale, "explicit" if weighs else kernel, sink)
-
-    def keep_input(block, args):
-        if args[0].requires_grad:
-            args[0].retain_grad()
-        inputs.append(args[0])
-
-    monkeypatch.setattr(model.attention.softmax, "attend", attended)
-    hooks = [block.register_forward_pre_hook(keep_input) for block in net.layers]
-    targets = tokens.roll(-1, 1).masked_fill(positions.document.expand_as(tokens) < 0, -100)
-    net.zero_grad()
-    nll = net(tokens, positions, targets=targets)
-    nll.sum().backward()
-    for hook in hooks:
-        hook.remove()
-    numbers = {name: p.grad.clone() for name, p in net.named_parameters() if p.grad is not None}
-    numbers |= {f"input {n}": x.grad.clone() for n, x in enumerate(inputs) if x.grad is not None}
-    return {"nll": nll.detach(), **numbers}, calls
-
-
 def compare(case: str, layout: str, monkeypatch, layers: int = 2) -> None:
     net = build(case, layers=layers).train()
     length = reach_of(net)
     tokens, positions = ids(2, length), LAYOUTS[layout](length)
-    dense, _ = step(net, tokens, positions, "dense", monkeypatch)
-    flex, calls = step(net, tokens, positions, "flex", monkeypatch)
+    dense, _ = gradients(net, tokens, positions, "dense", monkeypatch)
+    flex, calls = gradients(net, tokens, positions, "flex", monkeypatch)
     if calls == 0:
         pytest.skip("this scheme computes its own attention weights and never calls FlexAttention")
     assert flex.keys() == dense.keys()

@@ -1,0 +1,113 @@
+"""Numbers of a GPU: kernels against the dense reference, bfloat16 against float32, decoding, resume.
+
+The tests marked gpu run on a GPU only. Each also runs one case on the CPU, so that the first GPU does not
+find faults of the tests.
+"""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+
+from generation.decoding import Generation
+from generation.sampling import SamplingParams
+from model import TokenPositions
+from tests.gpu_path.common import gpu_model, gradients
+from tests.gpu_path.test_lowering import CASES as FLEX
+from tests.model.zoo import ids, packed, reach_of
+from tests.training.conftest import corpus, overrides, prepared_root, run  # noqa: F401
+from training.logging.metrics_file import read_metrics
+
+LENGTH = 200  # more than one block of FlexAttention
+LAYOUTS = {
+    "plain": TokenPositions.plain,
+    "ragged": lambda length: TokenPositions.left_padded([length, length - 9], length),
+    "packed": lambda length: packed([[4, length - 4], [length - 3, 3]]),
+}
+# Explicit weights, several views, transformed keys, a sum along the keys, and kernels of other kinds.
+SCHEMES = ("rope", "alibi", "t5", "kerple", "fire", "fox", "cope", "shaw", "path", "stick_breaking", "pope")
+
+
+def on_gpu(cases, quick, marks=()):
+    """Parametrize by `case` and `device`: all cases on a GPU, one on the CPU, with `marks`."""
+    absent = pytest.mark.skipif(
+        not torch.cuda.is_available(), reason="needs a CUDA device, and there is none"
+    )
+    params = [pytest.param(case, "cuda", marks=[pytest.mark.gpu, absent]) for case in cases]
+    return pytest.mark.parametrize(("case", "device"), [*params, pytest.param(quick, "cpu", marks=marks)])
+
+
+@pytest.fixture(autouse=True)
+def _fresh_graphs():
+    yield
+    if torch.cuda.is_available():
+        torch._dynamo.reset()
+
+
+@on_gpu([*FLEX, "cope:plain", "path:packed", "stick_breaking:ragged", "hyperbolic:plain"], "alibi:packed")
+def test_kernels_match_dense_outputs_and_gradients(case, device, monkeypatch):
+    name, layout = case.split(":")
+    net = gpu_model(name).to(device).train()
+    length = reach_of(net, LENGTH)
+    tokens, positions = ids(2, length).to(device), LAYOUTS[layout](length).map(lambda x: x.to(device))
+    dense, _ = gradients(net, tokens, positions, "dense", monkeypatch)
+    found, _ = gradients(net, tokens, positions, "auto", monkeypatch)
+    assert found.keys() == dense.keys()
+    for key, expected in dense.items():
+        scale = max(1.0, float(expected.abs().max()))
+        torch.testing.assert_close(found[key] / scale, expected / scale, rtol=0, atol=2e-3, msg=key)
+
+
+@on_gpu(SCHEMES, "rope")
+def test_bfloat16_gradients_agree_with_float32(case, device):
+    net = gpu_model(case).initialize(0).to(device).train()
+    length = reach_of(net, LENGTH)
+    tokens, positions = ids(4, length).to(device), TokenPositions.plain(length, device=device)
+    found = []
+    for half in (False, True):
+        net.zero_grad()
+        with torch.autocast(device, torch.bfloat16, enabled=half):
+            nll = net(tokens, positions, targets=tokens.roll(-1, 1)).mean()
+        nll.backward()
+        grad = torch.cat([p.grad.double().flatten() for p in net.parameters() if p.grad is not None])
+        found.append((float(nll.detach()), grad))
+    (expected, grad), (nll, low) = found
+    assert nll == pytest.approx(expected, rel=5e-3)
+    assert float(torch.nn.functional.cosine_similarity(grad, low, dim=0)) > 0.99
+
+
+@on_gpu(SCHEMES, "alibi")
+def test_greedy_tokens_are_those_of_full_passes(case, device):
+    """Decoding with the cache, one row shorter than the other: each token has the highest logit, or one that
+    differs by rounding only."""
+    net = gpu_model(case).to(device).eval()
+    prompts = [[5, 6, 7, 8], [9, 4]]
+    tokens = Generation(net, prompts, 5, SamplingParams(temperature=0))
+    made = [list(step) for step in tokens]
+    for row, prompt in enumerate(prompts):
+        for n, step in enumerate(made):
+            before = torch.tensor([prompt + [int(step[row]) for step in made[:n]]], device=device)
+            with torch.no_grad():
+                logits = net(before, TokenPositions.plain(before.shape[1], device=device))[0, -1]
+            assert float(logits.max() - logits[int(step[row])]) < 1e-3
+
+
+@on_gpu([True], False, pytest.mark.slow)
+def test_resumed_training_has_the_losses_of_an_uninterrupted_run(case, device, overrides, tmp_path):  # noqa: F811
+    folder = tmp_path / "run"
+    words = [*overrides, f"training.compile={str(case).lower()}", "training.log_interval=1"]
+    words += ["training.checkpoint.keep=9", "--run-dir", str(folder)]
+    losses, saved = [], []
+    for _ in range(2):
+        done = run(*words, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        losses.append({x["step"]: x["loss"] for x in read_metrics(folder / "metrics.jsonl", "train")})
+        checkpoints = sorted((folder / "checkpoints").glob("step-*"))
+        saved.append([checkpoint.name for checkpoint in checkpoints])
+        for checkpoint in checkpoints[2:]:
+            shutil.rmtree(checkpoint)
+    assert saved[0] == saved[1] and len(saved[0]) == 4  # the second run has trained the last six steps again
+    assert losses[0].keys() == losses[1].keys() and len(losses[0]) == 12
+    assert losses[1] == pytest.approx(losses[0], rel=1e-2)
