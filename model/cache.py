@@ -166,10 +166,12 @@ class CacheIndex:
         follows = (
             new.position_end - new.order.shape[1] == old.position_end
         )  # positions continue without a gap
+        order = torch.cat([old.order, new.order], dim=1)
+        is_order = old.position is old.order and new.position is new.order
         return replace(
             new,
-            order=torch.cat([old.order, new.order], dim=1),
-            position=torch.cat([old.position, new.position], dim=1),
+            order=order,
+            position=order if is_order else torch.cat([old.position, new.position], dim=1),
             document=torch.cat([old.document, new.document], dim=1),
             position_end=max(old.position_end, new.position_end),
             unit_steps=old.unit_steps and new.unit_steps and follows,

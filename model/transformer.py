@@ -7,8 +7,7 @@ dimension, V vocabulary size.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import torch
@@ -33,16 +32,6 @@ from model.position import (
     TokenPositions,
 )
 from model.settings import ModelSettings, check_override
-
-
-@contextmanager
-def _trainable() -> Iterator[None]:
-    """Leave inference mode: tables are cached, and inference tensors cannot be used in later training."""
-    if not torch.is_inference_mode_enabled():
-        yield
-        return
-    with torch.inference_mode(False), torch.no_grad():
-        yield
 
 
 def transfer_parameters(old: nn.Module, new: nn.Module) -> None:
@@ -88,6 +77,7 @@ class Transformer(nn.Module):
         ]
         self._kind_of = dict(zip(self._scheme_of_layer, s.layer_kinds, strict=True))
         self.position = self._make_schemes(s)
+        self._schemes = cast(dict[str, PositionalScheme], dict(self.position.items()))
         self.layers = nn.ModuleList(Block(s, s.kinds[kind]) for kind in s.layer_kinds)
         self.norm = nn.RMSNorm(s.dim, eps=s.norm_eps)
         self.head = None if s.tie_embeddings else nn.Linear(s.dim, vocab_size, bias=False)
@@ -166,6 +156,7 @@ class Transformer(nn.Module):
             transfer_parameters(block.attention.position, modifier)
             block.attention.position = modifier
         self.position, self.settings = schemes, settings
+        self._schemes = cast(dict[str, PositionalScheme], dict(schemes.items()))
 
     def compile(self, *, by_block: bool = False, **options) -> None:
         """Compile the training pass as a whole, or each block if weights are gathered between blocks (FSDP).
@@ -237,13 +228,12 @@ class Transformer(nn.Module):
         for scheme in self.schemes.values():
             scheme.check(positions)
         dtype = torch.float64 if self.embed.weight.dtype == torch.float64 else torch.float32
-        with _trainable():
-            tables = {name: scheme.tables(positions, dtype) for name, scheme in self.schemes.items()}
-            original = self.original_length
-            factors = {
-                kind: choice.temperature.query_factors(positions, choice.max_visible, original, dtype)
-                for kind, choice in self.settings.kinds.items()
-            }
+        tables = {name: scheme.tables(positions, dtype) for name, scheme in self.schemes.items()}
+        original = self.original_length
+        factors = {
+            kind: choice.temperature.query_factors(positions, choice.max_visible, original, dtype)
+            for kind, choice in self.settings.kinds.items()
+        }
         keep = tokens.shape[1] if keep is None else keep
         run = self._compiled if self._compiled and self.training else self._forward
         return run(tokens, positions, tables, factors, targets, cache, keep, hooks, z_loss)
@@ -339,7 +329,7 @@ class Transformer(nn.Module):
     @property
     def schemes(self) -> dict[str, PositionalScheme]:
         """The scheme instances by layer kind, or by kind and layer."""
-        return cast(dict[str, PositionalScheme], dict(self.position.items()))
+        return self._schemes
 
     @property
     def limit(self) -> int | None:

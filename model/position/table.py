@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Generic, TypeVar
 
@@ -24,10 +25,21 @@ def wide(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
+@contextmanager
+def trainable() -> Iterator[None]:
+    """Leave inference mode, to create a tensor that is kept: training cannot use inference tensors."""
+    if not torch.is_inference_mode_enabled():
+        yield
+        return
+    with torch.inference_mode(False), torch.no_grad():
+        yield
+
+
 @lru_cache(maxsize=256)
 def on_device(values: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
     """(N,) the values on a device. The result is cached: copying to a GPU synchronizes."""
-    return torch.tensor(values, dtype=dtype, device=device)
+    with trainable():
+        return torch.tensor(values, dtype=dtype, device=device)
 
 
 class Constant:
@@ -40,7 +52,8 @@ class Constant:
     def to(self, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
         key = (device, dtype)
         if key not in self._copies:
-            self._copies[key] = self.values.to(device, dtype)
+            with trainable():
+                self._copies[key] = self.values.to(device, dtype)
         return self._copies[key]
 
 
@@ -70,7 +83,8 @@ class LookupTable:
             return tuple(row.to(position.device, dtype) for row in rows)
         if position_end > self._built:
             self._built = max(position_end, 2 * self._built, 512)
-            rows = self._rows(torch.arange(self._built, dtype=torch.float64))
+            with trainable():
+                rows = self._rows(torch.arange(self._built, dtype=torch.float64))
             self._columns = tuple(Constant(row) for row in rows)
         return tuple(column.to(position.device, dtype)[position] for column in self._columns)
 

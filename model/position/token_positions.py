@@ -73,13 +73,10 @@ class TokenPositions:
 
     def map(self, function: Callable[[Tensor], Tensor], **changes) -> TokenPositions:
         """Apply a function to order, position and document; `changes` are of other attributes."""
-        return replace(
-            self,
-            order=function(self.order),
-            position=function(self.position),
-            document=function(self.document),
-            **changes,
-        )
+        order = function(self.order)
+        # Often the same tensor; the cache joins it once then.
+        position = order if self.position is self.order else function(self.position)
+        return replace(self, order=order, position=position, document=function(self.document), **changes)
 
     def part(self, start: int, stop: int, **changes) -> TokenPositions:
         """The tokens start, ..., stop − 1."""
