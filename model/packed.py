@@ -7,7 +7,7 @@ matrix-vector products with (out, in) weights are up to 2.6 times as slow as wit
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -63,10 +63,10 @@ class JoinedLinear:
         return out + (self.biases[0] if len(self.biases) == 1 else torch.cat(self.biases))
 
     def add_to(self, x: Tensor, update: Tensor, multiplier: float) -> Tensor:
-        """x (B, out) + multiplier · self(update)."""
+        """Add multiplier · self(update) to x (B, out) in place."""
         if self.biases:
-            return x + self(update) * multiplier
-        return torch.addmm(x, update, self.weight, alpha=multiplier)
+            return x.add_(self(update), alpha=multiplier)
+        return x.addmm_(update, self.weight, alpha=multiplier)
 
 
 class PackedNorm:
@@ -87,7 +87,7 @@ class PackedNorm:
     def __call__(self, x: Tensor) -> Tensor:
         if not self._is_precise or x.dtype != self.weight.dtype:
             return F.rms_norm(x, self.shape, self.weight.to(x.dtype), self.eps)
-        size = torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), self._least)
+        size = torch.linalg.vector_norm(x, dim=-1, keepdim=True).hypot_(self._least)
         return torch.addcdiv(self._zero, x * self.weight, size, value=self._root)
 
 
@@ -107,8 +107,9 @@ class PackedBlock:
         )
         self.attention_norm, self.mlp_norm = PackedNorm(block.attention_norm), PackedNorm(block.mlp_norm)
         self.before, self.multiplier = block.norm_placement == "input", block.residual_multiplier
-        self.heads = attention.heads, attention.kv_heads, attention.kv_heads
-        self.width, self.head_dim = sum(self.heads), attention.head_dim
+        self.heads, self.head_dim = (attention.heads, attention.kv_heads), attention.head_dim
+        self.sizes = attention.heads + attention.kv_heads, attention.kv_heads
+        self.width = sum(self.sizes)
         self.has_head_norms = not isinstance(attention.q_norm, nn.Identity)
 
     def __call__(
@@ -121,19 +122,27 @@ class PackedBlock:
         hook: AttentionHook | None = None,
     ) -> Tensor:
         """x (B, 1, C) → (B, 1, C); see `Block.forward`."""
-        row = x.squeeze(1)
-        mixed = self._attend(
-            self.attention_norm(row) if self.before else row, context, plan, factors, layer_cache
-        )
+        row = self.step(x.squeeze(1), lambda row: self._attend(row, context, plan, factors, layer_cache))
+        return row.unsqueeze(1)
+
+    def step(self, x: Tensor, attend: Callable[[Tensor], Tensor]) -> Tensor:
+        """x (B, C) → (B, C), in place; `attend` maps (B, C) to the heads' outputs (B, H·D)."""
         if not self.before:
-            row = row + self.attention_norm(self.out(mixed)) * self.multiplier
-            return (row + self.mlp_norm(self.down(self._mlp(row))) * self.multiplier).unsqueeze(1)
-        row = self.out.add_to(row, mixed, self.multiplier)
-        return self.down.add_to(row, self._mlp(self.mlp_norm(row)), self.multiplier).unsqueeze(1)
+            x = x + self.attention_norm(self.out(attend(x))) * self.multiplier
+            return x + self.mlp_norm(self.down(self._mlp(x))) * self.multiplier
+        x = self.out.add_to(x, attend(self.attention_norm(x)), self.multiplier)
+        return self.down.add_to(x, self._mlp(self.mlp_norm(x)), self.multiplier)
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x (B, C) → queries and keys (B, H + G, 1, D) with their norms, and values (B, G, 1, D)."""
+        qk, v = self.qkv(x).view(-1, self.width, 1, self.head_dim).split_with_sizes(self.sizes, 1)
+        if self.has_head_norms:
+            qk = torch.cat(self.attention.normalized(*qk.split_with_sizes(self.heads, 1)), 1)
+        return qk, v
 
     def _mlp(self, x: Tensor) -> Tensor:
         gate, up = self.gate_up(x).chunk(2, dim=1)
-        return F.silu(gate) * up
+        return F.silu(gate, inplace=True).mul_(up)
 
     def _attend(
         self,
@@ -146,9 +155,8 @@ class PackedBlock:
         """x (B, C) → the heads' outputs (B, H·D)."""
         attention = self.attention
         bound = plan.bind(x.unsqueeze(1), layer_cache)
-        q, k, v = self.qkv(x).view(-1, self.width, 1, self.head_dim).split(self.heads, dim=1)
-        if self.has_head_norms:
-            q, k = attention.normalized(q, k)
+        qk, v = self.project(x)
+        q, k = qk.split_with_sizes(self.heads, 1)
         k, v = layer_cache.append(bound.write(k), v)  # (B, G, S, ·)
         views = attention.views(bound, q, k, context, factors)
         out = attend(views, v, attention.scale, sink=attention.position.sink_logits(x.device))

@@ -82,7 +82,7 @@ class Transformer(nn.Module):
         self.norm = nn.RMSNorm(s.dim, eps=s.norm_eps)
         self.head = None if s.tie_embeddings else nn.Linear(s.dim, vocab_size, bias=False)
         self._compiled: Callable[..., Tensor] | None = None
-        self._packed_blocks: list[PackedBlock] = []  # blocks for passes of one token, after `pack`
+        self.packed_blocks: list[PackedBlock] = []  # blocks for passes of one token, after `pack`
 
     def _make_schemes(self, s: ModelSettings) -> nn.ModuleDict:
         """New scheme instances by name."""
@@ -178,8 +178,8 @@ class Transformer(nn.Module):
         """
         with torch.no_grad():
             if self.settings.mixer.name == "attention":
-                self._packed_blocks = [PackedBlock(block) for block in self.blocks]
-                self._packed_norm = PackedNorm(self.norm)
+                self.packed_blocks = [PackedBlock(block) for block in self.blocks]
+                self.packed_norm = PackedNorm(self.norm)
             if self.head is not None:
                 store_transposed([self.head])
         return self
@@ -189,7 +189,7 @@ class Transformer(nn.Module):
         return self.__dict__ | {"_packed_blocks": []}
 
     def _apply(self, fn, recurse=True):
-        self._packed_blocks = []  # their weights are no longer the parameters
+        self.packed_blocks = []  # their weights are no longer the parameters
         return super()._apply(fn, recurse)
 
     def checkpoint_blocks(self, checkpointing: Checkpointing) -> None:
@@ -225,6 +225,19 @@ class Transformer(nn.Module):
         """
         if cache is not None and torch.is_grad_enabled():
             raise ModelError("the cache is updated in place: call the model under torch.no_grad()")
+        tables, factors = self.prepare(positions)
+        keep = tokens.shape[1] if keep is None else keep
+        run = self._compiled if self._compiled and self.training else self._forward
+        return run(tokens, positions, tables, factors, targets, cache, keep, hooks, z_loss)
+
+    def prepare(
+        self, positions: TokenPositions
+    ) -> tuple[dict[str, tuple[Tensor, ...]], dict[str, Tensor | None]]:
+        """The tables of each scheme instance and the temperature factors of each layer kind. Runs eagerly.
+
+        Raises:
+            ModelError: a scheme does not support these positions.
+        """
         for scheme in self.schemes.values():
             scheme.check(positions)
         dtype = torch.float64 if self.embed.weight.dtype == torch.float64 else torch.float32
@@ -234,9 +247,7 @@ class Transformer(nn.Module):
             kind: choice.temperature.query_factors(positions, choice.max_visible, original, dtype)
             for kind, choice in self.settings.kinds.items()
         }
-        keep = tokens.shape[1] if keep is None else keep
-        run = self._compiled if self._compiled and self.training else self._forward
-        return run(tokens, positions, tables, factors, targets, cache, keep, hooks, z_loss)
+        return tables, factors
 
     def _forward(
         self,
@@ -261,28 +272,28 @@ class Transformer(nn.Module):
             tokens.shape[1] == keep == 1
             and cache is not None
             and hooks is None
-            and bool(self._packed_blocks)
+            and bool(self.packed_blocks)
             and not torch.is_autocast_enabled(x.device.type)
         )
         if is_decoding:
-            blocks = self._packed_blocks
-        full, last = self._contexts(x, positions, keys, tables, positions), None
+            blocks = self.packed_blocks
+        full, last = self.contexts(len(x), positions, keys, tables, positions), None
         if keep < tokens.shape[1]:
-            last = self._contexts(x, positions, keys, tables, positions.last(keep))
+            last = self.contexts(len(x), positions, keys, tables, positions.last(keep))
         for i, (block, name) in enumerate(zip(blocks, self._scheme_of_layer, strict=True)):
             context, plan = (last if last and i == len(self.layers) - 1 else full)[name]
             layer_cache, factor = None if cache is None else cache.layers[i], factors[self._kind_of[name]]
             x = block(x, context, plan, factor, layer_cache, None if hooks is None else hooks[i])
-        x = self._packed_norm(x) if is_decoding else self.norm(x)  # (B, K, C)
+        x = self.packed_norm(x) if is_decoding else self.norm(x)  # (B, K, C)
         return (
             self.logits(x)
             if targets is None
             else chunked_nll(self.logits, x, targets, self.vocab_size, z_loss)
         )
 
-    def _contexts(
+    def contexts(
         self,
-        x: Tensor,
+        batch: int,
         new: TokenPositions,
         keys: dict[str, TokenPositions],
         tables: dict[str, tuple[Tensor, ...]],
@@ -296,9 +307,9 @@ class Transformer(nn.Module):
                 new=new,
                 queries=queries,
                 keys=keys[self._kind_of[name]],
-                batch=x.shape[0],
+                batch=batch,
                 heads=self.settings.heads,
-                device=x.device,
+                device=self.embed.weight.device,
                 tables=tables[name],
                 window=scheme.settings.window,
                 sinks=scheme.settings.sinks,
@@ -325,6 +336,11 @@ class Transformer(nn.Module):
     def blocks(self) -> list[Block]:
         """The layers, typed."""
         return cast(list[Block], list(self.layers))
+
+    @property
+    def layer_schemes(self) -> list[tuple[str, str]]:
+        """For each layer the name of its scheme instance and its kind."""
+        return [(name, self._kind_of[name]) for name in self._scheme_of_layer]
 
     @property
     def schemes(self) -> dict[str, PositionalScheme]:

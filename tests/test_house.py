@@ -1,7 +1,7 @@
 """Code rules that a syntax tree can show: allowed imports between packages, and forbidden constructs.
 
 Import order within `model`: attention.kernels ← position.base ← schemes ← registry ← settings ← cache ←
-attention.softmax ← attention.linear ← block ← packed ← transformer;
+attention.softmax ← attention.linear ← block ← packed ← decode_plan ← transformer;
 the other packages are above it.
 """
 
@@ -43,8 +43,9 @@ RANKS = {
     "model.attention.linear": 11,
     "model.block": 12,
     "model.packed": 13,
-    "model.transformer": 14,
-    "model": 15,
+    "model.decode_plan": 14,
+    "model.transformer": 15,
+    "model": 16,
 }
 SCHEME = 5
 

@@ -263,14 +263,24 @@ class AttentionMask:
                 mask = self.by_distance()[None, :, None, keys].to(dtype)
             else:
                 mask = self.additive(0, 1, keys, dtype)  # (R, H or 1, 1, s)
-            rows, heads = mask.shape[:2]
-            if heads == 1 and rows > 1:
-                mask = mask.expand(-1, groups, -1, -1)
-            elif heads > 1:
-                mask = mask.unflatten(1, (groups, -1)).squeeze(3)  # (R, G, H / G, s)
-                mask = mask.expand(self.batch, -1, -1, -1)
-            self._lowered["last_query"] = mask.flatten(0, 1)
+            self._lowered["last_query"] = self._by_group(mask, groups).squeeze(2)
         return self._lowered["last_query"]
+
+    def by_query(self, groups: int, dtype: torch.dtype) -> list[Tensor]:
+        """The additive mask of each query over all keys, each as in `last_query`."""
+        if self.is_by_distance:
+            # Entry m of a row is for distance S − 1 − m, so the next query's row starts one entry earlier.
+            mask = self.by_distance().to(dtype).unfold(1, self.keys, 1)[None, :, : self.queries]
+            return list(self._by_group(mask, groups).unbind(2))[::-1]
+        mask = self.additive(0, self.queries, slice(0, self.keys), dtype)
+        return list(self._by_group(mask, groups).unbind(2))
+
+    def _by_group(self, mask: Tensor, groups: int) -> Tensor:
+        """(R, H or 1, t, s) → (B·groups or 1, H / groups or 1, t, s)."""
+        rows, heads = mask.shape[:2]
+        if heads > 1:
+            return mask.unflatten(1, (groups, -1)).expand(self.batch, -1, -1, -1, -1).flatten(0, 1)
+        return (mask.expand(-1, groups, -1, -1) if rows > 1 else mask).flatten(0, 1)[:, None]
 
     def indices(self, start: int, stop: int, keys: slice | Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Row (R, 1, 1, 1), head (1, H, 1, 1), query (1, 1, t, 1) and key (1, 1, 1, s) of a block."""

@@ -177,6 +177,18 @@ class ExtrasCache(Protocol):
     def append_extras(self, new: Tensor) -> Tensor: ...
 
 
+Factors = tuple[Tensor, Tensor]  # of each feature and of its partner, each (B or 1, 1 or H, T, 2·R)
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """Factors of `model.position.rotation.apply_rotation` for the queries and keys of a pass."""
+
+    queries: Factors
+    keys: Factors
+    layout: str
+
+
 @dataclass(frozen=True)
 class AttentionPlan:
     """How a scheme transforms queries and keys in one pass of one layer kind.
@@ -185,11 +197,16 @@ class AttentionPlan:
         read: maps queries (B, H, T, D) and cached keys (B, G, S, ·) to attention views.
         write: maps new keys (B, G, T, D) to the form (B, G, T, ·) in which they are cached.
         linear: logits are linear in the queries. Otherwise a temperature scales the queries of the views.
+        mask: the mask of the only view, if its weights are softmax(q·k + bias) and its queries and keys are
+            the given ones, rotated by `rotation`. Such plans can decode without `read` and `write`
+            (`model/decode_plan.py`). None for all other plans.
     """
 
     read: Callable[[Tensor, Tensor], list[AttentionView]]
     write: Callable[[Tensor], Tensor] = field(default=lambda k: k)
     linear: bool = True
+    mask: AttentionMask | None = None
+    rotation: Rotation | None = None
 
     @classmethod
     def from_mask(
@@ -199,7 +216,8 @@ class AttentionPlan:
         extra_output: Callable[[QueryBlock, Tensor], Tensor] | None = None,
     ) -> AttentionPlan:
         """Queries and keys stay as they are; the scheme acts on pairs. See `AttentionView`."""
-        return cls(read=lambda q, k: [AttentionView(q, k, mask, weights_fn, extra_output)])
+        only = mask if weights_fn is None and extra_output is None else None
+        return cls(read=lambda q, k: [AttentionView(q, k, mask, weights_fn, extra_output)], mask=only)
 
     def bind(self, x: Tensor, layer_cache: ExtrasCache | None) -> AttentionPlan:
         """The plan for the layer input x (B, T, C)."""

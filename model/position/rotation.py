@@ -10,12 +10,18 @@ from torch import Tensor
 
 from errors import ModelError
 from model.attention.mask import AttentionView, repeated
-from model.position.base import AttentionContext, AttentionPlan, HeadGeometry, PositionSettings
+from model.position.base import (
+    AttentionContext,
+    AttentionPlan,
+    Factors,
+    HeadGeometry,
+    PositionSettings,
+    Rotation,
+)
 
 Layout = Literal["half", "interleaved"]
 Share = Literal["model", "layer", "head"]
 Turns = tuple[Tensor, Tensor]  # cos and sin, each (B or 1, T, R), or (B or 1, G or H, T, R)
-Factors = tuple[Tensor, Tensor]  # each (B or 1, 1 or H, T, 2·R)
 
 
 class RotationSettings(PositionSettings):
@@ -100,6 +106,8 @@ def rotation_plan(context: AttentionContext, queries: Turns, keys: Turns, layout
     return AttentionPlan(
         read=lambda q, k: [AttentionView(apply_rotation(q, (own, partner), layout), k, mask)],
         write=lambda k: apply_rotation(k, of_keys, layout),
+        mask=mask,
+        rotation=Rotation((own, partner), of_keys, layout),
     )
 
 

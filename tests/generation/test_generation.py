@@ -1,5 +1,7 @@
 """Generation: with and without cache, ragged batches against single rows, end of document, errors."""
 
+import copy
+
 import pytest
 import torch
 
@@ -102,6 +104,7 @@ def test_tokens_are_independent_of_cache_chunks_and_batch(name, kind):
         alone = rows(model, [prompt], sampling, seeds=[seeds[row]])
         assert alone == [slow[row]]
         assert rows(model, [prompt], sampling, seeds=[seeds[row]], prefill_chunk=2) == alone
+    assert rows(copy.deepcopy(model).pack(), sampling=sampling, seeds=seeds) == slow
     assert all(len(row) == NEW for row in slow)
     varied = {token for row in slow for token in row}
     assert len({tuple(row) for row in slow}) == 3 and len(varied) > 3, "too uniform to tell anything"

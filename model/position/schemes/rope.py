@@ -12,7 +12,13 @@ from errors import ModelError
 from model.attention.mask import AttentionMask, AttentionView
 from model.position.base import AttentionContext, AttentionPlan, PositionalScheme, PositionSettings
 from model.position.remap import AnyRemap, NoRemap, RemapBranch, RemapContext
-from model.position.rotation import RotationSettings, apply_rotation, check_even, rotation_factors
+from model.position.rotation import (
+    RotationSettings,
+    apply_rotation,
+    check_even,
+    rotation_factors,
+    rotation_plan,
+)
 from model.position.scaling import AnyScaling, NoScaling, plain_frequencies, resonant, turns_within
 from model.position.table import Constant, Rows, StretchedTables
 from model.position.token_positions import TokenPositions
@@ -164,6 +170,9 @@ class Rope(PositionalScheme):
 
     def plan(self, context: AttentionContext) -> AttentionPlan:
         layout, features = self.settings.layout, self.geometry.head_dim
+        if len(self._branches) == len(context.tables) // 2 == 1 and self._branches[0].covers is None:
+            cos, sin = context.tables
+            return rotation_plan(context, (cos, sin), (cos, sin), layout)
         by_map = zip(context.tables[0::2], context.tables[1::2], strict=True)
         keys = [rotation_factors(cos, sin, layout) for cos, sin in by_map]
         queries = {

@@ -79,5 +79,7 @@ class T5(PositionalScheme):
     def plan(self, context: AttentionContext) -> AttentionPlan:
         (buckets,), weight, last = context.tables[0], precise(self.weight), self.settings.max_distance
         mask = context.mask(distance=lambda h, d: weight[buckets[d.clamp(0, last)], h], tabulate=True)
-        root = self.geometry.head_dim**0.5 if self.settings.unscaled else 1.0
-        return AttentionPlan(read=lambda q, k: [AttentionView(q if root == 1.0 else q * root, k, mask)])
+        if not self.settings.unscaled:
+            return AttentionPlan.from_mask(mask)
+        root = self.geometry.head_dim**0.5
+        return AttentionPlan(read=lambda q, k: [AttentionView(q * root, k, mask)])

@@ -1,0 +1,181 @@
+"""Passes of one token per row on a CPU whose positions are known in advance, prepared in chunks.
+
+A small model takes about a millisecond per token, so every object that is created for a token matters. A
+chunk of passes is planned as one pass over its tokens, which creates positions, tables, plans and masks; the
+pass of a token is then one query of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from model.attention.kernels import PRECISE, query_block
+from model.attention.mask import softmax
+from model.cache import Cache, LayerCache
+from model.packed import PackedBlock
+from model.position import AttentionPlan, PositionalScheme, TokenPositions
+from model.position.base import Factors, Rotation
+from model.position.rotation import apply_rotation
+
+if TYPE_CHECKING:
+    from model.transformer import Transformer
+
+CHUNK = 32  # passes that are prepared together; each attends to the keys of all of them, later ones masked
+
+
+class DecodePlan:
+    """The remaining passes of a generation.
+
+    Args:
+        model: a packed model.
+        cache: cache of the preceding tokens, which only this plan may use from now on.
+        positions: positions of the tokens of all passes; `position_end` is that of the last.
+    """
+
+    def __init__(self, model: Transformer, cache: Cache, positions: TokenPositions):
+        self.model, self.cache, self.positions = model, cache, positions
+        self._layers: list[LayerPasses] = []
+        self._start = self._count = self._at = 0
+        # Schemes that change token embeddings.
+        self._embedding = [
+            name for name, scheme in model.schemes.items() if type(scheme).embed is not PositionalScheme.embed
+        ]
+        for layer_cache in cache.layers:
+            assert isinstance(layer_cache, LayerCache)
+            layer_cache.transpose_keys()
+
+    @classmethod
+    def create(cls, model: Transformer, cache: Cache, positions: TokenPositions) -> DecodePlan | None:
+        """None if passes cannot be prepared: the model is not packed or not in float32 or float64, or a plan
+        does not have an `AttentionPlan.mask`."""
+        weight = model.embed.weight
+        precise = weight.dtype in PRECISE and not torch.is_autocast_enabled(weight.device.type)
+        if not (model.packed_blocks and precise and positions.order.shape[1]):
+            return None
+        first = positions.part(0, 1)
+        tables, _ = model.prepare(first)
+        plans = model.contexts(cache.batch, first, dict.fromkeys(model.settings.kinds, first), tables, first)
+        if any(not isinstance(plan, AttentionPlan) or plan.mask is None for _, plan in plans.values()):
+            return None
+        return cls(model, cache, positions)
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """(B, V) logits after the next tokens (B,)."""
+        if self._at == self._count:
+            self._prepare()
+        model, at = self.model, self._at
+        x = model.embed(tokens[:, None])
+        if model.settings.embedding_multiplier != 1:
+            x = x * model.settings.embedding_multiplier
+        for name in self._embedding:
+            tables = tuple(table[:, at : at + 1] for table in self._tables[name])
+            x = model.schemes[name].embed(x, tables, self._chunk.part(at, at + 1))
+        x = x.squeeze(1)
+        for layer in self._layers:
+            layer.at = at
+            x = layer.block.step(x, layer)
+        self._at += 1
+        return model.logits(model.packed_norm(x))
+
+    def _prepare(self) -> None:
+        """Plan the next chunk and reserve its slots of the cache."""
+        model, cache, positions = self.model, self.cache, self.positions
+        start, total = self._start + self._count, positions.order.shape[1]
+        count = min(CHUNK, total - start, query_block(cache.batch * model.settings.heads, cache.capacity))
+        # A rolling cache has room for as many tokens as its window, besides the keys they attend to.
+        count = min([count, *(kind.window for kind in model.settings.kinds.values() if kind.window)])
+        end = positions.position_end - (total - start - count)
+        chunk = self._chunk = positions.part(start, start + count, position_end=end)
+        self._tables, factors = model.prepare(chunk)
+        contexts = model.contexts(cache.batch, chunk, cache.advance(chunk), self._tables, chunk)
+        kinds, heads, groups = dict(model.layer_schemes), model.settings.heads, model.settings.kv_heads
+        passes = {}
+        for name, (_, plan) in contexts.items():
+            assert isinstance(plan, AttentionPlan) and plan.mask is not None
+            masks = plan.mask.by_query(groups, model.embed.weight.dtype)
+            passes[name] = ChunkPasses(
+                masks, rotations_of(plan.rotation, heads, groups), plan.rotation, factors[kinds[name]]
+            )
+        self._layers = [
+            LayerPasses(block, layer_cache, cache.batch, passes[name])
+            for block, layer_cache, (name, _) in zip(
+                model.packed_blocks, cache.layers, model.layer_schemes, strict=True
+            )
+        ]
+        self._start, self._count, self._at = start, count, 0
+
+
+@dataclass(frozen=True)
+class ChunkPasses:
+    """What the layers of a scheme share in the passes of a chunk.
+
+    Attributes:
+        masks: additive mask of each pass, as from `AttentionMask.by_query`.
+        rotations: factors of each pass, as from `rotations_of`.
+        factors: temperature factors (B or 1, H or 1, T or 1), or None.
+    """
+
+    masks: list[Tensor]
+    rotations: list[Factors] | None
+    rotation: Rotation | None
+    factors: Tensor | None
+
+
+def rotations_of(rotation: Rotation | None, heads: int, groups: int) -> list[Factors] | None:
+    """For each token of a pass the factors of all query heads and key/value heads."""
+    if rotation is None:
+        return None
+    joined = []
+    for q, k in zip(rotation.queries, rotation.keys, strict=True):
+        if q is not k:
+            k = torch.cat([q.expand(-1, heads, -1, -1), k.expand(-1, groups, -1, -1)], dim=1)
+        joined.append(k.split(1, dim=2))
+    return list(zip(*joined, strict=True))
+
+
+class LayerPasses:
+    """Attention of one layer in the passes of a chunk: x (B, C) → the heads' outputs (B, H·D).
+
+    Attributes:
+        at: index of the next pass.
+    """
+
+    def __init__(self, block: PackedBlock, layer_cache: LayerCache, batch: int, passes: ChunkPasses):
+        self.block, self.passes, self.at, self._batch = block, passes, 0, batch
+        attention, count = block.attention, len(passes.masks)
+        heads, groups, features = attention.heads, attention.kv_heads, attention.head_dim
+        # Later slots are zeros: they are masked, but NaN times a weight of 0 would still be NaN.
+        empty = passes.masks[0].new_zeros(batch, groups, count, features)
+        k, v = layer_cache.append(empty, empty)  # views of the cache (B, G, S, D)
+        self._new_k, self._new_v = (x[:, :, -count:].split(1, dim=2) for x in (k, v))
+        self._keys = k.view(batch * groups, -1, features).transpose(1, 2)
+        self._values = v.view(batch * groups, -1, features)
+        self._heads, self._shape = (heads, groups), (batch * groups, heads // groups, features)
+        self._sink = attention.position.sink_logits(k.device)
+        self._is_scaled = passes.factors is not None or attention.position.scale is not None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        at, passes, attention = self.at, self.passes, self.block.attention
+        qk, v = self.block.project(x)  # (B, H + G, 1, D), (B, G, 1, D)
+        if passes.rotations is not None and passes.rotation is not None:
+            qk = apply_rotation(qk, passes.rotations[at], passes.rotation.layout)
+        q, k = qk.split_with_sizes(self._heads, 1)
+        self._new_k[at].copy_(k)
+        self._new_v[at].copy_(v)
+        if self._is_scaled:
+            factors = passes.factors
+            if factors is not None and factors.shape[2] > 1:
+                factors = factors[:, :, at : at + 1]
+            q = attention.position.scale_queries(q, factors)
+        mask, scale = passes.masks[at], attention.scale
+        scores = torch.baddbmm(mask, q.reshape(self._shape), self._keys, alpha=scale)  # (B·G, H / G, S)
+        if self._sink is None:
+            weights = scores.softmax(-1)
+        else:
+            by_head = scores.view(self._batch, -1, 1, scores.shape[2])
+            weights = softmax(by_head, self._sink).view_as(scores)
+        return torch.bmm(weights, self._values).view(self._batch, -1)
