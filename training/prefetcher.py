@@ -53,7 +53,8 @@ class Prefetcher:
                 yield step, batch
 
     def _fetch(self, step: int) -> Batch:
-        return self._batches.batch(step, self._parallel.rank, self._parallel.world)
+        batch = self._batches.batch(step, self._parallel.rank, self._parallel.world)
+        return batch.pinned() if self._parallel.device.type == "cuda" else batch
 
     def _wait(self, step: int) -> bool:
         """Wait until a step's text is available on all processes; False: stop with `status` instead."""

@@ -11,7 +11,7 @@ import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import lru_cache
 from typing import NamedTuple
@@ -51,6 +51,11 @@ class Batch:
     hash: str  # 16 hex digits, of the tokens and targets of the whole step; "" on ranks other than 0
     # `BatchSampler.passes` after this step, by label; empty without a mixture
     passes: dict[str, float] = field(default_factory=dict)
+
+    def pinned(self) -> "Batch":
+        """The batch in page-locked memory, from which copies to a GPU do not block the host."""
+        names = ("tokens", "targets", "order", "position", "document")
+        return replace(self, **{name: getattr(self, name).pin_memory() for name in names})
 
 
 class TrainingText(NamedTuple):

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from data import DataError
 from errors import INTERRUPTED, REQUEUE, TrainingError
@@ -13,6 +14,14 @@ from training import prefetcher as module
 from training.prefetcher import Prefetcher
 
 THERE, NOT_YET = (True, 0, None), (False, 0, None)
+
+
+class Fetched(str):
+    """A batch; pinned in the thread that reads it."""
+
+    def pinned(self):
+        assert threading.current_thread() is not threading.main_thread()
+        return f"pinned {self}"
 
 
 class World:
@@ -24,14 +33,16 @@ class World:
         self.interrupts = SimpleNamespace(status=0)
         self.rank, self.main, self.asked = 0, True, 0
 
-    def prefetcher(self, used=()):
+    def prefetcher(self, used=(), device="cpu"):
         batches = SimpleNamespace(
             is_within=lambda step, line: step // 3 <= line,
             has_stream=self.has_stream,
             check_groups=lambda used: self.checked.append(used) if used else None,
-            batch=lambda step, rank, world: self.fetched.append(step) or f"batch {step}",
+            batch=self.batch,
         )
-        parallel = SimpleNamespace(rank=0, world=2, main=True, gather=self.gather)
+        parallel = SimpleNamespace(
+            rank=0, world=2, main=True, gather=self.gather, device=torch.device(device)
+        )
         console = SimpleNamespace(info=self.info)
         watchdog = SimpleNamespace(collective=self.together)
         logger = SimpleNamespace(read=self.read, resume_clock=lambda: self.looks.append("clock"))
@@ -39,6 +50,10 @@ class World:
             batches=batches, parallel=parallel, interrupts=self.interrupts, watchdog=watchdog, console=console
         )
         return Prefetcher(run, logger, list(used))  # pyright: ignore
+
+    def batch(self, step, rank, world):
+        self.fetched.append(step)
+        return Fetched(f"batch {step}")
 
     def read(self):
         self.looks.append("read")
@@ -72,6 +87,13 @@ class World:
 def _at_once(monkeypatch):
     monkeypatch.setattr(module, "POLL_INTERVAL", 0.001)
     monkeypatch.setattr(module, "PATIENCE", 0.0055)
+
+
+def test_batches_are_pinned_for_a_gpu_only():
+    for device, kind in (("cpu", ""), ("cuda", "pinned ")):
+        assert [batch for _, batch in World([]).prefetcher(device=device).batches(0, 3)] == [
+            f"{kind}batch {step}" for step in range(3)
+        ]
 
 
 def test_ranks_synchronize_once_per_group():

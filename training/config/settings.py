@@ -72,7 +72,9 @@ class TrainingSettings(StrictSettings):
     precision: Literal["auto", "float32", "bfloat16", "float64"] = setting(
         "auto", "auto: bfloat16 autocast on a GPU that has it, float32 elsewhere"
     )
-    compile: bool = free(False, "torch.compile: a minute at the start, faster steps after it")
+    compile: bool | None = free(
+        None, "torch.compile: a minute at the start, faster steps after it; null: on GPUs, not on CPUs"
+    )
     parallel: ParallelSettings = free(ParallelSettings(), "how processes share the run")
     rank_timeout: float = free(
         1800.0,

@@ -82,15 +82,20 @@ class Parallel(ProcessGroup):
         self._accelerator.wait_for_everyone()
 
     def wrap(
-        self, model: Transformer, *, compiled: bool = False, autocast: torch.dtype | None = None
+        self, model: Transformer, *, compiled: bool | None = False, autocast: torch.dtype | None = None
     ) -> nn.Module:
         """The model for training passes, whose gradients are averaged over all processes.
+
+        Args:
+            compiled: compile the training pass; None: on a GPU.
 
         Sharding changes the model in place: its parameters become DTensors, so create optimizers afterwards,
         and call it on every process, also for evaluation.
         """
         checkpointing = self.settings.activation_checkpointing
         model.checkpoint_blocks(checkpointing)
+        if compiled is None:
+            compiled = self.device.type == "cuda"
         if compiled:  # hooks around blocks break a whole-model graph
             model.compile(by_block=self.sharded or checkpointing != "none", dynamic=True)
         if not self.sharded:

@@ -18,7 +18,7 @@ from data.settings import DataSettings
 from errors import TrainingError
 from generation.decoding import Generation
 from generation.sampling import SamplingParams
-from model import TokenPositions
+from model import ModelSettings, TokenPositions, Transformer
 from tests.training.distributed.curves import CLIP, Training, shared
 from training.checkpoint import storage as module
 from training.checkpoint.checkpointer import CheckpointWriter
@@ -404,6 +404,19 @@ def test_ranks_with_different_state_are_rejected(monkeypatch):
     monkeypatch.setattr(parallel, "gather", lambda value: [4, 4, 0])
     with pytest.raises(TrainingError, match="the step is 0 on process 2 and 4 on process 0: mend it"):
         parallel.agree(4, "the step", "mend it")
+
+
+@pytest.mark.parametrize(
+    ("setting", "device", "compiled"),
+    [(None, "cpu", False), (None, "cuda", True), (True, "cpu", True), (False, "cuda", False)],
+)
+def test_models_are_compiled_on_gpus_by_default(setting, device, compiled, monkeypatch):
+    parallel, calls = Parallel(TrainingSettings(compile=setting)), []
+    parallel.device = torch.device(device)
+    monkeypatch.setattr(Transformer, "compile", lambda model, **options: calls.append(options))
+    model = Transformer(ModelSettings(dim=24, layers=1, heads=3), 11, 7)
+    parallel.wrap(model, compiled=TrainingSettings(compile=setting).compile)
+    assert calls == ([{"by_block": False, "dynamic": True}] if compiled else [])
 
 
 def test_sharding_without_launcher_suggests_command():
