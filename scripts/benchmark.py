@@ -95,6 +95,9 @@ def main() -> int:
     parser.add_argument("--retakes", type=int, default=2, help="further processes of a variant (default: 2)")
     parser.add_argument("--results", type=Path, default=ROOT / "docs" / "benchmarks", help="folder")
     options = parser.parse_args()
+    for name in ("threads", "rounds", "repeats"):
+        if getattr(options, name) < 1:
+            parser.error(f"argument --{name}: must be at least 1")
     bench, console = Benchmark(options), Console()
     for shape in options.shapes:
         for case in options.cases:

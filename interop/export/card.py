@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from data.files import read_object
+from data.files import read_object, with_keys
 from data.sampling.exposure import Exposure
 from interop.export.classes import ClassChoice
 from interop.export.parity import Parity
@@ -19,6 +19,8 @@ from training.run.directory import LoadedRun, read_manifest
 
 FIGURE = "nll_by_length.png"  # of an evaluation, and in the exported folder
 RESULTS = "results.json"
+# Keys of results.json that the card shows.
+SHOWN = {"protocol": str, "targets": int, "documents": int, "corpus": str, "summary": list, "cells": list}
 
 
 @dataclass(frozen=True)
@@ -36,9 +38,9 @@ def stored_evaluation(run: LoadedRun) -> StoredEvaluation | None:
         figure = path.parent / FIGURE
         if not figure.is_file():
             continue
-        results = read_object(path, {"checkpoint_hash": str, "summary": list, "cells": list})
-        if results["checkpoint_hash"] == run.checkpoint_hash:
-            return StoredEvaluation(results, figure)
+        results = read_object(path)
+        if results.get("checkpoint_hash") == run.checkpoint_hash:  # a comparison of runs has none
+            return StoredEvaluation(with_keys(path, results, SHOWN), figure)
     return None
 
 

@@ -56,7 +56,7 @@ def export_folder(
     load_extra("transformers")
     console = console or Console()
     model = run.model.to(DTYPES[dtype])
-    choice = choose_class(model)
+    choice, evaluation = choose_class(model), stored_evaluation(run)
     with _new_folder(out) as folder:
         controls = _controls(run)
         write_model(model, choice, folder, controls)
@@ -77,7 +77,6 @@ def export_folder(
                     "run's settings.yaml"
                 )
             parity.append(one)
-        evaluation = stored_evaluation(run)
         if evaluation is not None:
             shutil.copyfile(evaluation.figure, folder / FIGURE)
         write_text(folder / "README.md", model_card(run, choice, parity, evaluation, dtype))

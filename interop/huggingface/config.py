@@ -86,8 +86,8 @@ def _settings(values: Any, file: str) -> ModelSettings:
         return ModelSettings.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise InteropError(f"{file}: {where}: {first['msg'].removeprefix('Value error, ')}") from error
+        where = "".join(f"{part}: " for part in [".".join(map(str, first["loc"]))] if part)
+        raise InteropError(f"{file}: {where}{first['msg'].removeprefix('Value error, ')}") from error
 
 
 def _generated(reader: ConfigReader) -> ImportedShape:

@@ -201,12 +201,11 @@ def prefill(shape: Shape, variant: str) -> Prepared:
 def decode(shape: Shape, variant: str, rows: int) -> Prepared:
     """Greedy generation after a short prompt, which is part of the time. Numbers: the tokens."""
     ids, new = tokens_of(shape, rows, PROMPT), NEW[rows]
-    if variant.startswith("transformers"):
+    if variant == "transformers":
         theirs, mask = their_model(shape), torch.ones_like(ids)
-        cache = {"cache_implementation": "static"} if "compiled" in variant else {}
 
         def call() -> list[float]:
-            out = theirs.generate(ids, attention_mask=mask, max_new_tokens=new, do_sample=False, **cache)
+            out = theirs.generate(ids, attention_mask=mask, max_new_tokens=new, do_sample=False)
             return out[:, PROMPT:].flatten().tolist()
     else:
         ours, prompts = our_model(shape, "rope" if variant == "ours" else variant).pack(), ids.tolist()
@@ -292,8 +291,7 @@ def measure(workload: Workload) -> Measured:
     """Time a workload in this process after two calls for warm-up."""
     prepare_cpu(workload.threads)
     if hasattr(os, "sched_setaffinity") and workload.threads == 1:
-        cores = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, cores[-workload.threads :])
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     case = {**CASES, **SCHEME_CASES}[workload.case]
     call, tokens = case(SHAPES[workload.shape], workload.variant)
     checked = call()

@@ -1,6 +1,7 @@
 """Runs as Hugging Face folders: what is in them, and when they are not written."""
 
 import json
+import os
 import shutil
 import sys
 
@@ -175,6 +176,11 @@ def test_the_newest_evaluation_is_in_the_card(run, tmp_path):
     folder.mkdir(parents=True)
     (folder / "results.json").write_text(json.dumps(results))
     (folder / FIGURE).write_bytes(b"figure")
+    comparison = run / "evaluation" / "comparison-0"  # of several runs, written later
+    comparison.mkdir()
+    (comparison / "results.json").write_text(json.dumps({"targets": 640, "cells": []}))
+    (comparison / FIGURE).write_bytes(b"another figure")
+    os.utime(comparison / "results.json", (2**32, 2**32))
     done = export_folder(loaded, tmp_path / "out", multiples=(1,))
     card = (done.folder / "README.md").read_text()
     for text in ("| trained | 3.500 | 4.250 |", "| yarn |  | 3.750 |", "640 targets", "- held to 32", FIGURE):
