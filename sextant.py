@@ -143,13 +143,13 @@ def train(*arguments: str, run_dir: str | Path | None = None) -> "LoadedRun":
         arguments: settings files and overrides, such as `configs/tiny.yaml`, `training.tokens=1M`.
         run_dir: run directory; by default the one that train.py chooses.
     """
-    words = import_module("interop.runs").with_imported_parent(arguments)
+    resolved = import_module("interop.runs").with_imported_parent(arguments)
     if run_dir is None:
-        settings, _ = import_module("training.run.parent").read_run_settings(words)
-        folder = Path(import_module("training.run.directory").run_folder(settings, words))
+        settings, _ = import_module("training.run.parent").read_run_settings(resolved)
+        folder = Path(import_module("training.run.directory").run_folder(settings, resolved))
     else:
         folder = Path(run_dir)
-    with _command_line("train.py", *words, "--run-dir", str(folder)):
+    with _command_line("train.py", *resolved, "--run-dir", str(folder)):
         status = _script("train").main()
     if status:
         raise RuntimeError(f"training stopped with status {status}; repeat the call to resume it")

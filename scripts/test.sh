@@ -6,15 +6,15 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/environment.sh test
-words=()
-for word in "$@"; do
-    if [ "$word" = "--slow" ]; then words+=(-m ""); else words+=("$word"); fi
+arguments=()
+for argument in "$@"; do
+    if [ "$argument" = "--slow" ]; then arguments+=(-m ""); else arguments+=("$argument"); fi
 done
 echo "== ruff" >&2
 ruff check .
 ruff format --check --quiet . || { echo "error: run 'ruff format .'" >&2; exit 1; }
 echo "== pytest" >&2
-# One thread per process. bash 3.2 treats an empty array as unset, hence ${words[@]+...}.
+# One thread per process. bash 3.2 treats an empty array as unset, hence ${arguments[@]+...}.
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 # worksteal: each process runs a contiguous part of the tests, which share fixtures, then takes over others.
-exec python -m pytest -n auto --maxprocesses 8 --dist worksteal ${words[@]+"${words[@]}"}
+exec python -m pytest -n auto --maxprocesses 8 --dist worksteal ${arguments[@]+"${arguments[@]}"}

@@ -75,8 +75,8 @@ class Bench:
         return torch.autocast("cuda", torch.bfloat16) if self.device.type == "cuda" else nullcontext()
 
     def model(self, config: str, *overrides: str) -> tuple[Transformer, RunSettings]:
-        words = [str(ROOT / "configs" / config), *overrides, *(TINY if self.rehearse else [])]
-        settings = load_settings(RunSettings, words)
+        arguments = [str(ROOT / "configs" / config), *overrides, *(TINY if self.rehearse else [])]
+        settings = load_settings(RunSettings, arguments)
         model = Transformer(settings.model, VOCABULARY, settings.train_length).initialize(0)
         return model.to(self.device), settings
 

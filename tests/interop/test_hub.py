@@ -23,12 +23,12 @@ class Hub(ThreadingHTTPServer):
 
     Attributes:
         cut: names of files of which half is sent.
-        asked: paths that were requested.
+        requested: paths of the requests.
     """
 
     def __init__(self, folder: Path):
         super().__init__(("127.0.0.1", 0), Answers)
-        self.folder, self.cut, self.asked = folder, set(), []
+        self.folder, self.cut, self.requested = folder, set(), []
 
 
 class Answers(BaseHTTPRequestHandler):
@@ -42,7 +42,7 @@ class Answers(BaseHTTPRequestHandler):
         self.answer(True)
 
     def answer(self, with_body: bool):
-        self.server.asked.append(self.path)
+        self.server.requested.append(self.path)
         path = self.path.removeprefix("/api/models/").lstrip("/").partition("?")[0]
         if path.startswith("org/gated"):
             return self.send(401, b"", {"X-Error-Code": "GatedRepo"})
@@ -110,9 +110,9 @@ def test_download(hub, tmp_path):
     }
     found, expected = (build_model(read_folder(one)).model.state_dict() for one in (folder, hub.folder))
     assert all(torch.equal(found[name], weight) for name, weight in expected.items())
-    before = [path for path in hub.asked if path.endswith(".safetensors")]
+    before = [path for path in hub.requested if path.endswith(".safetensors")]
     assert download("org/model") == folder
-    assert [path for path in hub.asked if path.endswith(".safetensors")] == before
+    assert [path for path in hub.requested if path.endswith(".safetensors")] == before
 
 
 @pytest.mark.parametrize(

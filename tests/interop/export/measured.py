@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 
-from data.files import write_json
+from data.files import locked, write_json
 from model import ModelSettings, TokenPositions, Transformer
 from scripts.docs.support_matrix import RESULTS, ROWS, SIZES, measured, settings_digest
 
@@ -27,15 +29,20 @@ def trained(row: dict, vocab_size: int, length: int, text: torch.Tensor, steps: 
 
 
 def record(target: str, figures: dict[str, tuple[dict, str, float]]) -> None:
-    """Replace the results of some rows.
+    """Replace the results of some rows. Tests in several processes may do so at the same time.
 
     Args:
         target: `transformers` or `gguf`.
         figures: row -> its settings, what was loaded, and the largest difference of a logit.
     """
-    results = measured()
-    found = results.get(target, {}) | {
-        row: {"settings": settings_digest(settings), "as": name, "difference": float(f"{difference:.0e}")}
-        for row, (settings, name, difference) in figures.items()
-    }
-    write_json(RESULTS, results | {target: {row: found[row] for row in ROWS if row in found}})
+    folder = os.open(RESULTS.parent, os.O_RDONLY)
+    try:
+        locked(folder, wait=True)
+        results = measured()
+        found = results.get(target, {}) | {
+            row: {"settings": settings_digest(settings), "as": name, "difference": float(f"{difference:.0e}")}
+            for row, (settings, name, difference) in figures.items()
+        }
+        write_json(RESULTS, results | {target: {row: found[row] for row in ROWS if row in found}})
+    finally:
+        os.close(folder)
