@@ -122,7 +122,7 @@ def set_scale(axes: Axes, which: str, limits: tuple[float, float], band: float |
     # Rounder ticks take precedence over those too close to them.
     sizes = [0.0, band, *(s * 10.0**k for s in (1, 3, 2, 5) for k in range(-4, 3) if s * 10.0**k > band)]
     place, ticks, (low, high) = axis.get_transform().transform, [], limits
-    gap = 0.08 * (place(high) - place(low))
+    gap = (0.1 if which == "x" else 0.08) * (place(high) - place(low))  # labels are wider than high
     for tick in (sign * size for size in [*sizes, band / 2] for sign in (1, -1)):
         if low <= tick <= high and all(abs(place(tick) - place(one)) >= gap for one in ticks):
             ticks.append(tick)
