@@ -186,7 +186,7 @@ class Transformer(nn.Module):
 
     def __getstate__(self):
         """Copies and pickles are not packed: the joined weights would not be their parameters."""
-        return self.__dict__ | {"_packed_blocks": []}
+        return self.__dict__ | {"packed_blocks": []}
 
     def _apply(self, fn, recurse=True):
         self.packed_blocks = []  # their weights are no longer the parameters
