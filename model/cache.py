@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from errors import ModelError
-from model.position import TokenPositions
+from model.position import Accumulate, TokenPositions
 from model.settings import LinearMixer
 
 if TYPE_CHECKING:
@@ -225,9 +225,10 @@ class LayerCache:
         buffer = self._buffers.get("extras")
         return None if buffer is None else buffer[:, 0, : self._filled["extras"]]
 
-    def append_extras(self, new: Tensor) -> Tensor:
-        """Append the extras (B, T, E) of the new tokens; returns those of all keys (B, S, E)."""
-        return self._append("extras", new[:, None])[:, 0]
+    def extend_extras(self, features: Tensor, accumulate: Accumulate, new: TokenPositions) -> Tensor:
+        """Append the extras of the new tokens, computed from their features (B, T, F); returns those of all
+        keys (B, S, E)."""
+        return self._append("extras", accumulate(features, self.extras(), new)[:, None])[:, 0]
 
     def select_rows(self, rows: Tensor) -> None:
         """Keep these rows of all buffers, in this order."""

@@ -1,6 +1,7 @@
 """Positional schemes: the positional interface (`base`), the schemes, and the registry."""
 
 from model.position.base import (
+    Accumulate,
     AttentionContext,
     AttentionPlan,
     ContentPlan,
@@ -13,6 +14,7 @@ from model.position.token_positions import TokenPositions
 
 __all__ = [
     "SCHEMES",
+    "Accumulate",
     "AttentionContext",
     "AttentionPlan",
     "ContentPlan",

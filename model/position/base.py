@@ -169,12 +169,17 @@ class AttentionContext:
         return x.expand(self.batch, -1)
 
 
+# Maps features of consecutive tokens (B, T, F), the extras of earlier tokens (B, ·, E) or None, and the
+# positions of the T tokens to their extras (B, T, E).
+Accumulate = Callable[[Tensor, Tensor | None, TokenPositions], Tensor]
+
+
 class ExtrasCache(Protocol):
     """A layer cache that stores per-token extras."""
 
-    def extras(self) -> Tensor | None: ...
-
-    def append_extras(self, new: Tensor) -> Tensor: ...
+    def extend_extras(self, features: Tensor, accumulate: Accumulate, new: TokenPositions) -> Tensor:
+        """Add the extras of the new tokens (B, T, F); returns those of all keys (B, S, E)."""
+        ...
 
 
 Factors = tuple[Tensor, Tensor]  # of each feature and of its partner, each (B or 1, 1 or H, T, 2·R)
@@ -229,20 +234,29 @@ class ContentPlan:
     """Plan of a scheme that reads the layer input and caches extras for each token.
 
     Attributes:
-        compute_extras: maps the input x (B, T, C) and the extras of the cached keys (B, S − T, E), or None,
-            to the extras of the new tokens (B, T, E).
+        new: tokens of this pass.
+        features: maps the input x (B, T, C) to features of each token (B, T, F), independent of other tokens.
+        accumulate: maps features to extras, along the sequence.
         read, write: see `AttentionPlan`; `read` also receives the extras of all keys, `write` those of the
             new keys.
     """
 
-    compute_extras: Callable[[Tensor, Tensor | None], Tensor]
+    new: TokenPositions
+    features: Callable[[Tensor], Tensor]
+    accumulate: Accumulate
     read: Callable[[Tensor, Tensor, Tensor], list[AttentionView]]
     write: Callable[[Tensor, Tensor], Tensor] = field(default=lambda k, extras: k)
 
+    def compute_extras(self, x: Tensor, past: Tensor | None) -> Tensor:
+        """The extras (B, T, E) of the new tokens; `past` (B, S − T, E) are those of the cached keys."""
+        return self.accumulate(self.features(x), past, self.new)
+
     def bind(self, x: Tensor, layer_cache: ExtrasCache | None) -> AttentionPlan:
-        past = None if layer_cache is None else layer_cache.extras()
-        new = self.compute_extras(x, past)
-        extras = new if layer_cache is None else layer_cache.append_extras(new)
+        if layer_cache is None:
+            extras = self.compute_extras(x, None)
+        else:
+            extras = layer_cache.extend_extras(self.features(x), self.accumulate, self.new)
+        new = extras[:, extras.shape[1] - x.shape[1] :]
         return AttentionPlan(lambda q, k: self.read(q, k, extras), lambda k: self.write(k, new))
 
 

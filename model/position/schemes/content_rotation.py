@@ -43,24 +43,32 @@ class ContentRotation(PositionalScheme):
         self.angles = self.geometry.head_dim // 2  # per head
 
     @abstractmethod
+    def features(self, x: Tensor) -> Tensor:
+        """Features (B, T, F) of the tokens x (B, T, C)."""
+
+    @abstractmethod
     def increments(
-        self, x: Tensor, history: Tensor | None, context: AttentionContext
+        self, features: Tensor, history: Tensor | None, new: TokenPositions, tables: tuple[Tensor, ...]
     ) -> tuple[Tensor, Tensor]:
-        """Increments (B, T, G, D/2) in radians of the tokens x (B, T, C), and their history (B, T, ·)."""
+        """Increments (B, T, G, D/2) in radians of tokens with these features, and their history (B, T, ·)."""
 
     def plan(self, context: AttentionContext) -> ContentPlan:
         sizes = (self.geometry.kv_heads, self.angles)
         angles = math.prod(sizes)
 
-        def compute_extras(x: Tensor, past: Tensor | None) -> Tensor:
+        def features(x: Tensor) -> Tensor:
             with torch.autocast(x.device.type, enabled=False):
-                x, before = precise(x), latest(past)
+                return self.features(precise(x))
+
+        def accumulate(features: Tensor, past: Tensor | None, new: TokenPositions) -> Tensor:
+            with torch.autocast(features.device.type, enabled=False):
+                before = latest(past)
                 history = None if before is None else before[:, angles:]
-                added, kept_history = self.increments(x, history, context)
+                added, kept_history = self.increments(features, history, new, context.tables)
                 start = None if before is None else before[:, :angles].double()
                 # In float64: in float32 the fastest pairs are off by 5e-3 after 100,000 radians.
-                running = wrapped(running_sum(added.flatten(2).double(), start, context.new))
-                return torch.cat([running.to(x.dtype), kept_history], dim=-1)
+                running = wrapped(running_sum(added.flatten(2).double(), start, new))
+                return torch.cat([running.to(features.dtype), kept_history], dim=-1)
 
         def turn(x: Tensor, extras: Tensor) -> Tensor:
             """Rotate x (B, G or H, T, D) by the cached angles (B, T, ·)."""
@@ -70,7 +78,9 @@ class ContentRotation(PositionalScheme):
 
         mask = context.mask()
         return ContentPlan(
-            compute_extras,
+            context.new,
+            features,
+            accumulate,
             read=lambda q, k, extras: [AttentionView(turn(q, context.of_queries(extras)), k, mask)],
             write=turn,
         )
@@ -114,13 +124,16 @@ class SelectiveRope(ContentRotation):
         """(1, D/2) temperatures b^(−2k/D)."""
         return (self._temperatures.to(positions.position.device, dtype),)
 
+    def features(self, x: Tensor) -> Tensor:
+        # Before W₂: `rank` numbers per token instead of one per angle.
+        return linear(x, self.down)
+
     def increments(
-        self, x: Tensor, history: Tensor | None, context: AttentionContext
+        self, features: Tensor, history: Tensor | None, new: TokenPositions, tables: tuple[Tensor, ...]
     ) -> tuple[Tensor, Tensor]:
-        # The history is stored before W₂: `rank` numbers per token instead of one per angle.
-        series, kept_history = series_of(linear(x, self.down), history, self.settings.width)
-        added = causal_convolution(linear(series, self.up), self.conv, context.new.order)
-        return added.unflatten(-1, (self.geometry.kv_heads, self.angles)) * context.tables[0], kept_history
+        series, kept_history = series_of(features, history, self.settings.width)
+        added = causal_convolution(linear(series, self.up), self.conv, new.order)
+        return added.unflatten(-1, (self.geometry.kv_heads, self.angles)) * tables[0], kept_history
 
 
 class CaropeSettings(ContentSettings):
@@ -155,9 +168,12 @@ class Carope(ContentRotation):
         self.weight = self.learned((groups, dim), constant(0.0) if as_rope else normal(0.1 * dim**-0.5))
         self.bias = self.learned((groups,), constant(math.log(math.expm1(growth)))) if as_rope else None
 
+    def features(self, x: Tensor) -> Tensor:
+        """ln f (B, T, G)."""
+        return -torch.log1p(F.softplus(linear(x, self.weight, self.bias)))
+
     def increments(
-        self, x: Tensor, history: Tensor | None, context: AttentionContext
+        self, features: Tensor, history: Tensor | None, new: TokenPositions, tables: tuple[Tensor, ...]
     ) -> tuple[Tensor, Tensor]:
-        log_f = -torch.log1p(F.softplus(linear(x, self.weight, self.bias)))  # (B, T, G)
-        powers = torch.arange(self.angles, device=x.device, dtype=x.dtype)
-        return torch.exp(log_f[..., None] * powers), x[..., :0]
+        powers = torch.arange(self.angles, device=features.device, dtype=features.dtype)
+        return torch.exp(features[..., None] * powers), features[..., :0]

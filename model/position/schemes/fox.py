@@ -72,12 +72,14 @@ class Fox(PositionalScheme):
     def plan(self, context: AttentionContext) -> ContentPlan:
         slopes, turns = context.tables[0], context.tables[1:]
 
-        def compute_extras(x: Tensor, past: Tensor | None) -> Tensor:
+        def features(x: Tensor) -> Tensor:
             with torch.autocast(x.device.type, enabled=False):
-                # Cache the sum, not the gates, sufficient after eviction. In float64, because float32
-                # cannot resolve single gates after 50,000 tokens.
-                gates = self.log_gates(precise(x), slopes).double()
-                return running_sum(gates, latest(past), context.new)
+                return self.log_gates(precise(x), slopes)
+
+        def accumulate(gates: Tensor, past: Tensor | None, new: TokenPositions) -> Tensor:
+            # Cache the sum, not the gates, sufficient after eviction. In float64, because float32
+            # cannot resolve single gates after 50,000 tokens.
+            return running_sum(gates.double(), latest(past), new)
 
         def write(k: Tensor, extras: Tensor) -> Tensor:
             return rotate(k, turns[0], turns[1], "half") if turns else k
@@ -87,7 +89,7 @@ class Fox(PositionalScheme):
                 q = rotate(q, context.of_queries(turns[0]), context.of_queries(turns[1]), "half")
             return [AttentionView(q, k, self._mask(context, extras, mask_dtype(q)))]
 
-        return ContentPlan(compute_extras, read, write)
+        return ContentPlan(context.new, features, accumulate, read, write)
 
     def _mask(self, context: AttentionContext, extras: Tensor, dtype: torch.dtype) -> AttentionMask:
         # Integer and fractional parts, so that float32 differences are exact to 1e-7.

@@ -12,6 +12,7 @@ from torch import Tensor
 from model.attention.mask import AttentionView, QueryBlock, precise, repeated
 from model.position.base import AttentionContext, ContentPlan, PositionalScheme, constant, normal
 from model.position.content import ContentSettings, causal_convolution, latest, linear, series_of
+from model.position.token_positions import TokenPositions
 
 CHUNK = 128  # keys per chunk; the cost of a pair is D + CHUNK
 
@@ -63,24 +64,30 @@ class PathAttention(PositionalScheme):
         self.strength_bias = self.learned((groups,), constant(0.0))  # b
 
     def plan(self, context: AttentionContext) -> ContentPlan:
-        groups, features = self.geometry.kv_heads, self.geometry.head_dim
-        sizes = [groups * features, groups]
+        groups, head_dim = self.geometry.kv_heads, self.geometry.head_dim
+        sizes = [groups * head_dim, groups]
 
-        def compute_extras(x: Tensor, past: Tensor | None) -> Tensor:
+        def features(x: Tensor) -> Tensor:
             with torch.autocast(x.device.type, enabled=False):
-                x, before = precise(x), latest(past)
-                history = None if before is None else before[:, sum(sizes) :]
-                series, kept_history = series_of(linear(x, self.down), history, self.settings.width)
-                w = F.silu(causal_convolution(linear(series, self.up), self.conv, context.new.order))
-                w = w.unflatten(-1, (groups, features))
-                w = w * (w.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
+                x = precise(x)
                 strength = 2 * linear(x, self.strength, self.strength_bias).sigmoid()
+                return torch.cat([strength, linear(x, self.down)], dim=-1)
+
+        def accumulate(features: Tensor, past: Tensor | None, new: TokenPositions) -> Tensor:
+            with torch.autocast(features.device.type, enabled=False):
+                strength, down = features.tensor_split([groups], dim=-1)
+                before = latest(past)
+                history = None if before is None else before[:, sum(sizes) :]
+                series, kept_history = series_of(down, history, self.settings.width)
+                w = F.silu(causal_convolution(linear(series, self.up), self.conv, new.order))
+                w = w.unflatten(-1, (groups, head_dim))
+                w = w * (w.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
                 return torch.cat([w.flatten(2), strength, kept_history], dim=-1)
 
         mask = context.mask()
 
         def read(q: Tensor, k: Tensor, extras: Tensor) -> list[AttentionView]:
-            w = extras[..., : sizes[0]].unflatten(-1, (groups, features)).transpose(1, 2)  # (B, G, S, D)
+            w = extras[..., : sizes[0]].unflatten(-1, (groups, head_dim)).transpose(1, 2)  # (B, G, S, D)
             strength = extras[..., sizes[0] : sum(sizes)].transpose(1, 2)[..., None]  # (B, G, S, 1)
 
             def weights_fn(block: QueryBlock) -> Tensor:
@@ -91,7 +98,7 @@ class PathAttention(PositionalScheme):
 
             return [AttentionView(q, k, mask, weights_fn=weights_fn)]
 
-        return ContentPlan(compute_extras, read)
+        return ContentPlan(context.new, features, accumulate, read)
 
 
 def along_paths(block: QueryBlock, w: Tensor, strength: Tensor) -> Tensor:
