@@ -84,7 +84,8 @@ def train(run: TrainingRun) -> int:
             is_due = validator.is_due(done) or checkpointer.is_due(done)
 
             with run.watchdog.collective(f"step {done}"):
-                parts = micro_batches(batch, schedule.micro_batch_size(step), stage.length, device)
+                size = schedule.micro_batch_size(step)
+                parts = micro_batches(batch, size, stage.length, device, parallel.shard)
                 nll = forward_backward(model, parallel, parts, batch.n_targets, run.autocast, t.z_loss)
                 status = run.interrupts.status or checkpointer.status or logger.status
                 nll, requests = reduce_step(parallel, nll, status)
@@ -138,7 +139,7 @@ def forward_backward(
     for i, part in enumerate(parts):
         with parallel.no_sync(model, enabled=i < len(parts) - 1):
             with torch.autocast(parallel.device.type, autocast, enabled=autocast is not None):
-                nll = model(part.tokens, part.positions, part.targets, z_loss=z_loss)
+                nll = model(part.tokens, part.positions, part.targets, z_loss=z_loss, shard=part.shard)
             # DDP averages gradients over ranks; times `world`, the average is the sum.
             (nll.sum() * (parallel.world / n_targets)).backward()
         total += nll.detach().sum()

@@ -1,6 +1,7 @@
 """The decoder and its positional schemes, independent of files, data and training."""
 
 from errors import ModelError
+from model.attention.sharding import ContextShard
 from model.cache import Cache
 from model.devices import find_device
 from model.loss import IGNORED
@@ -13,6 +14,7 @@ __all__ = [
     "SCHEMES",
     "AnyPosition",
     "Cache",
+    "ContextShard",
     "LinearMixer",
     "ModelError",
     "ModelSettings",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -14,9 +14,10 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from model.attention.kernels import AttentionHook
 from model.attention.linear import LinearAttention
-from model.attention.softmax import Attention
+from model.attention.sharding import ShardedWindow
+from model.attention.softmax import Attention, AttentionPass
 from model.cache import LayerCache, LinearLayerCache
-from model.position import AttentionContext, AttentionPlan, ContentPlan, PositionSettings
+from model.position import PositionSettings
 from model.settings import ModelSettings
 
 MIXERS: dict[str, type[Attention] | type[LinearAttention]] = {
@@ -75,7 +76,8 @@ class Block(nn.Module):
     def __init__(self, s: ModelSettings, choice: PositionSettings):
         super().__init__()
         self.attention_norm = RMSNorm(s.dim, eps=s.norm_eps)
-        self.attention = MIXERS[s.mixer.name](s, choice)
+        self.mixer = s.mixer.name
+        self.attention = MIXERS[self.mixer](s, choice)
         self.mlp_norm = RMSNorm(s.dim, eps=s.norm_eps)
         self.mlp = SwiGLU(s.dim, s.ffn_dim, s.mlp_bias)
         self.norm_placement, self.residual_multiplier = s.norm_placement, s.residual_multiplier
@@ -95,19 +97,18 @@ class Block(nn.Module):
     def forward(
         self,
         x: Tensor,
-        context: AttentionContext,
-        plan: AttentionPlan | ContentPlan,
-        factors: Tensor | None,
+        passes: Sequence[AttentionPass],
         layer_cache: LayerCache | LinearLayerCache | None,
         hook: AttentionHook | None = None,
+        window: ShardedWindow | None = None,
     ) -> Tensor:
-        """x (B, T, C) → (B, K, C) for the K queries of `context`; with K = 0 the pass only fills the cache.
+        """x (B, T, C) → (B, K, C) for the K queries of the passes; with K = 0 the pass only fills the cache.
 
         Args:
-            plan: attention plan of the scheme, without the logit temperature.
-            factors: (B or 1, H or 1, T or 1) temperature factors of the tokens.
+            passes: one pass, or those of the chunks of x, in order, where the window is sharded.
+            window: the window that x is a part of; its other ranks call their block too.
         """
-        args = x, context, plan, factors, layer_cache, hook
+        args = x, passes, layer_cache, hook, window
         recompute = "none"
         if self.training and torch.is_grad_enabled():
             recompute = self.checkpointing
@@ -130,17 +131,22 @@ class Block(nn.Module):
     def _forward(
         self,
         x: Tensor,
-        context: AttentionContext,
-        plan: AttentionPlan | ContentPlan,
-        factors: Tensor | None,
+        passes: Sequence[AttentionPass],
         layer_cache: LayerCache | LinearLayerCache | None,
         hook: AttentionHook | None,
+        window: ShardedWindow | None,
     ) -> Tensor:
         before = self.norm_placement == "input"
-        mixed = self.attention(
-            self.attention_norm(x) if before else x, context, plan, factors, layer_cache, hook
-        )
-        x = self._add(context.of_queries(x), mixed if before else self.attention_norm(mixed))
+        normed = self.attention_norm(x) if before else x
+        if window is None:
+            (only,) = passes
+            mixed = self.attention(normed, only, layer_cache, hook)
+            x = only.context.of_queries(x)
+        else:
+            gathered = window.cache_for(self.mixer)
+            parts = zip(window.split(normed), passes, strict=True)
+            mixed = torch.cat([self.attention(part, each, gathered, hook) for part, each in parts], dim=1)
+        x = self._add(x, mixed if before else self.attention_norm(mixed))
         if x.shape[1] == 0:
             return x
         return self._add(x, self.mlp(self.mlp_norm(x)) if before else self.mlp_norm(self.mlp(x)))

@@ -6,7 +6,7 @@ that is compacted when it is full. Eviction is by token order, not by slot.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -316,6 +316,10 @@ class LinearLayerCache:
             if document is not None and len(document) > 1:
                 document = document.index_select(0, rows)
             self.sums = LinearState(values, keys, document)
+
+    def before(self, own: Callable[[], LinearState]) -> LinearState | None:
+        """Sums over the tokens before this pass; `own` computes those over the tokens of this pass."""
+        return self.sums
 
     def keep(self, sums: LinearState) -> None:
         """Store a copy: `sums` may be a view of the sums of all chunks of a pass."""

@@ -14,10 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model.attention.kernels import AttentionHook, attend
-from model.attention.softmax import Attention
+from model.attention.softmax import Attention, AttentionPass
 from model.block import Block
 from model.cache import LayerCache
-from model.position import AttentionContext, AttentionPlan, ContentPlan
 
 
 def store_transposed(linears: Sequence[nn.Linear]) -> Tensor:
@@ -115,14 +114,14 @@ class PackedBlock:
     def __call__(
         self,
         x: Tensor,
-        context: AttentionContext,
-        plan: AttentionPlan | ContentPlan,
-        factors: Tensor | None,
+        passes: Sequence[AttentionPass],
         layer_cache: LayerCache,
         hook: AttentionHook | None = None,
+        window: None = None,
     ) -> Tensor:
         """x (B, 1, C) → (B, 1, C); see `Block.forward`."""
-        row = self.step(x.squeeze(1), lambda row: self._attend(row, context, plan, factors, layer_cache))
+        (only,) = passes
+        row = self.step(x.squeeze(1), lambda row: self._attend(row, only, layer_cache))
         return row.unsqueeze(1)
 
     def step(self, x: Tensor, attend: Callable[[Tensor], Tensor]) -> Tensor:
@@ -144,20 +143,13 @@ class PackedBlock:
         gate, up = self.gate_up(x).chunk(2, dim=1)
         return F.silu(gate, inplace=True).mul_(up)
 
-    def _attend(
-        self,
-        x: Tensor,
-        context: AttentionContext,
-        plan: AttentionPlan | ContentPlan,
-        factors: Tensor | None,
-        layer_cache: LayerCache,
-    ) -> Tensor:
+    def _attend(self, x: Tensor, step: AttentionPass, layer_cache: LayerCache) -> Tensor:
         """x (B, C) → the heads' outputs (B, H·D)."""
         attention = self.attention
-        bound = plan.bind(x.unsqueeze(1), layer_cache)
+        bound = step.plan.bind(x.unsqueeze(1), layer_cache)
         qk, v = self.project(x)
         q, k = qk.split_with_sizes(self.heads, 1)
         k, v = layer_cache.append(bound.write(k), v)  # (B, G, S, ·)
-        views = attention.views(bound, q, k, context, factors)
+        views = attention.views(bound, q, k, step.context, step.factors)
         out = attend(views, v, attention.scale, sink=attention.position.sink_logits(x.device))
         return out.reshape(len(x), -1)

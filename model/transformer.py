@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -17,7 +18,8 @@ from torch import Tensor, nn
 from errors import ModelError
 from model.attention.kernels import AttentionHook
 from model.attention.linear import check_scheme
-from model.attention.softmax import Modifiers
+from model.attention.sharding import ContextShard, ShardedWindow
+from model.attention.softmax import AttentionPass, Modifiers
 from model.block import Block, Checkpointing
 from model.cache import Cache
 from model.loss import chunked_nll
@@ -50,6 +52,20 @@ def transfer_parameters(old: nn.Module, new: nn.Module) -> None:
         owner, _, leaf = name.rpartition(".")
         setattr(new.get_submodule(owner), leaf, weight)
     new.train(old.training)
+
+
+@dataclass(frozen=True)
+class TokenChunk:
+    """Consecutive tokens of a pass.
+
+    Attributes:
+        tables: by scheme instance; see `PositionalScheme.tables`.
+        factors: temperature factors by layer kind, (B or 1, H or 1, T or 1).
+    """
+
+    positions: TokenPositions
+    tables: dict[str, tuple[Tensor, ...]]
+    factors: dict[str, Tensor | None]
 
 
 class Transformer(nn.Module):
@@ -208,27 +224,36 @@ class Transformer(nn.Module):
         keep: int | None = None,
         hooks: Sequence[AttentionHook] | None = None,
         z_loss: float | None = None,
+        shard: ContextShard | None = None,
     ) -> Tensor:
         """Logits, or the negative log-likelihood of targets.
 
         Args:
             tokens: (B, T) ids.
-            positions: order, position and document of these tokens.
+            positions: order, position and document of these tokens; with `shard`, of whole windows.
             targets: (B, K) next-token ids of the last K tokens; −100 is ignored.
             cache: cache with the preceding tokens, for inference only.
             keep: compute outputs for the last K tokens only (default: all). 0 only fills the cache.
             hooks: one attention hook per layer, for diagnostics.
             z_loss: coefficient of the z-loss; see `token_nll`.
+            shard: tokens and targets are this part of windows that the ranks of a group share. All ranks of
+                the group must call the model, and its backward pass, alike.
 
         Returns:
             (B, K, V) logits, or with targets the (B, K) NLL in nats, float32 or float64, 0 if ignored.
         """
         if cache is not None and torch.is_grad_enabled():
             raise ModelError("the cache is updated in place: call the model under torch.no_grad()")
-        tables, factors = self.prepare(positions)
+        if shard is not None and (cache is not None or keep is not None):
+            raise ModelError(
+                "windows that are sharded over processes have no cache, and outputs of all tokens"
+            )
+        window = None if shard is None else ShardedWindow(shard, positions)
+        own = [positions] if window is None else window.own
+        chunks = [TokenChunk(new, *self.prepare(new)) for new in own]
         keep = tokens.shape[1] if keep is None else keep
         run = self._compiled if self._compiled and self.training else self._forward
-        return run(tokens, positions, tables, factors, targets, cache, keep, hooks, z_loss)
+        return run(tokens, chunks, targets, cache, keep, hooks, z_loss, window)
 
     def prepare(
         self, positions: TokenPositions
@@ -252,21 +277,25 @@ class Transformer(nn.Module):
     def _forward(
         self,
         tokens: Tensor,
-        positions: TokenPositions,
-        tables: dict[str, tuple[Tensor, ...]],
-        factors: dict[str, Tensor | None],
+        chunks: list[TokenChunk],
         targets: Tensor | None,
         cache: Cache | None,
         keep: int,
         hooks: Sequence[AttentionHook] | None,
         z_loss: float | None,
+        window: ShardedWindow | None,
     ) -> Tensor:
-        keys = dict.fromkeys(self.settings.kinds, positions) if cache is None else cache.advance(positions)
+        new = [chunk.positions for chunk in chunks]
+        if window is not None:
+            keys = [dict.fromkeys(self.settings.kinds, k) for k in window.keys(self.settings.mixer.name)]
+        elif cache is not None:
+            keys = [cache.advance(new[0])]
+        else:
+            keys = [dict.fromkeys(self.settings.kinds, new[0])]
         x = self.embed(tokens)  # (B, T, C)
         if self.settings.embedding_multiplier != 1:
             x = x * self.settings.embedding_multiplier
-        for name, scheme in self.schemes.items():
-            x = scheme.embed(x, tables[name], positions)
+        x = self._embed_positions(x, chunks)
         blocks: Sequence[Block | PackedBlock] = self.blocks
         is_decoding = (
             tokens.shape[1] == keep == 1
@@ -277,13 +306,16 @@ class Transformer(nn.Module):
         )
         if is_decoding:
             blocks = self.packed_blocks
-        full, last = self.contexts(len(x), positions, keys, tables, positions), None
+        full, last = self._passes(len(x), chunks, keys, new), None
         if keep < tokens.shape[1]:
-            last = self.contexts(len(x), positions, keys, tables, positions.last(keep))
+            last = self._passes(len(x), chunks, keys, [new[0].last(keep)])
         for i, (block, name) in enumerate(zip(blocks, self._scheme_of_layer, strict=True)):
-            context, plan = (last if last and i == len(self.layers) - 1 else full)[name]
-            layer_cache, factor = None if cache is None else cache.layers[i], factors[self._kind_of[name]]
-            x = block(x, context, plan, factor, layer_cache, None if hooks is None else hooks[i])
+            passes = (last if last and i == len(self.layers) - 1 else full)[name]
+            layer_cache, hook = (
+                None if cache is None else cache.layers[i],
+                None if hooks is None else hooks[i],
+            )
+            x = block(x, passes, layer_cache, hook, window)
         x = self.packed_norm(x) if is_decoding else self.norm(x)  # (B, K, C)
         return (
             self.logits(x)
@@ -321,6 +353,36 @@ class Transformer(nn.Module):
                 context.mask()  # the layers' own masks share its block mask
             contexts[name] = context, plan
         return contexts
+
+    def _embed_positions(self, x: Tensor, chunks: list[TokenChunk]) -> Tensor:
+        """The token embeddings x (B, T, C) of the chunks, with positions."""
+        parts = [x] if len(chunks) == 1 else x.split([chunk.positions.order.shape[1] for chunk in chunks], 1)
+        done = []
+        for part, chunk in zip(parts, chunks, strict=True):
+            for name, scheme in self.schemes.items():
+                part = scheme.embed(part, chunk.tables[name], chunk.positions)
+            done.append(part)
+        return done[0] if len(done) == 1 else torch.cat(done, dim=1)
+
+    def _passes(
+        self,
+        batch: int,
+        chunks: list[TokenChunk],
+        keys: list[dict[str, TokenPositions]],
+        queries: list[TokenPositions],
+    ) -> dict[str, list[AttentionPass]]:
+        """The passes of each scheme instance, one for each chunk of tokens.
+
+        Args:
+            keys: positions of the keys by layer kind, for each chunk.
+            queries: for each chunk.
+        """
+        passes: dict[str, list[AttentionPass]] = {name: [] for name in self.schemes}
+        for chunk, chunk_keys, chunk_queries in zip(chunks, keys, queries, strict=True):
+            contexts = self.contexts(batch, chunk.positions, chunk_keys, chunk.tables, chunk_queries)
+            for name, (context, plan) in contexts.items():
+                passes[name].append(AttentionPass(context, plan, chunk.factors[self._kind_of[name]]))
+        return passes
 
     def logits(self, x: Tensor) -> Tensor:
         """(…, C) normalized hidden states → (…, V) logits."""

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from data import Batch
-from model import TokenPositions
+from model import ContextShard, TokenPositions
 from model.devices import to_device
 
 
@@ -25,14 +25,23 @@ def token_positions_of(batch: Batch, length: int) -> TokenPositions:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Some of a step's sequences, on the device: (b, T) tokens and targets, and the tokens' positions."""
+    """Some of a step's sequences, on the device.
+
+    Attributes:
+        tokens, targets: (b, T), or (b, T / N) if a context group of N ranks shares the sequences.
+        positions: of whole sequences.
+        shard: this rank's part of the sequences; None: all.
+    """
 
     tokens: Tensor
     targets: Tensor
     positions: TokenPositions
+    shard: ContextShard | None = None
 
 
-def micro_batches(batch: Batch, size: int | None, length: int, device: torch.device) -> list[MicroBatch]:
+def micro_batches(
+    batch: Batch, size: int | None, length: int, device: torch.device, shard: ContextShard | None = None
+) -> list[MicroBatch]:
     """Split a batch into groups of at most `size` sequences, moved to the device without waiting."""
     count = batch.tokens.shape[0]
     size = size or count
@@ -43,8 +52,9 @@ def micro_batches(batch: Batch, size: int | None, length: int, device: torch.dev
     def part(start: int) -> MicroBatch:
         tensors = ("order", "position", "document")
         moved = {name: move(getattr(positions, name), start) for name in tensors}
-        tokens, targets = move(batch.tokens, start), move(batch.targets, start)
-        return MicroBatch(tokens, targets, replace(positions, **moved))
+        return MicroBatch(move(tokens, start), move(targets, start), replace(positions, **moved), shard)
 
-    positions = token_positions_of(batch, length)
+    positions, tokens, targets = token_positions_of(batch, length), batch.tokens, batch.targets
+    if shard is not None:
+        tokens, targets = shard.select(tokens), shard.select(targets)
     return [part(start) for start in range(0, count, size)]

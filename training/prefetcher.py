@@ -53,7 +53,7 @@ class Prefetcher:
                 yield step, batch
 
     def _fetch(self, step: int) -> Batch:
-        batch = self._batches.batch(step, self._parallel.rank, self._parallel.world)
+        batch = self._batches.batch(step, self._parallel.data_rank, self._parallel.data_world)
         return batch.pinned() if self._parallel.device.type == "cuda" else batch
 
     def _wait(self, step: int) -> bool:

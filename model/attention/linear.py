@@ -10,6 +10,9 @@ Su 2021 (kexue.fm/archives/8265, archives/8338); the feature elu + 1: Katharopou
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Protocol
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -17,12 +20,11 @@ from torch import Tensor
 from errors import ModelError
 from model.attention.kernels import AttentionHook
 from model.attention.mask import AttentionMask, AttentionView, mask_dtype
-from model.attention.softmax import Projection
-from model.cache import LinearLayerCache, LinearState
+from model.attention.softmax import AttentionPass, Projection
+from model.cache import LinearState
 from model.position import (
     SCHEMES,
     AttentionContext,
-    AttentionPlan,
     ContentPlan,
     HeadGeometry,
     PositionSettings,
@@ -32,6 +34,14 @@ from model.position.temperature import NoTemperature
 from model.settings import LinearMixer, ModelSettings
 
 Compared = tuple[Tensor, Tensor]  # queries (B, H, K, E) and keys (B, G, T, E)
+
+
+class SumsCache(Protocol):
+    """Stores the state of one layer."""
+
+    def before(self, own: Callable[[], LinearState]) -> LinearState | None: ...
+
+    def keep(self, sums: LinearState) -> None: ...
 
 
 class LinearAttention(Projection):
@@ -54,19 +64,18 @@ class LinearAttention(Projection):
     def forward(
         self,
         x: Tensor,
-        context: AttentionContext,
-        plan: AttentionPlan | ContentPlan,
-        factors: None,
-        layer_cache: LinearLayerCache | None,
+        step: AttentionPass,
+        layer_cache: SumsCache | None,
         hook: AttentionHook | None = None,
     ) -> Tensor:
-        """x (B, T, C) → (B, K, C) for the K queries of `context`."""
+        """x (B, T, C) → (B, K, C) for the K queries of the pass."""
+        context = step.context
         if hook is not None:
             raise ModelError(
                 "linear attention (model.mixer.name = linear) has no attention weights; attention hooks "
                 "require model.mixer.name = attention"
             )
-        bound = plan.bind(x, None)
+        bound = step.plan.bind(x, None)
         q, k, v = self.queries(context.of_queries(x)), self.keys(x), self.values(x)
         with torch.autocast(x.device.type, enabled=False):
             q, k, values = (part.to(mask_dtype(v)) for part in (q, k, v))
@@ -78,13 +87,17 @@ class LinearAttention(Projection):
                 # Normalize again: an amplitude or a mixture of frequencies could make weights negative.
                 compared, counted = (with_one(unit(view.q)), with_one(unit(view.k))), None
             document = None if context.new.layout == "plain" else context.new.document
+            before = None
+            if layer_cache is not None:
+                counting = compared[1] if counted is None else counted[1]
+                before = layer_cache.before(lambda: sums_of(compared[1], counting, values, document))
             out, sums = weighted_means(
                 compared,
                 counted,
                 values,
                 mask=view.mask,
                 document=document,
-                before=None if layer_cache is None else layer_cache.sums,
+                before=before,
                 chunk=self.mixer.chunk,
             )
         if layer_cache is not None:
@@ -156,13 +169,13 @@ def weighted_means(
         )
     parts = [before]
     if early:
-        piece = None if document is None else document[:, None, :early]
         first = slice(0, early)
-        parts.append(_summed(k[:, :, None, first], counting[:, :, None, first], v[:, :, None, first], piece))
+        piece = None if document is None else document[:, first]
+        parts.append(sums_of(k[:, :, first], counting[:, :, first], v[:, :, first], piece))
     k_chunk, counting_chunk, v_chunk = (chunks(x[:, :, early:]) for x in (k, counting, v))
     pieces = None if document is None else document[:, early + index].unflatten(1, (count, size))
     parts.append(_summed(k_chunk, counting_chunk, v_chunk, pieces))
-    past = _accumulated(parts)
+    past = accumulated(parts)
     known = past.of(-1 - count, -1)  # the sums before each chunk
 
     # Visible pairs of each chunk (R, 1, N, 1, c, c), and queries in the same document as the end of the
@@ -204,6 +217,12 @@ def _product(x: Tensor, y: Tensor) -> Tensor:
     return (x.flatten(3, 4) @ y).unflatten(3, x.shape[3:5])
 
 
+def sums_of(k: Tensor, counting: Tensor, v: Tensor, document: Tensor | None) -> LinearState:
+    """Sums over the tokens (B, G, T, ·) that are in the last document; `document` is (B or 1, T)."""
+    pieces = None if document is None else document[:, None]
+    return _summed(k[:, :, None], counting[:, :, None], v[:, :, None], pieces)
+
+
 def _summed(k: Tensor, counting: Tensor, v: Tensor, document: Tensor | None) -> LinearState:
     """Sums over the tokens (B, G, N, c, ·) of each chunk that are in the chunk's last document."""
     if document is None:
@@ -213,7 +232,7 @@ def _summed(k: Tensor, counting: Tensor, v: Tensor, document: Tensor | None) -> 
     return LinearState(k.transpose(-1, -2) @ (v * own), (counting * own).sum(-2), last[..., 0])
 
 
-def _accumulated(parts: list[LinearState]) -> LinearState:
+def accumulated(parts: list[LinearState]) -> LinearState:
     """Cumulative sums over segments that end in the same document."""
     values, keys = torch.cat([p.values for p in parts], 2), torch.cat([p.keys for p in parts], 2)
     ends = [p.document for p in parts if p.document is not None]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -10,9 +11,30 @@ from torch import Tensor, nn
 from errors import ModelError
 from model.attention.kernels import AttentionHook, attend
 from model.attention.mask import AttentionView
-from model.cache import LayerCache
-from model.position import AttentionContext, AttentionPlan, ContentPlan, PositionSettings
+from model.position import AttentionContext, AttentionPlan, ContentPlan, ExtrasCache, PositionSettings
 from model.settings import ModelSettings
+
+
+@dataclass(frozen=True)
+class AttentionPass:
+    """One attention pass of one layer kind.
+
+    Attributes:
+        plan: attention plan of the scheme, without the logit temperature.
+        factors: (B or 1, H or 1, T or 1) temperature factors of the tokens, or None.
+    """
+
+    context: AttentionContext
+    plan: AttentionPlan | ContentPlan
+    factors: Tensor | None
+
+
+class KeyCache(ExtrasCache, Protocol):
+    """Stores keys, values and extras of one layer."""
+
+    def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Append keys and values (B, G, T, ·); returns all that the new tokens attend to (B, G, S, ·)."""
+        ...
 
 
 class HeadNorm(nn.RMSNorm):
@@ -110,22 +132,20 @@ class Attention(Projection):
     def forward(
         self,
         x: Tensor,
-        context: AttentionContext,
-        plan: AttentionPlan | ContentPlan,
-        factors: Tensor | None,
-        layer_cache: LayerCache | None,
+        step: AttentionPass,
+        layer_cache: KeyCache | None,
         hook: AttentionHook | None = None,
     ) -> Tensor:
-        """x (B, T, C) → (B, K, C) for the K queries of `context`; `factors` (B or 1, H or 1, T or 1)
-        scale them."""
-        bound = plan.bind(x, layer_cache)
+        """x (B, T, C) → (B, K, C) for the K queries of the pass."""
+        context = step.context
+        bound = step.plan.bind(x, layer_cache)
         k, v = bound.write(self.keys(x)), self.values(x)  # (B, G, T, ·), (B, G, T, D)
         if layer_cache is not None:
             k, v = layer_cache.append(k, v)  # (B, G, S, ·)
         x = context.of_queries(x)
         if x.shape[1] == 0:  # the pass only fills the cache
             return x
-        views = self.views(bound, self.queries(x), k, context, factors)
+        views = self.views(bound, self.queries(x), k, context, step.factors)
         sink = self.position.sink_logits(x.device)
         out = attend(views, v, self.scale, sink=sink)
         if hook is not None:

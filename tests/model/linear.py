@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from model import TokenPositions, Transformer
+from model.attention.softmax import AttentionPass
 from model.position import AttentionContext
 from tests.model.zoo import C, D, G, H, build
 
@@ -124,7 +125,7 @@ def mixed(
 
     attention.joined = keep_heads
     try:
-        attention(x, context, scheme.plan(context), None, None)
+        attention(x, AttentionPass(context, scheme.plan(context), None), None)
     finally:
         del attention.joined
     return caught["heads"]

@@ -66,6 +66,12 @@ class ParallelSettings(StrictSettings):
         "none: every process has the whole model (DDP); full: weights, gradients and moments are sharded "
         "over all of them (FSDP2); auto: full where the accelerate config says FSDP",
     )
+    context: int = free(
+        1,
+        "processes that share each window (context parallelism); divides the number of processes, and 2 × "
+        "context divides the windows' length",
+        ge=1,
+    )
     activation_checkpointing: Literal["none", "selective", "full"] = free(
         "none",
         "full: store only the input of each block and recompute the rest in the backward pass, which saves "

@@ -52,7 +52,10 @@ def check_launch(t: TrainingSettings, environment: Mapping[str, str]) -> None:
     )
     for axis in ("tp", "cp", "sp"):
         size = environment.get(f"PARALLELISM_CONFIG_{axis.upper()}_SIZE", "1")
-        reject(size != "1", f"{axis}_size is {size}, but only data and weights are distributed: remove it")
+        reject(
+            size != "1",
+            f"{axis}_size is {size}: remove it{'; training.parallel.context replaces it' * (axis == 'cp')}",
+        )
     if not requests_fsdp(environment):
         return
     reject(t.parallel.sharding == "none", "FSDP contradicts training.parallel.sharding none: set it to full")
@@ -96,6 +99,19 @@ def check_world(t: TrainingSettings, environment: Mapping[str, str], world: int)
                 f"{name} is {tasks}, but the process group has {groups} launcher(s) and {world} process(es): "
                 "each task would train the same run alone. Start one launcher per node, as in scripts/launch"
             )
+
+
+def check_context(size: int, world: int) -> None:
+    """Check that the processes can be divided into context groups of `size`.
+
+    Raises TrainingError with the fix.
+    """
+    if world % size:
+        fix = COMMAND.format(n=-(-world // size) * size)
+        raise TrainingError(
+            f"training.parallel.context = {size} does not divide the number of processes, {world}. Start "
+            f"{fix}, or change the setting"
+        )
 
 
 def check_devices(environment: Mapping[str, str], gpus: int) -> None:

@@ -1,4 +1,4 @@
-"""Distributed training: ranks, DDP or sharding of the model, and reductions.
+"""Distributed training: ranks, DDP or sharding of the model, context groups, and reductions.
 
 accelerate launches the processes, chooses their devices and wraps the model for DDP. Sharding uses torch's
 `fully_shard` on CPUs and GPUs: accelerate cannot shard on a CPU, and a single code path can be tested on any
@@ -18,10 +18,17 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from errors import TrainingError
-from model import Transformer
+from model import ContextShard, Transformer
 from training.config.settings import TrainingSettings
 from training.distributed.error_barrier import ALONE, PATIENCE, ProcessGroup, SideChannelGroup, error_barrier
-from training.distributed.launch import COMMAND, check_devices, check_launch, check_world, requests_fsdp
+from training.distributed.launch import (
+    COMMAND,
+    check_context,
+    check_devices,
+    check_launch,
+    check_world,
+    requests_fsdp,
+)
 
 T = TypeVar("T")
 
@@ -51,6 +58,13 @@ class Parallel(ProcessGroup):
         if self.sharded and not dist.is_initialized():
             start = COMMAND.format(n="N")
             raise TrainingError(f"training.parallel.sharding=full requires several processes: start {start}")
+        self.shard: ContextShard | None = None
+        if (size := t.parallel.context) > 1:
+            check_context(size, self.world)
+            # Ranks of a context group are neighbors, so that their collectives stay within a node.
+            sizes = (self.world // size, size)
+            mesh = init_device_mesh(self.device.type, sizes, mesh_dim_names=("data", "context"))
+            self.shard = ContextShard(self.rank % size, size, mesh.get_group("context").group_name)
         # Sharded: all processes save the model and report errors over `holders`. Otherwise the main process
         # saves it and reports errors to all processes over `listeners`.
         self.holders: ProcessGroup = SideChannelGroup(self.rank, self.world) if self.sharded else ALONE
@@ -60,6 +74,16 @@ class Parallel(ProcessGroup):
     def main(self) -> bool:
         """Whether this process prepares data, writes files and prints."""
         return self.rank == 0
+
+    @property
+    def data_rank(self) -> int:
+        """Index of the rows of a batch that this process shares with the others of its context group."""
+        return self.rank // self.settings.context
+
+    @property
+    def data_world(self) -> int:
+        """Number of context groups, which divide the rows of a batch."""
+        return self.world // self.settings.context
 
     @property
     def takes_part(self) -> bool:

@@ -91,15 +91,30 @@ def sampled(settings: RunSettings) -> str:
 
 
 def check_processes(settings: RunSettings, processes: int) -> None:
-    """Raise for a batch that does not divide equally among the ranks, before any data are read."""
+    """Raise for a batch that does not divide equally among the ranks, or windows among those of a context
+    group, before any data are read."""
+    context = settings.training.parallel.context
+    groups, chunks = processes // context, 2 * context if context > 1 else 1
     for i, segment in enumerate(settings.segments):
-        if segment.batch_size % processes:
-            key = (
-                f"training.stages.{i}: a batch_size of" if settings.training.stages else "training.batch_size"
-            )
+        stage = f"training.stages.{i}: a " if settings.training.stages else ""
+        if segment.batch_size % groups:
+            key = f"{stage}batch_size of" if stage else "training.batch_size"
+            number = "processes" if context == 1 else f"context groups (of {context} processes)"
             raise TrainingError(
-                f"{key} {segment.batch_size} must be a multiple of the number of processes, {processes}"
+                f"{key} {segment.batch_size} must be a multiple of the number of {number}, {groups}"
             )
+        if fixes := _nearest_multiples(segment.length, chunks):
+            key = f"{stage}length of" if stage else "train_length"
+            raise TrainingError(
+                f"{key} {segment.length} must be a multiple of {chunks}, 2 × training.parallel.context: set "
+                f"it to {fixes}, or lower training.parallel.context"
+            )
+
+
+def _nearest_multiples(length: int, of: int) -> str:
+    """The multiples of a number next to `length`, or '' if it is one."""
+    low = length // of * of
+    return "" if low == length else f"{low} or {low + of}" if low else str(of)
 
 
 def check_sharding(settings: RunSettings, model: Transformer, sharded: bool) -> None:

@@ -103,13 +103,14 @@ def _shape(
     return model, MemoryLayout(
         world=parallel.world,
         sharded=parallel.sharded,
-        sequences=min(t.micro_batch_size or most, -(-most // parallel.world)),
+        sequences=min(t.micro_batch_size or most, -(-most // parallel.data_world)),
         checkpointing=t.parallel.activation_checkpointing,
         half=autocast_type(t.precision, device) is not None,
         device=device.type,
         mean=t.ema is not None,
         float_bytes=8 if t.precision == "float64" else FLOAT,
         step_sequences=most,
+        context=t.parallel.context,
     )
 
 

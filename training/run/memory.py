@@ -24,13 +24,19 @@ class MemoryLayout:
     mean: bool = False  # whether an EMA of the weights is stored
     float_bytes: int = FLOAT  # bytes of a number outside autocast; 8 in float64
     step_sequences: int = 0  # of a whole step over all devices; on a CPU they share memory with the model
+    context: int = 1  # devices that share each sequence
+
+    @property
+    def groups(self) -> int:
+        """The number of context groups, among which the sequences of a step are divided."""
+        return self.world // self.context
 
 
 def memory(model: Transformer, length: int, layout: MemoryLayout) -> dict[str, float]:
     """Bytes on each device, by purpose, for training on windows of `length` tokens."""
     p, size = model.parameter_count(), layout.float_bytes
     split = layout.world if layout.sharded else 1
-    tokens = layout.sequences * length
+    tokens = layout.sequences * length / layout.context
     found = {
         "weights": size * p / split,
         "gradients": size * p / split,
@@ -46,6 +52,8 @@ def memory(model: Transformer, length: int, layout: MemoryLayout) -> dict[str, f
         found["bfloat16 copies"] = HALF * matrices(model) if layout.half else 0.0
         found["buckets"] = size * p if layout.world > 1 else 0.0
     found["activations"] = tokens * activations(model, length, layout)
+    if layout.context > 1:
+        found["gathered keys"] = layout.sequences * gathered_keys(model, length, layout)
     found["logits"] = logits(model, tokens, layout.device)
     found["batches"] = (
         BATCH * layout.step_sequences * length / layout.world if layout.device == "cpu" else 0.0
@@ -66,8 +74,8 @@ def fitting(model: Transformer, length: int, layout: MemoryLayout, free: float) 
 
     passes = [replace(layout, sequences=n) for n in halved(layout.sequences)]
     steps = [
-        replace(passes[-1], step_sequences=n * layout.world)
-        for n in halved(layout.step_sequences // layout.world)
+        replace(passes[-1], step_sequences=n * layout.groups)
+        for n in halved(layout.step_sequences // layout.groups)
     ]
     found = largest([*passes, *steps])
     return (found.sequences, found.step_sequences) if found else None
@@ -106,7 +114,20 @@ def activations(model: Transformer, length: int, layout: MemoryLayout) -> float:
     return s.layers * (s.dim * size + stored) + one
 
 
-def logits(model: Transformer, tokens: int, device: str) -> float:
+def gathered_keys(model: Transformer, length: int, layout: MemoryLayout) -> float:
+    """Bytes per sequence of keys and values that are gathered from other devices and saved for the backward
+    pass: those visible to head and tail, L + L/2N tokens, less the device's own L/N. With checkpointing, of
+    one layer at a time. Linear attention gathers sums instead, which are small."""
+    s = model.settings
+    if isinstance(s.mixer, LinearMixer):
+        return 0.0
+    tokens = length * (1 - 1 / (2 * layout.context))
+    layers = 1 if layout.checkpointing != "none" else s.layers
+    size = HALF if layout.half else layout.float_bytes
+    return layers * tokens * 2 * s.kv_heads * s.head_dim * size
+
+
+def logits(model: Transformer, tokens: float, device: str) -> float:
     """Bytes of the head's logits: three float32 copies of the rows that are computed at once."""
     rows = min(LOGITS_AT_ONCE.get(device, 1 << 25) // model.vocab_size + 1, tokens)
     return 3.0 * rows * model.vocab_size * FLOAT

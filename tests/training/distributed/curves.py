@@ -50,8 +50,8 @@ class Training:
 
     def step(self, number: int) -> tuple[float, float]:
         t, length = self.settings.training, self.settings.train_length
-        batch = self._batches.batch(number, self.parallel.rank, self.parallel.world)
-        parts = micro_batches(batch, t.micro_batch_size, length, self.parallel.device)
+        batch = self._batches.batch(number, self.parallel.data_rank, self.parallel.data_world)
+        parts = micro_batches(batch, t.micro_batch_size, length, self.parallel.device, self.parallel.shard)
         found = update(
             self._wrapped, self.parallel, self.optimizer, self.guard, parts, batch.n_targets,
             max_norm=t.grad_clip, autocast=self._autocast, ema=self.average,
