@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import pytest
 import torch
 import torch.distributed as dist
 
-from model import ContextShard, TokenPositions, Transformer
+from errors import ModelError
+from model import Cache, ContextShard, TokenPositions, Transformer
 from tests import processes
 from tests.model.linear import LEGAL, linear
 from tests.model.zoo import CASES, build, ids
@@ -51,6 +53,7 @@ def result(case: str, layout: str, shard: ContextShard | None = None) -> Result:
 
 def in_groups(world: int, cases: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Result]:
     """The results of every case, summed over the ranks of one group."""
+    cases = list(cases)
 
     def work() -> dict:
         dist.init_process_group("gloo")
@@ -81,5 +84,43 @@ def check(world: int, cases: list[tuple[str, str]]) -> None:
     assert not wrong
 
 
-def test_every_scheme():
-    check(2, [(case, layout) for case in [*CASES, *MIXERS] for layout in ("plain", "packed")])
+# Every class of schemes, with windows, sinks and patterns, in both layouts.
+QUICK = [
+    *(("rope", "plain"), ("rope-sinks", "packed"), ("none-sinks", "plain"), ("alibi-window", "plain")),
+    *(("t5", "packed"), ("sinusoidal-auto", "packed"), ("learned", "plain"), ("rope-dual-chunk", "packed")),
+    *(("cope", "packed"), ("stick_breaking-drop", "plain"), ("dape", "packed"), ("transformer_xl", "plain")),
+    *(("fox-rotary", "packed"), ("path", "plain"), ("selective_rope", "packed"), ("carope", "plain")),
+    *(("pattern-fox", "plain"), ("numerator rope", "packed"), ("cosine pattern", "plain")),
+]
+
+
+def test_loss_and_gradients_equal_those_of_one_process():
+    check(2, QUICK)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("layout", ["plain", "packed"])
+def test_every_scheme_equals_one_process(world, layout):
+    check(world, [(case, layout) for case in [*CASES, *MIXERS]])
+
+
+def test_ranks_own_head_and_tail_chunks():
+    window = torch.arange(12)[None]
+    parts = [ContextShard(rank, 3, "").select(window)[0].tolist() for rank in range(3)]
+    assert parts == [[0, 1, 10, 11], [2, 3, 8, 9], [4, 5, 6, 7]]
+
+
+def test_window_that_cannot_be_divided_is_refused():
+    shard, positions = ContextShard(0, 2, ""), TokenPositions.plain(6)
+    with pytest.raises(ModelError, match="multiple of 4"):
+        shard.select(torch.arange(6)[None])
+    with pytest.raises(ModelError, match="multiple of 4"):
+        model_of("rope")(ids(1, 3), positions, shard=shard)
+
+
+def test_cache_and_partial_outputs_are_refused():
+    model, shard = model_of("rope"), ContextShard(0, 2, "")
+    for more in ({"keep": 1}, {"cache": Cache(model, 1, 8)}):
+        with torch.no_grad(), pytest.raises(ModelError, match="sharded"):
+            model(ids(1, 4), TokenPositions.plain(8), shard=shard, **more)

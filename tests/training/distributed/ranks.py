@@ -21,6 +21,7 @@ import torch
 import train
 import training.run.setup
 from errors import TrainingError
+from model import ContextShard
 from tests.processes import free_port
 from training.distributed.parallel import Parallel
 from training.logging.metrics_logger import MetricsLogger
@@ -150,6 +151,30 @@ def lost(folder: Path, overrides: list[str], number: signal.Signals) -> dict:
     return pair.summary() | {"seconds": took}
 
 
+def lost_in_gather(folder: Path, overrides: list[str], number: signal.Signals) -> dict:
+    """A signal no process can catch hits rank 1 when it enters a gather of keys after three steps; how long
+    rank 0 takes to leave."""
+
+    def before(folder: Path, rank: int) -> None:
+        gather = ContextShard.gather
+
+        def hit(self, x):
+            if steps_of(folder) >= 3:
+                Path(f"{folder}.hit").write_text(str(time.time()), encoding="ascii")
+                os.kill(os.getpid(), number)
+            return gather(self, x)
+
+        if rank == 1:
+            ContextShard.gather = hit
+
+    pair = Pair(folder, [*overrides, *ENDLESS, "training.parallel.context=2"], before)
+    wait_for(lambda: pair.poll(0))
+    took = time.time() - float(Path(f"{folder}.hit").read_text(encoding="ascii"))
+    pair.send(signal.SIGKILL, 1)
+    wait_for(lambda: pair.poll(1))
+    return pair.summary() | {"seconds": took}
+
+
 def signalled(folder: Path, overrides: list[str]) -> dict:
     """SIGUSR1 and then SIGTERM, to rank 1 alone; no checkpoint but that of the signal."""
     pair = Pair(folder, [*overrides, *ENDLESS, "training.checkpoint.interval=null"])
@@ -263,11 +288,13 @@ QUICK = {
     "failing": failing,
     "failing last": failing_last,
     "stopped": partial(lost, number=signal.SIGSTOP),
+    "stopped in a gather": partial(lost_in_gather, number=signal.SIGSTOP),
     "killed early": partial(lost_early, number=signal.SIGKILL),
     "interrupted early": partial(signalled_early, number=signal.SIGINT),
 }
 SLOW = {
     "killed": partial(lost, number=signal.SIGKILL),
+    "killed in a gather": partial(lost_in_gather, number=signal.SIGKILL),
     "stopped early": partial(lost_early, number=signal.SIGSTOP),
     "signalled early": partial(signalled_early, number=signal.SIGTERM),
 }

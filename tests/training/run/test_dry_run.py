@@ -82,7 +82,7 @@ def test_suggestions_exclude_enabled_settings(
     settings = load_settings(RunSettings, [*WORDS, "training.batch_size=8", *overrides])
     monkeypatch.setattr(dry_run, "free_memory", lambda device: 1000)
     monkeypatch.setattr(dry_run, "peak_flops", lambda device: 1e12)
-    here = SimpleNamespace(world=2, sharded=sharded, device=torch.device("cpu"), main=True)
+    here = SimpleNamespace(world=2, data_world=2, sharded=sharded, device=torch.device("cpu"), main=True)
     assert dry_run.show_forecast(settings, here, Console()) == 1  # type: ignore[arg-type]
     (warning,) = [line for line in capsys.readouterr().err.splitlines() if "will not fit" in line]
     assert all(overrides in warning for overrides in message) and unsaid not in warning
@@ -130,7 +130,7 @@ def test_suggested_batch_sizes_fit(settings, batch, mib, fits):
 
 def test_memory_check_uses_smallest_rank(settings, monkeypatch):
     there = SimpleNamespace(
-        world=2, sharded=False, device=torch.device("cpu"), gather=lambda free: [free, 99]
+        world=2, data_world=2, sharded=False, device=torch.device("cpu"), gather=lambda free: [free, 99]
     )
     monkeypatch.setattr(dry_run, "free_memory", lambda device: 1 << 40)
     with pytest.raises(TrainingError, match=r"99 bytes|0 MiB are free.*--force"):
