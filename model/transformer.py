@@ -306,9 +306,10 @@ class Transformer(nn.Module):
         )
         if is_decoding:
             blocks = self.packed_blocks
-        full, last = self._passes(len(x), chunks, keys, new), None
+        sequence = None if window is None else window.positions
+        full, last = self._passes(len(x), chunks, keys, new, sequence), None
         if keep < tokens.shape[1]:
-            last = self._passes(len(x), chunks, keys, [new[0].last(keep)])
+            last = self._passes(len(x), chunks, keys, [new[0].last(keep)], sequence)
         for i, (block, name) in enumerate(zip(blocks, self._scheme_of_layer, strict=True)):
             passes = (last if last and i == len(self.layers) - 1 else full)[name]
             layer_cache, hook = (
@@ -330,6 +331,7 @@ class Transformer(nn.Module):
         keys: dict[str, TokenPositions],
         tables: dict[str, tuple[Tensor, ...]],
         queries: TokenPositions,
+        sequence: TokenPositions | None = None,
     ) -> dict[str, tuple[AttentionContext, AttentionPlan | ContentPlan]]:
         """Context and plan of each scheme instance, created once per pass and shared by its layers."""
         contexts = {}
@@ -347,6 +349,7 @@ class Transformer(nn.Module):
                 sinks=scheme.settings.sinks,
                 precompute=self.training and any(block.is_isolated for block in self.blocks),
                 block_masks=block_masks[self._kind_of[name]],
+                sequence=sequence,
             )
             plan = scheme.plan(context)
             if context.precompute and isinstance(plan, ContentPlan):
@@ -370,16 +373,20 @@ class Transformer(nn.Module):
         chunks: list[TokenChunk],
         keys: list[dict[str, TokenPositions]],
         queries: list[TokenPositions],
+        sequence: TokenPositions | None,
     ) -> dict[str, list[AttentionPass]]:
         """The passes of each scheme instance, one for each chunk of tokens.
 
         Args:
             keys: positions of the keys by layer kind, for each chunk.
             queries: for each chunk.
+            sequence: see `AttentionContext`.
         """
         passes: dict[str, list[AttentionPass]] = {name: [] for name in self.schemes}
         for chunk, chunk_keys, chunk_queries in zip(chunks, keys, queries, strict=True):
-            contexts = self.contexts(batch, chunk.positions, chunk_keys, chunk.tables, chunk_queries)
+            contexts = self.contexts(
+                batch, chunk.positions, chunk_keys, chunk.tables, chunk_queries, sequence
+            )
             for name, (context, plan) in contexts.items():
                 passes[name].append(AttentionPass(context, plan, chunk.factors[self._kind_of[name]]))
         return passes

@@ -1,6 +1,6 @@
 """Context parallelism: windows of tokens that are sharded over the ranks of a context group.
 
-A window of L tokens is divided into 2N chunks of equal length for N ranks; rank r owns chunks r (its head)
+A window of L tokens is divided into 2N chunks for N ranks; rank r owns chunks r (its head)
 and 2N − 1 − r (its tail), which balances causal attention. In each layer a rank runs its head and then its
 tail as two passes with cached keys: each pass gathers the chunks of all ranks, and its keys end with its own
 chunk. docs/context_sharding.md describes the design.
@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed._functional_collectives import all_gather_single, wait_tensor
 
@@ -40,23 +41,25 @@ class ContextShard:
         """Indices of this rank's chunks, head and tail."""
         return self.rank, 2 * self.size - 1 - self.rank
 
-    def chunk_length(self, length: int) -> int:
-        """Tokens per chunk of a window of `length` tokens.
+    def bounds(self, length: int, chunk: int) -> tuple[int, int]:
+        """Indices of the first token of a chunk of `length` tokens, and of the next chunk's. The lengths of
+        chunks differ by at most one token.
 
         Raises:
-            ModelError: the window cannot be divided into 2N chunks of equal length.
+            ModelError: there are fewer tokens than chunks.
         """
-        if length % (2 * self.size):
+        count = 2 * self.size
+        if length < count:
             raise ModelError(
-                f"a window of {length} tokens cannot be divided into {2 * self.size} chunks of equal length: "
-                f"use a multiple of {2 * self.size}"
+                f"a window of {length} tokens cannot be divided into {count} chunks, two for each process: "
+                f"use {count} tokens or more, or fewer processes"
             )
-        return length // (2 * self.size)
+        return chunk * length // count, (chunk + 1) * length // count
 
     def select(self, x: Tensor) -> Tensor:
-        """This rank's tokens (B, 2c) of whole windows (B, L), head and tail."""
-        size = self.chunk_length(x.shape[1])
-        return torch.cat([x[:, chunk * size : (chunk + 1) * size] for chunk in self.chunks], dim=1)
+        """This rank's tokens (B, T) of whole windows (B, L), head and tail."""
+        parts = [self.bounds(x.shape[1], chunk) for chunk in self.chunks]
+        return torch.cat([x[:, start:stop] for start, stop in parts], dim=1)
 
     def gather(self, x: Tensor) -> list[Tensor]:
         """x of each rank, by rank; the gradient of x is the sum over ranks of those of its copies
@@ -73,14 +76,13 @@ class ShardedWindow:
     shard: ContextShard
     positions: TokenPositions
 
-    @property
-    def chunk_length(self) -> int:
-        return self.shard.chunk_length(self.positions.order.shape[1])
+    def bounds(self, index: int) -> tuple[int, int]:
+        """See `ContextShard.bounds`."""
+        return self.shard.bounds(self.positions.order.shape[1], index)
 
     def chunk(self, index: int) -> TokenPositions:
         """The positions of one chunk."""
-        size = self.chunk_length
-        return self.positions.part(index * size, (index + 1) * size)
+        return self.positions.part(*self.bounds(index))
 
     @property
     def own(self) -> list[TokenPositions]:
@@ -92,12 +94,12 @@ class ShardedWindow:
         earlier keys."""
         if mixer == "linear":
             return self.own
-        return [self.positions.part(0, (index + 1) * self.chunk_length) for index in self.shard.chunks]
+        return [self.positions.part(0, self.bounds(index)[1]) for index in self.shard.chunks]
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Head and tail of x (B, 2c, ·)."""
-        head, tail = x.split(self.chunk_length, dim=1)
-        return head, tail
+        """Head and tail of x (B, T, ·)."""
+        start, stop = self.bounds(self.shard.chunks[0])
+        return x[:, : stop - start], x[:, stop - start :]
 
     def cache_for(self, mixer: str) -> GatheredLayer:
         """An empty cache for the two passes of one layer."""
@@ -111,13 +113,22 @@ class GatheredLayer:
         self.window, self.shard = window, window.shard
         self._chunks: dict[str, list[Tensor]] = {}  # in the order of the sequence
 
-    def _gather(self, name: str, x: Tensor) -> int:
-        """Gather a tensor of this pass; returns the index of this rank's chunk."""
+    def _gather(self, name: str, x: Tensor, dim: int | None = None) -> int:
+        """Gather a tensor of this pass, whose dimension `dim` is that of the tokens of a chunk; returns the
+        index of this rank's chunk."""
+        done = len(self._chunks.setdefault(name, []))
+        chunks = range(done, done + self.shard.size)
+        lengths = [stop - start for start, stop in map(self.window.bounds, chunks)]
+        if dim is not None:
+            padding = max(lengths) - x.shape[dim]  # gathered tensors have equal sizes
+            x = F.pad(x, (*(0, 0) * (x.ndim - 1 - dim), 0, padding)) if padding else x
         found = self.shard.gather(x)
-        is_head = name not in self._chunks
-        # Heads are in the order of ranks, tails in reverse.
-        self._chunks[name] = found if is_head else [*self._chunks[name], *reversed(found)]
-        return self.shard.chunks[0 if is_head else 1]
+        if done:
+            found.reverse()  # heads are in the order of ranks, tails in reverse
+        if dim is not None:
+            found = [each.narrow(dim, 0, length) for each, length in zip(found, lengths, strict=True)]
+        self._chunks[name] += found
+        return self.shard.chunks[1 if done else 0]
 
 
 class GatheredKeys(GatheredLayer):
@@ -128,27 +139,27 @@ class GatheredKeys(GatheredLayer):
         self._extras: Tensor | None = None
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Gather keys and values (B, G, c, ·); returns those up to this rank's chunk (B, G, S, ·)."""
+        """Gather keys and values (B, G, T, ·); returns those up to this rank's chunk (B, G, S, ·)."""
         return self._append("k", k), self._append("v", v)
 
     def _append(self, name: str, x: Tensor) -> Tensor:
-        index = self._gather(name, x)
+        index = self._gather(name, x, 2)
         return torch.cat(self._chunks[name][: index + 1], dim=2)
 
     def extend_extras(self, features: Tensor, accumulate: Accumulate, new: TokenPositions) -> Tensor:
-        """Gather features (B, c, F); returns the extras up to this rank's chunk (B, S, E).
+        """Gather features (B, T, F); returns the extras up to this rank's chunk (B, S, E).
 
         Extras are accumulated on each rank from the features of all earlier tokens, as in one process.
         """
-        index = self._gather("features", features)
-        size, count = self.window.chunk_length, self.shard.size
+        index, count = self._gather("features", features, 1), self.shard.size
         begin = 0 if self._extras is None else count
         stop = max(index + 1, count)  # the tails continue from all heads
         found = torch.cat(self._chunks["features"][begin:stop], dim=1)
-        extras = accumulate(found, self._extras, self.window.positions.part(begin * size, stop * size))
+        first, last = self.window.bounds(begin)[0], self.window.bounds(stop - 1)[1]
+        extras = accumulate(found, self._extras, self.window.positions.part(first, last))
         whole = extras if self._extras is None else torch.cat([self._extras, extras], dim=1)
         self._extras = whole
-        return whole[:, : (index + 1) * size]
+        return whole[:, : self.window.bounds(index)[1]]
 
 
 class GatheredSums(GatheredLayer):

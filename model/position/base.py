@@ -45,6 +45,7 @@ class AttentionContext:
         precompute: compute masks shared by the layers before the first layer runs.
         block_masks: stores FlexAttention's block mask of all visible pairs; the same dict for all contexts of
             a pass with equal queries, keys, window and sinks.
+        sequence: all tokens of a training pass whose windows are sharded, of which `new` are a chunk.
     """
 
     new: TokenPositions
@@ -58,6 +59,7 @@ class AttentionContext:
     sinks: int = 0
     precompute: bool = False
     block_masks: dict = field(default_factory=dict, repr=False, compare=False)
+    sequence: TokenPositions | None = None
 
     def of_queries(self, x: Tensor, dim: int = 1) -> Tensor:
         """The rows of a per-new-token (or per-key) tensor that belong to the queries."""

@@ -14,7 +14,8 @@ from tests import processes
 from tests.model.linear import LEGAL, linear
 from tests.model.zoo import CASES, build, ids
 
-ROWS, LENGTH = 2, 16
+ROWS = 2
+LENGTHS = {"plain": 19, "packed": 16}  # chunks of unequal and of equal lengths
 MIXERS = [f"{form} {name}" for form in ("numerator", "cosine") for name in LEGAL]
 Result = dict[str, float | torch.Tensor]
 
@@ -39,7 +40,7 @@ def positions_of(layout: str, length: int) -> TokenPositions:
 def result(case: str, layout: str, shard: ContextShard | None = None) -> Result:
     """The sum of the NLL of this process's targets, and its gradients."""
     model = model_of(case)
-    length = LENGTH if model.limit is None else min(LENGTH, model.limit // 8 * 8)
+    length = min(LENGTHS[layout], model.limit or 19)
     tokens = ids(ROWS, length + 1)
     inputs, targets = tokens[:, :-1], tokens[:, 1:].clone()
     targets[0, 2] = -100
@@ -87,7 +88,13 @@ def check(world: int, cases: list[tuple[str, str]]) -> None:
 # Every class of schemes, with windows, sinks and patterns, in both layouts.
 QUICK = [
     *(("rope", "plain"), ("rope-sinks", "packed"), ("none-sinks", "plain"), ("alibi-window", "plain")),
-    *(("t5", "packed"), ("sinusoidal-auto", "packed"), ("learned", "plain"), ("rope-dual-chunk", "packed")),
+    *(
+        ("t5", "packed"),
+        ("sinusoidal-auto", "packed"),
+        ("learned", "plain"),
+        ("learned_rope", "plain"),
+        ("rope-dual-chunk", "packed"),
+    ),
     *(("cope", "packed"), ("stick_breaking-drop", "plain"), ("dape", "packed"), ("transformer_xl", "plain")),
     *(("fox-rotary", "packed"), ("path", "plain"), ("selective_rope", "packed"), ("carope", "plain")),
     *(("pattern-fox", "plain"), ("numerator rope", "packed"), ("cosine pattern", "plain")),
@@ -105,18 +112,21 @@ def test_every_scheme_equals_one_process(world, layout):
     check(world, [(case, layout) for case in [*CASES, *MIXERS]])
 
 
-def test_ranks_own_head_and_tail_chunks():
-    window = torch.arange(12)[None]
-    parts = [ContextShard(rank, 3, "").select(window)[0].tolist() for rank in range(3)]
-    assert parts == [[0, 1, 10, 11], [2, 3, 8, 9], [4, 5, 6, 7]]
+@pytest.mark.parametrize(
+    ("length", "expected"),
+    [(12, [[0, 1, 10, 11], [2, 3, 8, 9], [4, 5, 6, 7]]), (8, [[0, 6, 7], [1, 5], [2, 3, 4]])],
+)
+def test_ranks_own_head_and_tail_chunks(length, expected):
+    parts = [ContextShard(rank, 3, "").select(torch.arange(length)[None])[0].tolist() for rank in range(3)]
+    assert parts == expected
 
 
-def test_window_that_cannot_be_divided_is_refused():
-    shard, positions = ContextShard(0, 2, ""), TokenPositions.plain(6)
-    with pytest.raises(ModelError, match="multiple of 4"):
-        shard.select(torch.arange(6)[None])
-    with pytest.raises(ModelError, match="multiple of 4"):
-        model_of("rope")(ids(1, 3), positions, shard=shard)
+def test_window_with_fewer_tokens_than_chunks_is_refused():
+    shard, positions = ContextShard(0, 2, ""), TokenPositions.plain(3)
+    with pytest.raises(ModelError, match="4 tokens or more"):
+        shard.select(torch.arange(3)[None])
+    with pytest.raises(ModelError, match="4 tokens or more"):
+        model_of("rope")(ids(1, 2), positions, shard=shard)
 
 
 def test_cache_and_partial_outputs_are_refused():

@@ -68,8 +68,8 @@ class ParallelSettings(StrictSettings):
     )
     context: int = free(
         1,
-        "processes that share each window (context parallelism); divides the number of processes, and 2 × "
-        "context divides the windows' length",
+        "processes that share each window (context parallelism); divides the number of processes; windows "
+        "have at least 2 × context tokens",
         ge=1,
     )
     activation_checkpointing: Literal["none", "selective", "full"] = free(

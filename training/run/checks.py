@@ -103,18 +103,12 @@ def check_processes(settings: RunSettings, processes: int) -> None:
             raise TrainingError(
                 f"{key} {segment.batch_size} must be a multiple of the number of {number}, {groups}"
             )
-        if fixes := _nearest_multiples(segment.length, chunks):
+        if segment.length < chunks:
             key = f"{stage}length of" if stage else "train_length"
             raise TrainingError(
-                f"{key} {segment.length} must be a multiple of {chunks}, 2 × training.parallel.context: set "
-                f"it to {fixes}, or lower training.parallel.context"
+                f"{key} {segment.length} is less than {chunks}, 2 × training.parallel.context: set it to "
+                f"{chunks} or more, or training.parallel.context to {max(1, segment.length // 2)} or less"
             )
-
-
-def _nearest_multiples(length: int, of: int) -> str:
-    """The multiples of a number next to `length`, or '' if it is one."""
-    low = length // of * of
-    return "" if low == length else f"{low} or {low + of}" if low else str(of)
 
 
 def check_sharding(settings: RunSettings, model: Transformer, sharded: bool) -> None:

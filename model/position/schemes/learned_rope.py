@@ -75,6 +75,7 @@ class LearnedRope(PositionalScheme):
         if self.training and torch.is_grad_enabled():
             # Scores depend on distance alone. The error of θ's gradient in bfloat16 is proportional to the
             # angles, so a training pass, which has no cache, measures positions from the middle of each row.
-            position = position - (position.amax(1, keepdim=True) + position.amin(1, keepdim=True)) / 2
+            whole = (context.sequence or context.new).position
+            position = position - (whole.amax(1, keepdim=True) + whole.amin(1, keepdim=True)) / 2
         turns = self._turns(position, start)
         return rotation_plan(context, turns, turns, self.settings.layout)
