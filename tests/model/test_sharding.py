@@ -64,7 +64,7 @@ def in_groups(world: int, cases: Iterable[tuple[str, str]]) -> dict[tuple[str, s
         dist.destroy_process_group()
         return {case: {name: x.numpy() for name, x in each.items()} for case, each in found.items()}
 
-    ranks = processes.together(world, work)
+    ranks = processes.together(world, work, 1200)
     for answer in ranks:
         if isinstance(answer, BaseException):
             raise answer
