@@ -27,12 +27,15 @@ SMALL = [
 ]
 PLAIN, SHARDED = "data.packing=concat", "training.parallel.sharding=full"
 CONTEXT = "training.parallel.context=2"
-RECOMPUTED = "training.parallel.activation_checkpointing=true"
+RECOMPUTED = "training.parallel.activation_checkpointing=full"
 CASES = {
     "rope": ["model.qk_norm=true", "training.micro_batch_size=3", "training.z_loss=1e-3"],
     "fox": ["model.position.name=fox", SHARDED, PLAIN],
     "selective_rope": ["model.position.name=selective_rope", RECOMPUTED],
-    "ssmax": ["model.position={name: rope, temperature: {name: ssmax}, sink_logit: learned}", RECOMPUTED],
+    "ssmax": [
+        "model.position={name: rope, temperature: {name: ssmax}, sink_logit: learned}",
+        "training.parallel.activation_checkpointing=selective",
+    ],
     "random": ["data.positions={name: random_subset, max_length: 64}", PLAIN],
     "linear": ["model.mixer={name: linear, chunk: 4}"],
 }
