@@ -41,7 +41,7 @@ class World:
             batch=self.batch,
         )
         parallel = SimpleNamespace(
-            rank=0, world=2, main=True, gather=self.gather, device=torch.device(device)
+            rank=0, data_rank=0, data_world=2, main=True, gather=self.gather, device=torch.device(device)
         )
         console = SimpleNamespace(info=self.info)
         watchdog = SimpleNamespace(collective=self.together)
