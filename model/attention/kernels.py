@@ -198,6 +198,8 @@ def _flex_view(view: AttentionView, v: Tensor, scale: float, aux: AuxRequest | N
     run, gqa = _fused(flex_attention, mask, True, aux is not None), q.shape[1] != k.shape[1]
     block_mask = mask.block_mask(_fused(create_block_mask, mask))
     more: dict[str, Any] = {} if aux is None else {"return_aux": aux}
+    if mask.kernel_options:
+        more["kernel_options"] = mask.kernel_options
     return run(q, k, v, score_mod=score_mod, block_mask=block_mask, scale=scale, enable_gqa=gqa, **more)
 
 

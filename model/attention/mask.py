@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -142,6 +142,7 @@ class AttentionMask:
         unit_steps: positions increase by one from key to key, so distances follow from indices.
         make_flex_bias: returns the bias as FlexAttention evaluates it, if that is not `bias`; called once per
             pass, outside the kernel, where tables can be computed.
+        kernel_options: those of FlexAttention.
         rows: number of distinct rows of mask and bias: 1 or the batch size.
         mask_rows: number of distinct rows of the mask alone.
     """
@@ -160,6 +161,7 @@ class AttentionMask:
     distance: DistanceFunction | None = None
     unit_steps: bool = False
     make_flex_bias: Callable[[], BiasFunction] | None = None
+    kernel_options: dict[str, Any] = field(default_factory=dict)
     rows: int = 1
     mask_rows: int = 1
     # The block mask, shared by all masks of a pass that differ in their bias only.

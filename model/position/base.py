@@ -87,6 +87,7 @@ class AttentionContext:
         by_row: bool = False,
         tabulate: bool = False,
         make_flex_bias: Callable[[], BiasFunction] | None = None,
+        kernel_options: dict[str, Any] | None = None,
         part: Callable[[CausalBand], CausalBand] | None = None,
     ) -> AttentionMask:
         """The attention mask: visible pairs, restricted by `mask_mod`, with an optional bias.
@@ -101,6 +102,7 @@ class AttentionContext:
             make_flex_bias: returns `bias` in a form for FlexAttention; called once per pass. Where its kernel
                 indexes captured tensors that require gradients, the backward pass adds each pair's gradient
                 to the indexed entry; additions to the same entry wait for each other.
+            kernel_options: options of FlexAttention's kernel.
             part: restricts a band as `mask_mod` does; used where positions are 0, 1, 2, ... in order.
         """
         visible = visibility_mask(self.queries, self.keys, self.batch, self.window, self.sinks)
@@ -136,6 +138,7 @@ class AttentionContext:
             distance=distance,
             unit_steps=plain and self.keys.unit_steps,
             make_flex_bias=make_flex_bias,
+            kernel_options=kernel_options or {},
             rows=1 if same else self.batch,
             mask_rows=1 if plain and (mask_mod is None or same) else self.batch,
             _shared=self.block_masks if mask_mod is None else {},

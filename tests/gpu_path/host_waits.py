@@ -42,7 +42,7 @@ def repeated(q, *others):
     return [x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in others]
 
 
-def flex_attention(q, k, v, score_mod=None, block_mask=None, scale=None, enable_gqa=False, return_aux=None):
+def flex_attention(q, k, v, score_mod=None, block_mask=None, scale=None, enable_gqa=False, **options):
     """FlexAttention as plain tensor operations on the device of `q`."""
     k, v = repeated(q, k, v)
     device, (batch, heads, queries, _), keys = q.device, q.shape, k.shape[2]
@@ -56,7 +56,7 @@ def flex_attention(q, k, v, score_mod=None, block_mask=None, scale=None, enable_
     scores = scores.masked_fill(~block_mask.mask_mod(b, h * 0, i, j), -torch.inf)
     lse = scores.logsumexp(-1)
     out = torch.where(lse[..., None].isfinite(), scores - lse[..., None], -torch.inf).exp() @ v
-    return out if return_aux is None else (out, SimpleNamespace(lse=lse))
+    return out if options.get("return_aux") is None else (out, SimpleNamespace(lse=lse))
 
 
 def create_block_mask(mask_mod, batch, heads, queries, keys, device):

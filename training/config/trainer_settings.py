@@ -72,12 +72,19 @@ class ParallelSettings(StrictSettings):
         "have at least 2 × context tokens",
         ge=1,
     )
-    activation_checkpointing: Literal["none", "selective", "full"] = free(
-        "none",
-        "full: store only the input of each block and recompute the rest in the backward pass, which saves "
+    activation_checkpointing: bool | Literal["selective"] = free(
+        False,
+        "true: store only the input of each block and recompute the rest in the backward pass, which saves "
         "memory and takes more time; selective: store the outputs of matrix products and attention too, "
         "and recompute what is cheap",
     )
+
+    @property
+    def checkpointing(self) -> Literal["none", "selective", "full"]:
+        """The activations of a block that are recomputed."""
+        if self.activation_checkpointing == "selective":
+            return "selective"
+        return "full" if self.activation_checkpointing else "none"
 
 
 class StopOnNonFinite(StrictSettings):

@@ -68,8 +68,8 @@ def check_launch(t: TrainingSettings, environment: Mapping[str, str]) -> None:
     reject(is_offloaded, "fsdp_offload_params is not supported: remove it")
     recomputes = environment.get("FSDP_ACTIVATION_CHECKPOINTING", "false") == "true"
     reject(
-        recomputes and t.parallel.activation_checkpointing == "none",
-        "fsdp_activation_checkpointing requires training.parallel.activation_checkpointing=full",
+        recomputes and not t.parallel.activation_checkpointing,
+        "fsdp_activation_checkpointing requires training.parallel.activation_checkpointing=true",
     )
 
 

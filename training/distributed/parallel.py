@@ -116,7 +116,7 @@ class Parallel(ProcessGroup):
         Sharding changes the model in place: its parameters become DTensors, so create optimizers afterwards,
         and call it on every process, also for evaluation.
         """
-        checkpointing = self.settings.activation_checkpointing
+        checkpointing = self.settings.checkpointing
         model.checkpoint_blocks(checkpointing)
         if compiled is None:
             compiled = self.device.type == "cuda"

@@ -104,7 +104,7 @@ def _shape(
         world=parallel.world,
         sharded=parallel.sharded,
         sequences=min(t.micro_batch_size or most, -(-most // parallel.data_world)),
-        checkpointing=t.parallel.activation_checkpointing,
+        checkpointing=t.parallel.checkpointing,
         half=autocast_type(t.precision, device) is not None,
         device=device.type,
         mean=t.ema is not None,
@@ -123,7 +123,7 @@ def _fixes(model: Transformer, settings: RunSettings, layout: MemoryLayout, free
             size = f"training.batch_size={fits[1]} (now {layout.step_sequences}) and {size}"
         fixes.append(f"set {size}")
     if layout.checkpointing != "full":
-        fixes.append("set training.parallel.activation_checkpointing=full")
+        fixes.append("set training.parallel.activation_checkpointing=true")
     if not layout.sharded:
         fixes.append(
             "split the weights over several devices (training.parallel.sharding=full, docs/scaling.md)"

@@ -163,5 +163,10 @@ class Fire(PositionalScheme):
             return self.network(self.near(n - k_position[b, j]) / self.far(n), h.flatten())
 
         return AttentionPlan.from_mask(
-            context.mask(bias=bias, make_flex_bias=lambda: self._flex_bias(context))
+            context.mask(
+                bias=bias,
+                make_flex_bias=lambda: self._flex_bias(context),
+                # With more stages Triton buffers the look-ups of the next keys, in 475 kB of shared memory.
+                kernel_options={"num_stages": 1},
+            )
         )

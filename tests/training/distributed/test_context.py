@@ -27,7 +27,7 @@ SMALL = [
 ]
 PLAIN, SHARDED = "data.packing=concat", "training.parallel.sharding=full"
 CONTEXT = "training.parallel.context=2"
-RECOMPUTED = "training.parallel.activation_checkpointing=full"
+RECOMPUTED = "training.parallel.activation_checkpointing=true"
 CASES = {
     "rope": ["model.qk_norm=true", "training.micro_batch_size=3", "training.z_loss=1e-3"],
     "fox": ["model.position.name=fox", SHARDED, PLAIN],

@@ -96,7 +96,7 @@ def test_an_accelerate_config_that_contradicts_the_settings_is_rejected(environm
         ({"ACCELERATE_MIXED_PRECISION": "bf16"}, {"precision": "bfloat16"}),
         (
             FSDP | {"FSDP_ACTIVATION_CHECKPOINTING": "true"},
-            {"parallel": {"activation_checkpointing": "selective"}},
+            {"parallel": {"activation_checkpointing": True}},
         ),
     ],
 )

@@ -266,7 +266,7 @@ def by_block(model) -> None:
     model.compile(by_block=True, backend="eager", fullgraph=True)
 
 
-RECOMPUTED = "training.parallel.activation_checkpointing=full"
+RECOMPUTED = "training.parallel.activation_checkpointing=true"
 
 
 @pytest.fixture(scope="module")
@@ -417,6 +417,14 @@ def test_models_are_compiled_on_gpus_by_default(setting, device, compiled, monke
     model = Transformer(ModelSettings(dim=24, layers=1, heads=3), 11, 7)
     parallel.wrap(model, compiled=TrainingSettings(compile=setting).compile)
     assert calls == ([{"by_block": False, "dynamic": True}] if compiled else [])
+
+
+def test_settings_of_activation_checkpointing_reach_the_blocks():
+    for value, checkpointing in ((False, "none"), (True, "full"), ("selective", "selective")):
+        settings = TrainingSettings(parallel={"activation_checkpointing": value})  # pyright: ignore
+        model = Transformer(ModelSettings(dim=24, layers=1, heads=3), 11, 7)
+        Parallel(settings).wrap(model)
+        assert [block.checkpointing for block in model.blocks] == [checkpointing]
 
 
 def test_sharding_without_launcher_suggests_command():

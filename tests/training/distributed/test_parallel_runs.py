@@ -80,7 +80,7 @@ def test_sharded_run_end_to_end(exact, tmp_path, monkeypatch, capsys):
     def by_two(*more):
         overrides = [
             *exact,
-            "training.parallel={sharding: full, processes: 2, activation_checkpointing: full}",
+            "training.parallel={sharding: full, processes: 2, activation_checkpointing: true}",
         ]
         return shared(2, lambda: here(monkeypatch, *overrides, *more, "--run-dir", str(folder)))
 

@@ -69,7 +69,7 @@ def test_step_time_with_recomputation_and_devices(settings):
             "micro_batch_size",
         ),
         (
-            ["training.parallel.activation_checkpointing=full"],
+            ["training.parallel.activation_checkpointing=true"],
             True,
             ["take more devices"],
             "checkpointing",
