@@ -7,6 +7,7 @@ pass of a token is then one query of it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ from model.attention.mask import softmax
 from model.cache import Cache, LayerCache
 from model.packed import PackedBlock
 from model.position import AttentionPlan, PositionalScheme, TokenPositions
-from model.position.base import Factors, Rotation
+from model.position.base import Rotation
 from model.position.rotation import apply_rotation
 
 if TYPE_CHECKING:
@@ -97,9 +98,8 @@ class DecodePlan:
         for name, (_, plan) in contexts.items():
             assert isinstance(plan, AttentionPlan) and plan.mask is not None
             masks = plan.mask.by_query(groups, model.embed.weight.dtype)
-            passes[name] = ChunkPasses(
-                masks, rotations_of(plan.rotation, heads, groups), plan.rotation, factors[kinds[name]]
-            )
+            rotations = rotations_of(plan.rotation, cache.batch, heads, groups, model.settings.head_dim)
+            passes[name] = ChunkPasses(masks, rotations, factors[kinds[name]])
         self._layers = [
             LayerPasses(block, layer_cache, cache.batch, passes[name])
             for block, layer_cache, (name, _) in zip(
@@ -115,26 +115,40 @@ class ChunkPasses:
 
     Attributes:
         masks: additive mask of each pass, as from `AttentionMask.by_query`.
-        rotations: factors of each pass, as from `rotations_of`.
+        rotations: rotation of the queries and keys (B, H + G, D) of each pass, as from `rotations_of`.
         factors: temperature factors (B or 1, H or 1, T or 1), or None.
     """
 
     masks: list[Tensor]
-    rotations: list[Factors] | None
-    rotation: Rotation | None
+    rotations: list[Callable[[Tensor], Tensor]] | None
     factors: Tensor | None
 
 
-def rotations_of(rotation: Rotation | None, heads: int, groups: int) -> list[Factors] | None:
-    """For each token of a pass the factors of all query heads and key/value heads."""
+def rotations_of(
+    rotation: Rotation | None, batch: int, heads: int, groups: int, features: int
+) -> list[Callable[[Tensor], Tensor]] | None:
+    """For each token of a pass the rotation of its queries and keys (B, H + G, D).
+
+    Where all rows and heads agree, it is a product with one (D, D) matrix instead of several operations.
+    """
     if rotation is None:
         return None
     joined = []
     for q, k in zip(rotation.queries, rotation.keys, strict=True):
         if q is not k:
             k = torch.cat([q.expand(-1, heads, -1, -1), k.expand(-1, groups, -1, -1)], dim=1)
-        joined.append(k.split(1, dim=2))
-    return list(zip(*joined, strict=True))
+        joined.append(k)
+    (own, partner), layout = joined, rotation.layout
+    if own.shape[:2] == (1, 1):
+        every = torch.eye(features, dtype=own.dtype)[:, None, None].expand(-1, -1, own.shape[2], -1)
+        matrices = apply_rotation(every, (own, partner), layout)  # (D, 1, T, D)
+        by_row = matrices[:, 0].transpose(0, 1)[:, None].expand(-1, batch, -1, -1)  # (T, B, D, D)
+        return [lambda qk, matrix=matrix: torch.bmm(qk, matrix) for matrix in by_row.unbind(0)]
+    each = zip(own.split(1, dim=2), partner.split(1, dim=2), strict=True)
+    return [
+        lambda qk, factors=factors: apply_rotation(qk[:, :, None], factors, layout).squeeze(2)
+        for factors in each
+    ]
 
 
 class LayerPasses:
@@ -151,7 +165,7 @@ class LayerPasses:
         # Later slots are zeros: they are masked, but NaN times a weight of 0 would still be NaN.
         empty = passes.masks[0].new_zeros(batch, groups, count, features)
         k, v = layer_cache.append(empty, empty)  # views of the cache (B, G, S, D)
-        self._new_k, self._new_v = (x[:, :, -count:].split(1, dim=2) for x in (k, v))
+        self._new_k, self._new_v = (x[:, :, -count:].unbind(2) for x in (k, v))
         self._keys = k.view(batch * groups, -1, features).transpose(1, 2)
         self._values = v.view(batch * groups, -1, features)
         self._heads, self._shape = (heads, groups), (batch * groups, heads // groups, features)
@@ -160,9 +174,9 @@ class LayerPasses:
 
     def __call__(self, x: Tensor) -> Tensor:
         at, passes, attention = self.at, self.passes, self.block.attention
-        qk, v = self.block.project(x)  # (B, H + G, 1, D), (B, G, 1, D)
-        if passes.rotations is not None and passes.rotation is not None:
-            qk = apply_rotation(qk, passes.rotations[at], passes.rotation.layout)
+        qk, v = self.block.project(x)  # (B, H + G, D), (B, G, D)
+        if passes.rotations is not None:
+            qk = passes.rotations[at](qk)
         q, k = qk.split_with_sizes(self._heads, 1)
         self._new_k[at].copy_(k)
         self._new_v[at].copy_(v)
@@ -170,7 +184,7 @@ class LayerPasses:
             factors = passes.factors
             if factors is not None and factors.shape[2] > 1:
                 factors = factors[:, :, at : at + 1]
-            q = attention.position.scale_queries(q, factors)
+            q = attention.position.scale_queries(q[:, :, None], factors)
         mask, scale = passes.masks[at], attention.scale
         scores = torch.baddbmm(mask, q.reshape(self._shape), self._keys, alpha=scale)  # (B·G, H / G, S)
         if self._sink is None:

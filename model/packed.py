@@ -133,10 +133,11 @@ class PackedBlock:
         return self.down.add_to(x, self._mlp(self.mlp_norm(x)), self.multiplier)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """x (B, C) → queries and keys (B, H + G, 1, D) with their norms, and values (B, G, 1, D)."""
-        qk, v = self.qkv(x).view(-1, self.width, 1, self.head_dim).split_with_sizes(self.sizes, 1)
+        """x (B, C) → queries and keys (B, H + G, D) with their norms, and values (B, G, D)."""
+        qk, v = self.qkv(x).view(-1, self.width, self.head_dim).split_with_sizes(self.sizes, 1)
         if self.has_head_norms:
-            qk = torch.cat(self.attention.normalized(*qk.split_with_sizes(self.heads, 1)), 1)
+            q, k = qk[:, :, None].split_with_sizes(self.heads, 1)
+            qk = torch.cat(self.attention.normalized(q, k), 1).squeeze(2)
         return qk, v
 
     def _mlp(self, x: Tensor) -> Tensor:
@@ -147,7 +148,7 @@ class PackedBlock:
         """x (B, C) → the heads' outputs (B, H·D)."""
         attention = self.attention
         bound = step.plan.bind(x.unsqueeze(1), layer_cache)
-        qk, v = self.project(x)
+        qk, v = (x.unsqueeze(2) for x in self.project(x))
         q, k = qk.split_with_sizes(self.heads, 1)
         k, v = layer_cache.append(bound.write(k), v)  # (B, G, S, ·)
         views = attention.views(bound, q, k, step.context, step.factors)
