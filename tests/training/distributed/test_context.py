@@ -40,6 +40,8 @@ CASES = {
     "linear": ["model.mixer={name: linear, chunk: 4}"],
 }
 STEPS = 3
+# For the largest pattern, and for factors of 16 pairs of features.
+WIDE = ["model.layers=4", "model.dim=128"]
 CONFIGS = sorted([*(ROOT / "configs/position").glob("*.yaml"), *(ROOT / "configs/mixer").glob("*.yaml")])
 
 
@@ -111,7 +113,7 @@ def test_checkpoint_continues_with_any_number_of_processes(halves, prepared):
 @pytest.mark.parametrize("context", [2, 4])
 @pytest.mark.parametrize("packing", ["concat", "intra_document"])
 def test_every_configuration_equals_one_process(prepared, context, packing):
-    cases = {f.stem: [str(f), *SMALL, f"data.packing={packing}"] for f in CONFIGS}
+    cases = {f.stem: [str(f), *SMALL, *WIDE, f"data.packing={packing}"] for f in CONFIGS}
     setting = f"training.parallel.context={context}"
 
     def work() -> dict:
