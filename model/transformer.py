@@ -180,6 +180,9 @@ class Transformer(nn.Module):
 
         Table look-ups are outside the compiled region and never cause a recompile.
         """
+        # Settings are constants. As inputs of the graph, floats could not be read in the checkpoints of the
+        # loss.
+        torch._dynamo.config.specialize_float = True
         for block in self.blocks if by_block else []:
             block.compile(**options)
         if not by_block:

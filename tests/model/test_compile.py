@@ -8,8 +8,9 @@ import torch._dynamo
 from torch._dynamo.testing import CompileCounter
 
 import model.attention.kernels
+import model.loss
 from model import SCHEMES, TokenPositions
-from tests.model.zoo import build, cached, close, each_mechanism, ids, packed, reach_of, schemes_of
+from tests.model.zoo import V, build, cached, close, each_mechanism, ids, packed, reach_of, schemes_of
 
 B = 2
 # One of each kind: every default, a window, a rule that follows the length, a pattern.
@@ -79,6 +80,26 @@ def test_many_lengths_share_a_bounded_number_of_graphs(case, monkeypatch):
         tokens = ids(B, length)
         close(net(tokens, TokenPositions.plain(length)), plain(tokens, TokenPositions.plain(length)))
     assert counter.frame_count <= 2
+
+
+@pytest.mark.parametrize("settings", [{}, {"logit_softcap": 20.0, "logit_divisor": 3.0}])
+def test_loss_in_chunks_is_part_of_the_graph(settings, monkeypatch):
+    """Each chunk is a checkpoint, in which a compiled graph cannot read the settings."""
+    monkeypatch.setattr(model.loss, "LOGITS_AT_ONCE", {"cpu": 5 * V})
+    (net, plain), counter = (build("rope", layers=1, **settings).train() for _ in range(2)), CompileCounter()
+    net.compile(fullgraph=True, backend=counter, dynamic=True)
+    tokens, positions = ids(B, 11), TokenPositions.plain(11)
+    losses = [one(tokens, positions, targets=tokens.roll(1, 1), z_loss=0.01).mean() for one in (net, plain)]
+    close(*losses)
+    for a, b in zip(
+        *(
+            torch.autograd.grad(loss, [*one.parameters()])
+            for loss, one in zip(losses, (net, plain), strict=True)
+        ),
+        strict=True,
+    ):
+        close(a, b)
+    assert counter.frame_count == 1
 
 
 @pytest.mark.parametrize("case", ["rope", "alibi", "learned", "rope-window"])
