@@ -110,6 +110,7 @@ def test_checkpoint_continues_with_any_number_of_processes(halves, prepared):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("context", [2, 4])
 @pytest.mark.parametrize("packing", ["concat", "intra_document"])
 def test_every_configuration_equals_one_process(prepared, context, packing):
