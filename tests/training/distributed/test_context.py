@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from data import prepare
-from data.settings import DataSettings
 from errors import TrainingError
 from tests.training.distributed.curves import Training, shared
 from training.checkpoint.restore import restore
@@ -15,7 +13,6 @@ from training.checkpoint.storage import find_checkpoint, save_checkpoint
 from training.config.load import load_settings
 from training.config.settings import RunSettings
 from training.distributed.launch import check_context
-from training.logging.console import Console
 from training.run.checks import check_processes
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -43,20 +40,6 @@ STEPS = 3
 # For the largest pattern, and for factors of 16 pairs of features.
 WIDE = ["model.layers=4", "model.dim=128"]
 CONFIGS = sorted([*(ROOT / "configs/position").glob("*.yaml"), *(ROOT / "configs/mixer").glob("*.yaml")])
-
-
-@pytest.fixture(scope="module")
-def prepared(corpus, prepared_root):
-    data = DataSettings.model_validate(
-        {
-            "source": {"name": "files", "path": str(corpus)},
-            "tokenizer": {"name": "bytes"},
-            "valid_fraction": 0.2,
-            "packing": "intra_document",
-            "root": str(prepared_root),
-        }
-    )
-    return prepare(data, Console(quiet=True))
 
 
 def trained(overrides: list[str], prepared, steps: int = 20) -> list[tuple[float, float]]:

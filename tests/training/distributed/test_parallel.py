@@ -13,8 +13,6 @@ import pytest
 import torch
 from torch.distributed.tensor import DTensor
 
-from data import prepare
-from data.settings import DataSettings
 from errors import TrainingError
 from generation.decoding import Generation
 from generation.sampling import SamplingParams
@@ -30,7 +28,6 @@ from training.config.settings import RunSettings, TrainingSettings
 from training.config.trainer_settings import CheckpointSettings
 from training.distributed.parallel import Parallel
 from training.exposure import make_batches
-from training.logging.console import Console
 from training.micro_batches import token_positions_of
 from training.run.checks import make_model
 
@@ -59,20 +56,6 @@ OTHERS = {
     "kerple": ["model.position.name=kerple", "model.tie_embeddings=false"],
     "ssmax": ["model.position={name: rope, temperature: {name: ssmax}, sink_logit: learned}"],
 }
-
-
-@pytest.fixture(scope="module")
-def prepared(corpus, prepared_root):
-    data = DataSettings.model_validate(
-        {
-            "source": {"name": "files", "path": str(corpus)},
-            "tokenizer": {"name": "bytes"},
-            "valid_fraction": 0.2,
-            "packing": "intra_document",
-            "root": str(prepared_root),
-        }
-    )
-    return prepare(data, Console(quiet=True))
 
 
 @pytest.fixture(scope="module")
