@@ -8,8 +8,8 @@
 - ``blocks``: blocks of queries through the fused kernel with an additive mask; memory is linear in the
   number of keys. A mask that depends on distance alone is a strided view of one vector of H·(S + block)
   numbers, so a window or a distance bias costs no more than plain causal attention;
-- ``single``: one query per row on a CPU as batched matrix products, which the fused kernel computes one head
-  at a time;
+- ``single``: one query per row as batched matrix products. The CPU's fused kernel computes one head at a
+  time; a GPU's takes a mask only with as many key/value heads as query heads;
 - ``merged``: ``blocks`` for several views with masks by distance, merged by their log-sum-exp; on a CPU
   without gradients;
 - ``explicit``: blocks of queries with materialized scores, for other views on a CPU, sink logits, and
@@ -133,16 +133,11 @@ def choose(views: list[AttentionView], v: Tensor, sink: Tensor | None, device: s
     flex = flex and mask.queries > 1
     if any(view.weights_fn is not None for view in views):
         return "explicit"
-    if (
-        device == "cpu"
-        and mask.queries == 1
-        and len(views) == 1
-        and sink is None
-        and first.k.dtype in PRECISE
-    ):
-        return "single"
     # `is_causal` aligns the mask top-left: correct only for T = S, or for a single, last query.
     causal = mask.is_causal_only and mask.queries in (mask.keys, 1)
+    single = first.k.dtype in PRECISE if device == "cpu" else not causal
+    if single and mask.queries == 1 and len(views) == 1 and sink is None:
+        return "single"
     if len(views) == 1 and sink is None and causal:
         # On a GPU, grouped queries in float32, or with keys wider than values, materialize all T × S scores.
         whole = q.shape[1] != v.shape[1] and (v.dtype == torch.float32 or q.shape[-1] != v.shape[-1])
@@ -167,11 +162,13 @@ def _single(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, scale: float) 
         k, v = k[:, :, keys], v[:, :, keys]
     q = q.reshape(rows * groups, heads // groups, -1)  # (B·G, H / G, D)
     k, v = k.reshape(rows * groups, -1, k.shape[3]), v.reshape(rows * groups, -1, v.shape[3])
-    # beta = 0 ignores the values of the mask.
     is_masked = not mask.is_causal_only
-    mask = mask.last_query(keys, groups, mask_dtype(q)) if is_masked else q.new_empty(())
-    scores = torch.baddbmm(mask, q, k.transpose(1, 2), beta=int(is_masked), alpha=scale)
-    return torch.bmm(scores.softmax(-1), v).view(rows, heads, 1, -1)
+    bias = mask.last_query(keys, groups, mask_dtype(q)) if is_masked else q.new_zeros(())
+    if q.dtype in PRECISE:
+        scores = torch.baddbmm(bias, q, k.transpose(1, 2), beta=int(is_masked), alpha=scale)
+    else:  # in bfloat16 the bias would round distances above 256
+        scores = torch.bmm(q, k.transpose(1, 2)).float() * scale + bias
+    return torch.bmm(scores.softmax(-1).to(v.dtype), v).view(rows, heads, 1, -1)
 
 
 def _flex(views: list[AttentionView], v: Tensor, scale: float, sink: Tensor | None) -> Tensor:

@@ -309,4 +309,4 @@ def test_single_query_avoids_flex():
     q, k, v = (x.float() for x in tensors(1, 9))
     q, k, v = (x.repeat(1, 1, 1, 2) for x in (q, k, v))  # at least 16 features
     pairs = pairs_of(TokenPositions.plain(9), 1, None, "distance")
-    assert choose([AttentionView(q, k, pairs)], v, None, "cuda") == "blocks"
+    assert choose([AttentionView(q, k, pairs)], v, None, "cuda") == "single"
