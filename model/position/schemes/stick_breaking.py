@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from errors import ModelError
-from model.attention.mask import QueryBlock
+from model.attention.mask import MaskFunction, QueryBlock
 from model.position.base import AttentionContext, AttentionPlan, PositionalScheme, PositionSettings
 from model.position.pairwise import UNROLLED, sum_after
 
@@ -45,8 +45,8 @@ class StickBreaking(PositionalScheme):
             )
 
     def plan(self, context: AttentionContext) -> AttentionPlan:
-        before = context.keys.order.shape[1] - context.queries.order.shape[1]  # the queries are the last keys
-        mask = context.mask(mask_mod=lambda b, h, i, j: j != i + before)
+        is_own = self._is_own_key(context)
+        mask = context.mask(mask_mod=lambda b, h, i, j: ~is_own(b, h, i, j))
         keep = self.settings.remainder == "self"
 
         def weights_fn(block: QueryBlock) -> Tensor:
@@ -55,7 +55,19 @@ class StickBreaking(PositionalScheme):
             weights = (F.logsigmoid(z) + sum_after(passed)).exp().masked_fill(hidden, 0.0)
             if not keep:
                 return weights
-            _, _, i, j = mask.indices(block.start, block.stop, block.keys)
-            return weights + passed.sum(-1, keepdim=True).exp() * (j == i + before)
+            own = is_own(*mask.indices(block.start, block.stop, block.keys))
+            return weights + passed.sum(-1, keepdim=True).exp() * own
 
         return AttentionPlan.from_mask(mask, weights_fn)
+
+    @staticmethod
+    def _is_own_key(context: AttentionContext) -> MaskFunction:
+        """Whether a key is that of the query's token."""
+        keys, queries = context.keys, context.queries
+        if queries.layout == "plain":
+            before = keys.order.shape[1] - queries.order.shape[1]  # the queries are the last keys
+            return lambda b, h, i, j: j == i + before
+        expand = lambda x: x.expand(context.batch, -1)  # noqa: E731
+        q_order, q_document = expand(queries.order), expand(queries.document)
+        k_order, k_document = expand(keys.order), expand(keys.document)
+        return lambda b, h, i, j: (q_order[b, i] == k_order[b, j]) & (q_document[b, i] == k_document[b, j])
