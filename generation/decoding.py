@@ -11,6 +11,7 @@ from errors import ModelError
 from generation.sampling import SamplingParams, uniform_draws
 from model import Cache, TokenPositions, Transformer
 from model.decode_plan import DecodePlan
+from model.static_decoding import StaticDecodePlan
 
 PREFILL_CHUNK = 2048  # tokens per prefill pass; bounds its memory
 
@@ -73,7 +74,7 @@ class Generation:
             row[self.width - len(prompt) : self.width] = torch.tensor(prompt)
         self.rows = rows.to(device)  # (B, slots), left padded with id 0
         self.cache = Cache(model, len(prompts), slots) if cache else None
-        self.plan: DecodePlan | None = None  # of the passes after the prompts
+        self.plan: DecodePlan | StaticDecodePlan | None = None  # of the passes after the prompts
         self.previous = self._mark(prompts) if self.sampling.repetition_penalty != 1 else None
         self.chances = (
             None if self.sampling.greedy else uniform_draws(seeds or [0] * len(prompts), tokens).to(device)
@@ -117,7 +118,8 @@ class Generation:
             stop = min(start + self.chunk, self.width)
             logits = self._pass(start, stop, keep=int(stop == self.width))
         rest = self.positions.part(self.width, self.rows.shape[1])
-        self.plan = DecodePlan.create(self.model, self.cache, rest)
+        plans = StaticDecodePlan if self.rows.device.type == "cuda" else DecodePlan
+        self.plan = plans.create(self.model, self.cache, rest)
         return logits
 
     def _extend(self, new: Tensor, slot: int) -> Tensor:

@@ -23,7 +23,7 @@ from model.attention.softmax import AttentionPass, Modifiers
 from model.block import Block, Checkpointing
 from model.cache import Cache
 from model.loss import chunked_nll
-from model.packed import PackedBlock, PackedNorm, store_transposed
+from model.packed import PackedBlock, PackedNorm, store_joined
 from model.position import (
     SCHEMES,
     AttentionContext,
@@ -186,11 +186,11 @@ class Transformer(nn.Module):
         for block in self.blocks if by_block else []:
             block.compile(**options)
         if not by_block:
-            self._compiled = torch.compile(self._forward, **options)
+            self._compiled = torch.compile(self.forward_chunks, **options)
 
     def pack(self) -> Transformer:
-        """Store the weights as decoding on a CPU reads them fastest: transposed, and weights with the same
-        input in one matrix. Parameters keep their names, shapes and values; they become views.
+        """Store the weights as decoding reads them fastest: weights with the same input in one matrix, which
+        is transposed on a CPU. Parameters keep their names, shapes and values; they become views.
 
         Passes of one token through a cache then use `model/packed.py`. Moving, casting or copying the
         model undoes it. No effect on the blocks of linear attention.
@@ -200,7 +200,7 @@ class Transformer(nn.Module):
                 self.packed_blocks = [PackedBlock(block) for block in self.blocks]
                 self.packed_norm = PackedNorm(self.norm)
             if self.head is not None:
-                store_transposed([self.head])
+                store_joined([self.head])
         return self
 
     def __getstate__(self):
@@ -255,7 +255,7 @@ class Transformer(nn.Module):
         own = [positions] if window is None else window.own
         chunks = [TokenChunk(new, *self.prepare(new)) for new in own]
         keep = tokens.shape[1] if keep is None else keep
-        run = self._compiled if self._compiled and self.training else self._forward
+        run = self._compiled if self._compiled and self.training else self.forward_chunks
         return run(tokens, chunks, targets, cache, keep, hooks, z_loss, window)
 
     def prepare(
@@ -277,7 +277,7 @@ class Transformer(nn.Module):
         }
         return tables, factors
 
-    def _forward(
+    def forward_chunks(
         self,
         tokens: Tensor,
         chunks: list[TokenChunk],
@@ -288,6 +288,7 @@ class Transformer(nn.Module):
         z_loss: float | None,
         window: ShardedWindow | None,
     ) -> Tensor:
+        """`forward` with prepared chunks of tokens; torch.compile traces it."""
         new = [chunk.positions for chunk in chunks]
         if window is not None:
             keys = [dict.fromkeys(self.settings.kinds, k) for k in window.keys(self.settings.mixer.name)]

@@ -46,7 +46,8 @@ RANKS = {
     "model.packed": 14,
     "model.decode_plan": 15,
     "model.transformer": 16,
-    "model": 17,
+    "model.static_decoding": 17,
+    "model": 18,
 }
 SCHEME = 5
 

@@ -118,7 +118,5 @@ class ServedRun:
                 shared = {id(weight): weight for weight in self.run.model.parameters()}
                 model = copy.deepcopy(self.run.model, shared)
                 model.reposition(self.settings[method].model)
-                if model.embed.weight.device.type == "cpu":
-                    model.pack()
-                self._models[method] = model
+                self._models[method] = model.pack()
             return self._models[method]

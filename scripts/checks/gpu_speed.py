@@ -29,7 +29,7 @@ from evaluation import ModelScorer
 from evaluation.reports.base import markdown_table
 from generation.decoding import Generation
 from generation.sampling import SamplingParams
-from model import SCHEMES, TokenPositions, Transformer
+from model import SCHEMES, TokenPositions, Transformer, static_decoding
 from model.devices import find_device
 from training.config.load import load_settings
 from training.config.settings import RunSettings
@@ -122,10 +122,11 @@ class Bench:
         y = torch.empty_like(x)
         return 2 * x.numel() / self.seconds(lambda: y.copy_(x), 10, 3)
 
-    def decoding(self) -> tuple[float, float]:
+    def decoding(self, compiled: bool) -> tuple[float, float]:
         """(tokens per second, share of the bandwidth at which the weights are read) with one row."""
+        static_decoding.COMPILED_PASSES = 1 if compiled else 1 << 30
         model, _ = self.model("1b.yaml")
-        model = model.to(torch.bfloat16 if self.device.type == "cuda" else torch.float32).eval()
+        model = model.to(torch.bfloat16 if self.device.type == "cuda" else torch.float32).eval().pack()
         new = 8 if self.rehearse else 128
 
         def generate() -> None:
@@ -172,11 +173,15 @@ def training_figures(bench: Bench) -> list[Figure]:
 
 
 def decoding_figures(bench: Bench) -> list[Figure]:
-    def run() -> tuple[float, str]:
-        rate, share = bench.decoding()
+    def run(compiled: bool) -> tuple[float, str]:
+        rate, share = bench.decoding(compiled)
         return 100 * share, f"{rate:,.0f} tokens/s"
 
-    return [attempt("decoding, configs/1b.yaml, one row: share of bandwidth", "%", run, 75)]
+    name = "decoding, configs/1b.yaml, one row: share of bandwidth"
+    return [
+        attempt(f"{name}, compiled", "%", lambda: run(True), 75),
+        attempt(f"{name}, not compiled", "%", lambda: run(False)),
+    ]
 
 
 def scheme_figures(bench: Bench) -> list[Figure]:

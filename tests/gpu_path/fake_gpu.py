@@ -78,6 +78,7 @@ class FakeGpu(TorchDispatchMode):
 
     Attributes:
         waits: (module, what happened) → how often the host waited.
+        copies: number of copies between host and device, with and without waiting.
     """
 
     active: FakeGpu
@@ -85,6 +86,7 @@ class FakeGpu(TorchDispatchMode):
     def __init__(self):
         super().__init__()
         self.waits: Counter[tuple[str, str]] = Counter()
+        self.copies = 0
         FakeGpu.active = self
         backends._setup_privateuseone_for_python_backend("fakegpu")
         torch._C._set_only_lift_cpu_tensors(True)
@@ -123,6 +125,7 @@ class FakeGpu(TorchDispatchMode):
 
     def _inspect(self, func, args, kwargs, device, host, to_device: bool) -> None:
         if func is aten._to_copy.default:
+            self.copies += bool(device) != to_device
             if kwargs.get("non_blocking"):
                 return
             if device and not to_device:
@@ -130,6 +133,7 @@ class FakeGpu(TorchDispatchMode):
             elif host and to_device:
                 self._wait("copy to the device")
         elif func is aten.copy_.default and device and host:
+            self.copies += 1
             if not (len(args) > 2 and args[2]) and not kwargs.get("non_blocking"):
                 self._wait("copy to the device" if isinstance(args[0], GpuTensor) else "copy to the host")
         elif func in WAITS and device:

@@ -13,7 +13,7 @@ import torch
 
 from generation.decoding import Generation
 from generation.sampling import SamplingParams
-from model import TokenPositions
+from model import TokenPositions, static_decoding
 from tests.gpu_path.common import gpu_model, gradients
 from tests.gpu_path.test_lowering import CASES as FLEX
 from tests.model.zoo import ids, packed, reach_of
@@ -82,7 +82,7 @@ def test_bfloat16_gradients_agree_with_float32(case, device):
 def test_greedy_tokens_are_those_of_full_passes(case, device):
     """Decoding with the cache, one row shorter than the other: each token has the highest logit, or one that
     differs by rounding only."""
-    net = gpu_model(case).to(device).eval()
+    net = gpu_model(case).to(device).eval().pack()
     prompts = [[5, 6, 7, 8], [9, 4]]
     tokens = Generation(net, prompts, 5, SamplingParams(temperature=0))
     made = [list(step) for step in tokens]
@@ -92,6 +92,16 @@ def test_greedy_tokens_are_those_of_full_passes(case, device):
             with torch.no_grad():
                 logits = net(before, TokenPositions.plain(before.shape[1], device=device))[0, -1]
             assert float(logits.max() - logits[int(step[row])]) < 1e-3
+
+
+@on_gpu(["rope", "rope-window", "t5"], "rope")
+def test_compiled_passes_give_the_tokens_of_single_ones(case, device, monkeypatch):
+    net = gpu_model(case).to(device).eval().pack()
+    monkeypatch.setattr(static_decoding, "COMPILED_PASSES", 1 if device == "cuda" else 1 << 30)
+    prompts, greedy = [[5, 6, 7], [9, 4, 2]], SamplingParams(temperature=0)
+    assert list(Generation(net, prompts, 12, greedy)) == list(
+        Generation(net, prompts, 12, greedy, cache=False)
+    )
 
 
 @on_gpu([True], False, pytest.mark.slow)

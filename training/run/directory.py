@@ -331,9 +331,7 @@ def load(
                 raise TrainingError(f"{found.folder} has no EMA weights: it was trained without training.ema")
             load_average(model, found)
             notes.append("weights are their exponential mean (training.ema)")
-        model.to(device).eval()
-        if model.embed.weight.device.type == "cpu":
-            model.pack()
+        model.to(device).eval().pack()
         digest = found.hash if chosen == usual else sha256(f"{chosen} {found.hash}".encode()).hexdigest()
         return LoadedRun(model, tokenizer, settings, found.step, folder, digest, "; ".join(notes), chosen)
 
