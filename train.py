@@ -139,10 +139,11 @@ def forward_backward(
     for i, part in enumerate(parts):
         with parallel.no_sync(model, enabled=i < len(parts) - 1):
             with torch.autocast(parallel.device.type, autocast, enabled=autocast is not None):
-                nll = model(part.tokens, part.positions, part.targets, z_loss=z_loss, shard=part.shard)
+                how = {"reduction": "sum", "z_loss": z_loss, "shard": part.shard}
+                nll = model(part.tokens, part.positions, part.targets, **how)
             # DDP averages gradients over ranks; times `world`, the average is the sum.
-            (nll.sum() * (parallel.world / n_targets)).backward()
-        total += nll.detach().sum()
+            (nll * (parallel.world / n_targets)).backward()
+        total += nll.detach()
     return total
 
 

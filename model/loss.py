@@ -1,60 +1,136 @@
-"""The training loss per target, computed in chunks; `train.py` divides their sum by the number of targets."""
+"""The training loss, computed in chunks of tokens; `train.py` divides its sum by the number of targets."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 IGNORED = -100  # target id that is excluded from the loss
 # Rows × V per chunk of the output head: small enough for a CPU's cache, large enough for a GPU.
-LOGITS_AT_ONCE = {"cpu": 1 << 22, "cuda": 1 << 27}
+LOGITS_AT_ONCE = {"cpu": 1 << 24, "cuda": 1 << 27}
 
 
-def token_nll(logits: Tensor, ids: Tensor, z_loss: float | None = None) -> Tensor:
-    """Negative log-likelihood in nats of each target; 0 for ignored targets.
+@dataclass(frozen=True)
+class OutputHead:
+    """Logits of hidden states: x · Wᵀ / divisor, and with a cap c · tanh(· / c).
 
     Args:
-        logits: (N, V).
-        ids: (N,).
-        z_loss: coefficient of (ln Z)², Z the sum of exp logits. It adds to the gradients but not to the
-            returned value, and keeps ln Z near 0 (PaLM, arXiv:2204.02311, section 5).
+        weight: (V, C).
+        divisor: divisor of the logits.
+        cap: soft bound of the logits' absolute value (Gemma 2, arXiv:2408.00118, section 2).
+    """
+
+    weight: Tensor
+    divisor: float = 1.0
+    cap: float | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """(…, C) hidden states → (…, V) logits."""
+        out = F.linear(x, self.weight)
+        if self.divisor != 1:
+            out = out / self.divisor
+        return out if self.cap is None else self.cap * torch.tanh(out / self.cap)
+
+
+def token_nll(head: OutputHead, x: Tensor, targets: Tensor) -> Tensor:
+    """Negative log-likelihood in nats of each target; 0 for ignored targets. The logits exist in chunks,
+    unless gradients are needed.
+
+    Args:
+        x: (B, K, C) hidden states.
+        targets: (B, K).
 
     Returns:
-        (N,) float64 for float64 logits, otherwise float32.
+        (B, K) float64 for float64 logits, otherwise float32.
     """
-    logits = logits if logits.dtype == torch.float64 else logits.float()
-    nll = F.cross_entropy(logits, ids, ignore_index=IGNORED, reduction="none")
-    if z_loss is None:
-        return nll
-    more = z_loss * logits.logsumexp(-1) ** 2 * (ids != IGNORED)
-    return nll + (more - more.detach())
+    parts = [nll(head(rows), ids) for rows, ids in chunks(x, targets, len(head.weight))]
+    return torch.cat(parts).view(targets.shape)
 
 
-def chunked_nll(
-    logits: Callable[[Tensor], Tensor], x: Tensor, targets: Tensor, vocab_size: int, z_loss: float | None
-) -> Tensor:
-    """`token_nll` of `targets` (B, K) in chunks, so that the N × V float32 logits are never materialized.
+def summed_nll(head: OutputHead, x: Tensor, targets: Tensor, z_loss: float | None) -> Tensor:
+    """The sum of `token_nll`, () float32 or float64, for training. Each chunk's logits are turned into
+    gradients at once, so that they are neither stored nor computed again (arXiv:2410.10989, section 3.2).
 
     Args:
-        logits: the output head, hidden states (·, C) → (·, V).
-        x: (B, K, C) hidden states.
+        z_loss: coefficient of (ln Z)², Z the sum of exp logits. It adds to the gradients but not to the
+            returned value, and keeps ln Z near 0 (PaLM, arXiv:2204.02311, section 5).
     """
+    if not torch.is_grad_enabled():
+        return token_nll(head, x, targets).sum()
+    return _SummedNLL.apply(x, head.weight, targets, head.divisor, head.cap, z_loss)
 
-    def chunk(rows: Tensor, ids: Tensor) -> Tensor:
-        return token_nll(logits(rows), ids, z_loss)
 
-    rows, ids = x.flatten(0, 1), targets.flatten()
+def nll(logits: Tensor, ids: Tensor) -> Tensor:
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    return F.cross_entropy(logits, ids, ignore_index=IGNORED, reduction="none")
+
+
+def chunks(x: Tensor, targets: Tensor, vocab_size: int) -> list[tuple[Tensor, Tensor]]:
+    """Rows (n, C) and targets (n,) whose logits may exist at once."""
     size = max(1, LOGITS_AT_ONCE.get(x.device.type, 1 << 25) // vocab_size)
-    if len(rows) <= size:
-        return chunk(rows, ids).view(targets.shape).clone()  # no view: FSDP2 registers a hook on it
-    parts = []
-    for part in zip(rows.split(size), ids.split(size), strict=True):
-        if torch.is_grad_enabled():
-            parts.append(checkpoint(chunk, *part, use_reentrant=False, preserve_rng_state=False))
-        else:
-            parts.append(chunk(*part))
-    return torch.cat(parts).view(targets.shape).clone()
+    rows, ids = x.flatten(0, 1), targets.flatten()
+    return [(rows, ids)] if len(rows) <= size else [*zip(rows.split(size), ids.split(size), strict=True)]
+
+
+class _SummedNLL(torch.autograd.Function):
+    """The gradients are computed in the forward pass for an upstream gradient of 1."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        divisor: float,
+        cap: float | None,
+        z_loss: float | None,
+    ) -> Tensor:
+        kind = x.device.type
+        autocast = torch.is_autocast_enabled(kind)
+        dtype = torch.get_autocast_dtype(kind) if autocast else weight.dtype
+        with torch.autocast(kind, enabled=False):
+            head = OutputHead(weight.to(dtype), divisor, cap)
+            grad_weight, grads, losses = torch.zeros_like(weight), [], []
+            for rows, ids in chunks(x.to(dtype), targets, len(weight)):
+                logits = head(rows)
+                log_p = (logits if dtype == torch.float64 else logits.float()).log_softmax(-1)
+                valid = (ids != IGNORED)[:, None]
+                at = torch.where(valid, ids[:, None], 0)
+                log_p_target = log_p.gather(-1, at)
+                losses.append(torch.where(valid, -log_p_target, 0.0))
+                if z_loss is not None:
+                    log_z = logits.gather(-1, at) - log_p_target
+                p = log_p.exp_()
+                if z_loss is not None:
+                    p.mul_(1 + 2 * z_loss * log_z)
+                p.scatter_add_(-1, at, torch.full_like(log_p_target, -1.0))
+                if cap is not None:
+                    p.mul_(1 - (logits / cap) ** 2)
+                if divisor != 1:
+                    p.div_(divisor)
+                grad = p.to(dtype)
+                grads.append((grad @ head.weight) * valid)
+                rows = rows * valid
+                if dtype == weight.dtype:
+                    grad_weight.addmm_(grad.T, rows)
+                else:
+                    grad_weight.add_(grad.T @ rows)
+        ctx.save_for_backward(torch.cat(grads).view(x.shape).to(x.dtype), grad_weight)
+        return torch.cat(losses).sum()
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        grad_x, grad_weight = ctx.saved_tensors
+        (grad,) = upstream
+        return (
+            grad_x * grad.to(grad_x.dtype),
+            grad_weight * grad.to(grad_weight.dtype),
+            None,
+            None,
+            None,
+            None,
+        )

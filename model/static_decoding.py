@@ -177,7 +177,7 @@ class PassInputs:
 def decode_step(model: Transformer, cache: StaticCache, inputs: PassInputs, tokens: Tensor) -> Tensor:
     """(B, V) logits of the next pass after the tokens (B,)."""
     chunk = inputs.of(cache.at)
-    logits = model.forward_chunks(tokens[:, None], [chunk], None, cache, 1, None, None, None)
+    logits = model.forward_chunks(tokens[:, None], [chunk], None, cache, 1, None, "none", None, None)
     cache.at.add_(1)
     return logits[:, -1]
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Literal, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from errors import ModelError
@@ -22,7 +21,7 @@ from model.attention.sharding import ContextShard, ShardedWindow
 from model.attention.softmax import AttentionPass, Modifiers
 from model.block import Block, Checkpointing
 from model.cache import Cache
-from model.loss import chunked_nll
+from model.loss import OutputHead, summed_nll, token_nll
 from model.packed import PackedBlock, PackedNorm, store_joined
 from model.position import (
     SCHEMES,
@@ -226,6 +225,7 @@ class Transformer(nn.Module):
         cache: Cache | None = None,
         keep: int | None = None,
         hooks: Sequence[AttentionHook] | None = None,
+        reduction: Literal["none", "sum"] = "none",
         z_loss: float | None = None,
         shard: ContextShard | None = None,
     ) -> Tensor:
@@ -238,12 +238,15 @@ class Transformer(nn.Module):
             cache: cache with the preceding tokens, for inference only.
             keep: compute outputs for the last K tokens only (default: all). 0 only fills the cache.
             hooks: one attention hook per layer, for diagnostics.
-            z_loss: coefficient of the z-loss; see `token_nll`.
+            reduction: of the negative log-likelihood. With "sum", training needs no memory for the logits of
+                all tokens.
+            z_loss: coefficient of the z-loss; see `summed_nll`. With reduction "sum" only.
             shard: tokens and targets are this part of windows that the ranks of a group share. All ranks of
                 the group must call the model, and its backward pass, alike.
 
         Returns:
-            (B, K, V) logits, or with targets the (B, K) NLL in nats, float32 or float64, 0 if ignored.
+            (B, K, V) logits, or with targets the (B, K) NLL in nats or its sum, float32 or float64, 0 if
+            ignored.
         """
         if cache is not None and torch.is_grad_enabled():
             raise ModelError("the cache is updated in place: call the model under torch.no_grad()")
@@ -251,12 +254,14 @@ class Transformer(nn.Module):
             raise ModelError(
                 "windows that are sharded over processes have no cache, and outputs of all tokens"
             )
+        if z_loss is not None and (targets is None or reduction != "sum"):
+            raise ModelError('z_loss changes the gradient of the sum only: give targets and reduction="sum"')
         window = None if shard is None else ShardedWindow(shard, positions)
         own = [positions] if window is None else window.own
         chunks = [TokenChunk(new, *self.prepare(new)) for new in own]
         keep = tokens.shape[1] if keep is None else keep
         run = self._compiled if self._compiled and self.training else self.forward_chunks
-        return run(tokens, chunks, targets, cache, keep, hooks, z_loss, window)
+        return run(tokens, chunks, targets, cache, keep, hooks, reduction, z_loss, window)
 
     def prepare(
         self, positions: TokenPositions
@@ -285,6 +290,7 @@ class Transformer(nn.Module):
         cache: Cache | None,
         keep: int,
         hooks: Sequence[AttentionHook] | None,
+        reduction: Literal["none", "sum"],
         z_loss: float | None,
         window: ShardedWindow | None,
     ) -> Tensor:
@@ -322,11 +328,10 @@ class Transformer(nn.Module):
             )
             x = block(x, passes, layer_cache, hook, window)
         x = self.packed_norm(x) if is_decoding else self.norm(x)  # (B, K, C)
-        return (
-            self.logits(x)
-            if targets is None
-            else chunked_nll(self.logits, x, targets, self.vocab_size, z_loss)
-        )
+        if targets is None:
+            return self.logits(x)
+        head, x = self.output_head, self._head_input(x)
+        return summed_nll(head, x, targets, z_loss) if reduction == "sum" else token_nll(head, x, targets)
 
     def contexts(
         self,
@@ -397,13 +402,16 @@ class Transformer(nn.Module):
 
     def logits(self, x: Tensor) -> Tensor:
         """(…, C) normalized hidden states → (…, V) logits."""
-        if self.settings.mup:
-            x = x / self.settings.width_ratio
-        out = F.linear(x, self.embed.weight if self.head is None else self.head.weight)
-        if self.settings.logit_divisor != 1:
-            out = out / self.settings.logit_divisor
-        cap = self.settings.logit_softcap
-        return out if cap is None else cap * torch.tanh(out / cap)
+        return self.output_head(self._head_input(x))
+
+    @property
+    def output_head(self) -> OutputHead:
+        s = self.settings
+        weight = self.embed.weight if self.head is None else self.head.weight
+        return OutputHead(weight, s.logit_divisor, s.logit_softcap)
+
+    def _head_input(self, x: Tensor) -> Tensor:
+        return x / self.settings.width_ratio if self.settings.mup else x
 
     @property
     def blocks(self) -> list[Block]:

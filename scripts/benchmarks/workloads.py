@@ -165,7 +165,8 @@ def _training_step(shape: Shape, scheme: str, variant: str, rows: int, length: i
             ours.compile(dynamic=True)
 
         def loss() -> Tensor:
-            return ours(inputs, TokenPositions.plain(length), targets).sum() / targets.numel()
+            nll = ours(inputs, TokenPositions.plain(length), targets, reduction="sum")
+            return nll / targets.numel()
 
     def step() -> list[float]:
         value = loss()

@@ -29,14 +29,17 @@ def targets_with_holes() -> torch.Tensor:
 @pytest.mark.parametrize("cap", [None, 3.0])
 @pytest.mark.parametrize("tie_embeddings", [False, True])
 @pytest.mark.parametrize("rows_at_once", [1, 7, 1000])
-def test_chunked_nll_matches_dense_cross_entropy(tie_embeddings, cap, rows_at_once, monkeypatch):
+def test_nll_in_chunks_matches_dense_cross_entropy(tie_embeddings, cap, rows_at_once, monkeypatch):
     monkeypatch.setattr(model.loss, "LOGITS_AT_ONCE", {"cpu": rows_at_once * V})
-    net = build("rope", tie_embeddings=tie_embeddings, logit_softcap=cap)
+    net = build("rope", tie_embeddings=tie_embeddings, logit_softcap=cap, logit_divisor=1.5)
     tokens, targets = ids(B, T), targets_with_holes()
     nll = net(tokens, TokenPositions.plain(T), targets=targets)
     assert nll.shape == (B, T) and nll.dtype == torch.float64
     assert (nll[targets == IGNORED] == 0).all() and (nll[targets != IGNORED] > 0).all()
-    found = torch.autograd.grad(nll.sum(), list(net.parameters()))
+    of_tokens = torch.autograd.grad(nll.sum() * 0.7, list(net.parameters()))
+    total = net(tokens, TokenPositions.plain(T), targets=targets, reduction="sum")
+    close(total, nll.sum(), atol=1e-12)
+    found = torch.autograd.grad(total * 0.7, list(net.parameters()))
 
     logits = net(tokens, TokenPositions.plain(T))
     if cap is not None:
@@ -44,9 +47,31 @@ def test_chunked_nll_matches_dense_cross_entropy(tie_embeddings, cap, rows_at_on
     dense = logits.logsumexp(-1) - logits.gather(-1, targets.clamp(min=0)[..., None])[..., 0]
     dense = dense * (targets != IGNORED)
     close(nll, dense, atol=1e-12)
-    expected = torch.autograd.grad(dense.sum(), list(net.parameters()))
-    for a, b in zip(found, expected, strict=True):
-        close(a, b, atol=1e-11)
+    expected = torch.autograd.grad(dense.sum() * 0.7, list(net.parameters()))
+    for a, b, c in zip(found, of_tokens, expected, strict=True):
+        close(a, c, atol=1e-11)
+        close(b, c, atol=1e-11)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_summed_nll_under_autocast_is_close_to_float32(dtype, monkeypatch):
+    monkeypatch.setattr(model.loss, "LOGITS_AT_ONCE", {"cpu": 7 * V})
+    net, tokens, positions = build("rope", dtype=torch.float32), ids(B, T), TokenPositions.plain(T)
+    exact = net(tokens, positions, targets=targets_with_holes()).sum()
+    expected = torch.autograd.grad(exact, net.output_head.weight)[0]
+    with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+        total = net(tokens, positions, targets=targets_with_holes(), reduction="sum")
+    found = torch.autograd.grad(total, net.output_head.weight)[0]
+    near = 1e-5 if dtype == torch.float32 else 0.03
+    assert total.dtype == found.dtype == torch.float32
+    assert abs(total - exact) <= near * exact and (found - expected).norm() <= near * expected.norm()
+
+
+def test_frozen_head_has_no_gradient():
+    net = build("rope")
+    net.head.weight.requires_grad_(False)
+    net(ids(B, T), TokenPositions.plain(T), targets=ids(B, T), reduction="sum").backward()
+    assert net.head.weight.grad is None and net.embed.weight.grad.abs().sum() > 0
 
 
 def test_soft_cap():
@@ -215,15 +240,15 @@ def test_z_loss_affects_gradients_not_reported_loss(rows_at_once, monkeypatch):
     net = build("rope", logit_softcap=3.0)
     tokens, targets, positions = ids(B, T), targets_with_holes(), TokenPositions.plain(T)
     weights = list(net.parameters())
-    nll = net(tokens, positions, targets=targets, z_loss=0.3)
-    plain = net(tokens, positions, targets=targets)
-    assert nll.equal(plain)
-    found = torch.autograd.grad(nll.sum(), weights)
+    total = net(tokens, positions, targets=targets, reduction="sum", z_loss=0.3)
+    plain = net(tokens, positions, targets=targets, reduction="sum")
+    assert total.equal(plain)
+    found = torch.autograd.grad(total, weights)
 
     log_z = net(tokens, positions).logsumexp(-1)
     penalty = (0.3 * log_z**2)[targets != IGNORED].sum()
-    expected = torch.autograd.grad(plain.sum() + penalty, weights)
-    without = torch.autograd.grad(net(tokens, positions, targets=targets).sum(), weights)
+    expected = torch.autograd.grad(plain + penalty, weights)
+    without = torch.autograd.grad(net(tokens, positions, targets=targets, reduction="sum"), weights)
     for a, b in zip(found, expected, strict=True):
         close(a, b, atol=1e-11)
     assert max((a - b).abs().max() for a, b in zip(expected, without, strict=True)) > 0.1
