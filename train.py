@@ -16,6 +16,8 @@ from training.config.command_line import answer_quickly, parse
 if __name__ == "__main__":
     answer_quickly(__doc__)  # prints help and misspelled settings before torch is imported
 
+from collections.abc import Callable
+
 import torch
 
 from evaluation import monitor_targets
@@ -44,7 +46,7 @@ def main() -> int:
     options.overrides = with_imported_parent(options.overrides)
     with Interrupts() as interrupts:
         if options.dry_run:
-            return dry_run(options)
+            return dry_run(options, train_step)
         with open_run(options, interrupts, monitor_targets) as run:
             return train(run)
 
@@ -86,17 +88,15 @@ def train(run: TrainingRun) -> int:
             with run.watchdog.collective(f"step {done}"):
                 size = schedule.micro_batch_size(step)
                 parts = micro_batches(batch, size, stage.length, device, parallel.shard)
-                nll = forward_backward(model, parallel, parts, batch.n_targets, run.autocast, t.z_loss)
-                status = run.interrupts.status or checkpointer.status or logger.status
-                nll, requests = reduce_step(parallel, nll, status)
-                loss = nll / batch.n_targets
-                grad_norm = clip_grad_norm(optimizer, t.grad_clip)
-                decision = guard(loss, grad_norm)
-                guarded_step(optimizer, decision.skip)
-                if ema:
-                    ema.update(decision.skip)
-                optimizer.zero_grad(set_to_none=True)
-                logger.step(done, StepResult.of(loss, grad_norm, requests, decision), rates, batch)
+                result = train_step(
+                    *(model, parallel, optimizer, guard, parts, batch.n_targets),
+                    grad_clip=t.grad_clip,
+                    z_loss=t.z_loss,
+                    autocast=run.autocast,
+                    ema=ema,
+                    status=lambda: run.interrupts.status or checkpointer.status or logger.status,
+                )
+                logger.step(done, result, rates, batch)
                 stop = logger.read(pending=0 if is_due else pending)
 
             if validator.is_due(done):
@@ -116,6 +116,37 @@ def train(run: TrainingRun) -> int:
             logger.end(steps)
     announce_end(run, validator.prompts)
     return 0
+
+
+def train_step(
+    model: torch.nn.Module,
+    parallel: Parallel,
+    optimizer: torch.optim.Optimizer,
+    guard: StepGuard,
+    parts: list[MicroBatch],
+    n_targets: int,
+    *,
+    grad_clip: float | None = None,
+    z_loss: float | None = None,
+    autocast: torch.dtype | None = None,
+    ema: EMA | None = None,
+    status: Callable[[], int] = lambda: 0,
+) -> StepResult:
+    """One update of the weights. Does not wait for the device.
+
+    Args:
+        status: exit status requested by this process, 0 for none; called after the backward pass.
+    """
+    nll = forward_backward(model, parallel, parts, n_targets, autocast, z_loss)
+    nll, requests = reduce_step(parallel, nll, status())
+    loss = nll / n_targets
+    grad_norm = clip_grad_norm(optimizer, grad_clip)
+    decision = guard(loss, grad_norm)
+    guarded_step(optimizer, decision.skip)
+    if ema:
+        ema.update(decision.skip)
+    optimizer.zero_grad(set_to_none=True)
+    return StepResult.of(loss, grad_norm, requests, decision)
 
 
 def forward_backward(

@@ -29,13 +29,11 @@ from model import TokenPositions
 from tests.gpu_path.common import gpu_model
 from tests.gpu_path.fake_gpu import CUDA, FakeGpu, to_gpu
 from tests.model.zoo import ids, packed, reach_of
-from train import forward_backward
+from train import train_step
 from training.config.optimizer_settings import AdamWSettings
 from training.config.trainer_settings import SkipNonFinite, SpikeSettings
-from training.logging.step_metrics import StepResult, reduce_step
 from training.micro_batches import micro_batches
-from training.optim.grad_clip import clip_grad_norm
-from training.optim.optimizer import guarded_step, make_optimizer
+from training.optim.optimizer import make_optimizer
 from training.optim.step_guard import StepGuard
 
 ROWS = 4
@@ -136,15 +134,7 @@ def train(case: str, layout: str, gpu: FakeGpu) -> Counter | None:
     for n in range(3):
         gpu.waits.clear()
         parts = micro_batches(batch_of(layout, length, n), ROWS, length, CUDA)
-        # As in train.py.
-        nll = forward_backward(net, parallel, parts, ROWS * length)
-        nll, requests = reduce_step(parallel, nll, 0)
-        loss = nll / (ROWS * length)
-        grad_norm = clip_grad_norm(optimizer, 1.0)
-        decision = guard(loss, grad_norm)
-        guarded_step(optimizer, decision.skip)
-        optimizer.zero_grad(set_to_none=True)
-        result = StepResult.of(loss, grad_norm, requests, decision)
+        result = train_step(net, parallel, optimizer, guard, parts, ROWS * length, grad_clip=1.0)
     waits = gpu.waits.copy()
     result.read()
     return waits

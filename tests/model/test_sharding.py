@@ -8,13 +8,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from errors import ModelError
 from model import Cache, ContextShard, TokenPositions, Transformer
 from tests import processes
 from tests.model.linear import LEGAL, linear
 from tests.model.zoo import CASES, LAYERS, D, G, H, build, ids
+from training.distributed.simulated import CollectiveCounter
 
 ROWS = 2
 LENGTHS = {"plain": 19, "packed": 16}  # chunks of unequal and of equal lengths
@@ -114,22 +114,6 @@ def test_every_scheme_equals_one_process(world, layout):
     check(world, [(case, layout) for case in [*CASES, *MIXERS]])
 
 
-class CollectiveBytes(TorchDispatchMode):
-    """Counts collectives and the bytes of their unsharded tensors."""
-
-    def __init__(self):
-        super().__init__()
-        self.found: dict[str, tuple[int, int]] = {}
-
-    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-        out = operation(*args, **(kwargs or {}))
-        name = operation.name().partition("::")[2]
-        if name in ("all_gather_into_tensor", "reduce_scatter_tensor"):
-            count, size = self.found.get(name, (0, 0))
-            self.found[name] = count + 1, size + max(args[0].nbytes, out.nbytes)
-        return out
-
-
 @pytest.mark.parametrize("world", [2, 4])
 @pytest.mark.parametrize(
     ("case", "tensors", "numbers"),
@@ -143,12 +127,15 @@ def test_communication_is_that_of_the_formula(world, case, tensors, numbers):
     """docs/context_sharding.md; rank 0 of a process group that communicates nothing."""
     dist.init_process_group("fake", rank=0, world_size=world, store=FakeStore())
     try:
-        with CollectiveBytes() as counted:
-            result(case, "packed", ContextShard(0, world, dist.group.WORLD.group_name))
+        group = dist.group.WORLD.group_name
+        with CollectiveCounter(group) as counted:
+            result(case, "packed", ContextShard(0, world, group))
     finally:
         dist.destroy_process_group()
     expected = LAYERS * 2 * tensors, LAYERS * ROWS * 8 * numbers(2 * world)  # in two passes; float64
-    assert counted.found == {"all_gather_into_tensor": expected, "reduce_scatter_tensor": expected}
+    assert counted.found == dict.fromkeys(
+        [(name, "context") for name in ("all-gather", "reduce-scatter")], expected
+    )
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from errors import INTERRUPTED, REQUEUE, TrainingError
 from evaluation import EvaluationError
 from model import ModelSettings, TokenPositions, Transformer
 from tests.training.conftest import command, environment, run
-from tests.training.distributed.curves import shared, update
+from tests.training.distributed.curves import shared
 from training import validation
 from training.checkpoint.storage import AVERAGE, folder_of, steps_of
 from training.config.optimizer_settings import AdamWSettings
@@ -298,7 +298,8 @@ def test_step_guard_keeps_weights_and_moments():
     parallel = Parallel(TrainingSettings())
 
     def step(parts, n_targets, status=0):
-        return update(model, parallel, optimizer, gate, parts, n_targets, max_norm=1.0, status=status)
+        args = model, parallel, optimizer, gate, parts, n_targets
+        return train.train_step(*args, grad_clip=1.0, status=lambda: status)
 
     tokens = torch.arange(10).reshape(2, 5)
     good = [MicroBatch(tokens, tokens + 1, TokenPositions.plain(5))]

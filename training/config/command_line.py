@@ -52,6 +52,8 @@ def parse(script: str, usage: str, arguments: Sequence[str] | None = None) -> Na
         sys.exit(0)
     if script == "generate":
         _check_generate(parser, options)
+    if script == "train" and options.world is not None and (not options.dry_run or options.world < 2):
+        parser.error("--world is for --dry-run, and at least 2")
     if script == "train" and options.fork:
         options.overrides += [f"parent.run={options.fork}", "parent.fork=true"]
     return options
@@ -78,6 +80,8 @@ def _train_options(add) -> None:
     )
     add("--restart", action="store_true", help="train from step 0; the old run directory is renamed")
     add("--dry-run", action="store_true", help="check the data and estimate parameters, memory and time")
+    text = "with --dry-run: simulate N processes (GPUs) and count the communication of a step"
+    add("--world", type=int, metavar="N", help=text)
     add("--force", action="store_true", help="train even if the estimated memory does not fit")
 
 

@@ -123,9 +123,13 @@ class Parallel(ProcessGroup):
         if compiled:  # hooks around blocks break a whole-model graph
             model.compile(by_block=self.sharded or checkpointing != "none", dynamic=True)
         if not self.sharded:
-            return self._accelerator.prepare_model(model)
+            return self._replicate(model)
         shard(model, self.device, self.world, autocast)
         return model
+
+    def _replicate(self, model: Transformer) -> nn.Module:
+        """The model under DDP if there are several processes."""
+        return self._accelerator.prepare_model(model)
 
     def no_sync(self, wrapped: nn.Module, enabled: bool = True) -> AbstractContextManager:
         """Accumulate gradients locally in the block, if `enabled`; a later backward pass reduces them.

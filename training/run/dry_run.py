@@ -11,6 +11,7 @@ from errors import TrainingError
 from model import Transformer
 from training.config.settings import RunSettings
 from training.distributed.parallel import Parallel
+from training.distributed.simulated import SimulatedParallel, sent_bytes
 from training.logging.console import Console, duration
 from training.logging.summary import steps_in_words
 from training.optim.optimizer import parameters_at_rate
@@ -19,7 +20,8 @@ from training.run.first_checkpoint import changed_rates
 from training.run.hardware import forecast, free_memory, peak_flops
 from training.run.memory import FLOAT, MemoryLayout, fitting, memory
 from training.run.parent import ParentRun
-from training.stages import stages_of
+from training.simulated_step import TrainStep, count_collectives, simulated_autocast
+from training.stages import TrainingSchedule, stages_of
 
 
 def show_forecast(
@@ -35,7 +37,10 @@ def show_forecast(
     if not parallel.main:
         return 0
     model, layout = _shape(settings, parallel, parent)
-    expected = partial(forecast, model, settings.train_length, layout=layout, peak=peak_flops(device))
+    parts = memory(model, settings.train_length, layout)
+    is_simulated = isinstance(parallel, SimulatedParallel)
+    peak = 1.0 if is_simulated else peak_flops(device)  # of GPUs that are not known
+    expected = partial(forecast, model, settings.train_length, layout=layout, peak=peak)
     f, left = expected(plan=settings.plan), expected(plan=after(settings.plan, done))
     free, steps = free_memory(device), f"{f.steps:,} of {steps_in_words(settings)}"
     tokens, time = f"{f.tokens:,}", f"about {duration(f.seconds)}"
@@ -51,9 +56,20 @@ def show_forecast(
         ("tokens", tokens),
         ("positions of training text", sampled(settings)),
         *((f"after step {stage.start:,}", ", ".join(stage.overrides)) for stage in changes),
-        ("memory on each device", f"about {_size(f.memory)}; {_size(free)} are free"),
-        ("time", f"{time} on {layout.world} × {device.type}, at 45% of its peak rate"),
     ]
+    if is_simulated:
+        of_device = layout.sequences, settings.train_length // layout.context, settings.model.dim
+        rows += [
+            ("activations of a layer, each device", " × ".join(f"{n:,}" for n in of_device)),
+            ("memory on each device", f"about {_size(f.memory)}"),
+            ("of which", ", ".join(f"{name} {_size(n)}" for name, n in parts.items() if n)),
+            ("training FLOPs, each device", f"{f.tokens * f.flops_per_token / layout.world:.3g}"),
+        ]
+    else:
+        rows += [
+            ("memory on each device", f"about {_size(f.memory)}; {_size(free)} are free"),
+            ("time", f"{time} on {layout.world} × {device.type}, at 45% of its peak rate"),
+        ]
     rows += [
         (name, f"{rate:g}, {parameters_at_rate(name, model, t.optimizer)}")
         for name, rate in t.optimizer.rates.items()
@@ -72,10 +88,42 @@ def show_forecast(
         if settings.is_fork:
             rows += [("after the fork", text) for text in changed_rates(settings, parent)]
     console.table("forecast", ["", ""], rows)
-    if f.memory > free:
+    if f.memory > free and not is_simulated:
         console.warn(f"this will not fit: {_fixes(model, settings, layout, free)}")
         return 1
     return 0
+
+
+def show_communication(
+    settings: RunSettings,
+    parallel: SimulatedParallel,
+    console: Console,
+    train_step: TrainStep,
+    parent: ParentRun | None = None,
+) -> None:
+    """Print the collectives of the first step of each stage, on each of the simulated processes.
+
+    Args:
+        train_step: that of train.py.
+    """
+    schedule, rows = TrainingSchedule(settings), []
+    sizes = {"all": parallel.world, "context": settings.training.parallel.context}
+    for stage in schedule.stages:
+        size = schedule.micro_batch_size(stage.start)
+        vocab_size = _vocabulary(settings, parent)
+        found = count_collectives(settings, parallel, stage, size, vocab_size, train_step)
+        name = f"{stage.batch_size} × {stage.length:,}"
+        for (operation, group), traffic in found.items():
+            sent = sent_bytes(operation, traffic.nbytes, sizes[group])
+            processes = f"{sizes[group]} ({group})"
+            rows.append(
+                (name, operation, processes, f"{traffic.count:,}", f"{traffic.nbytes:,}", _size(sent))
+            )
+    console.table(
+        "communication of each device in one step",
+        ["windows × tokens", "collective", "processes", "number", "bytes", "sent in a ring"],
+        rows,
+    )
 
 
 def check_memory(settings: RunSettings, parallel: Parallel, parent: ParentRun | None = None) -> None:
@@ -95,23 +143,29 @@ def _shape(
     settings: RunSettings, parallel: Parallel, parent: ParentRun | None
 ) -> tuple[Transformer, MemoryLayout]:
     """The model of a run on the meta device, and its layout on the devices."""
-    t, device = settings.training, parallel.device
-    vocab_size = parent.about["vocab_size"] if parent else expected_vocabulary(settings.data)
+    t, device = settings.training, parallel.device.type
+    autocast = autocast_type(t.precision, parallel.device)
+    if isinstance(parallel, SimulatedParallel):  # of GPUs
+        device, autocast = "cuda", simulated_autocast(t.precision)
     with torch.device("meta"):
-        model = make_model(settings, vocab_size)
+        model = make_model(settings, _vocabulary(settings, parent))
     most = max(-(-p.batch_size * p.length // settings.train_length) for p in settings.plan)
     return model, MemoryLayout(
         world=parallel.world,
         sharded=parallel.sharded,
         sequences=min(t.micro_batch_size or most, -(-most // parallel.data_world)),
         checkpointing=t.parallel.checkpointing,
-        half=autocast_type(t.precision, device) is not None,
-        device=device.type,
+        half=autocast is not None,
+        device=device,
         mean=t.ema is not None,
         float_bytes=8 if t.precision == "float64" else FLOAT,
         step_sequences=most,
         context=t.parallel.context,
     )
+
+
+def _vocabulary(settings: RunSettings, parent: ParentRun | None) -> int:
+    return parent.about["vocab_size"] if parent else expected_vocabulary(settings.data)
 
 
 def _fixes(model: Transformer, settings: RunSettings, layout: MemoryLayout, free: float) -> str:

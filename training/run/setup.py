@@ -20,6 +20,7 @@ from training.config.load import dropped_settings, identity
 from training.config.settings import RunSettings
 from training.distributed.error_barrier import error_barrier
 from training.distributed.parallel import Parallel
+from training.distributed.simulated import SimulatedParallel
 from training.distributed.watchdog import Watchdog
 from training.exposure import make_batches
 from training.interrupts import Interrupts
@@ -40,11 +41,12 @@ from training.run.directory import (
     read_manifest,
     run_folder,
 )
-from training.run.dry_run import check_memory, show_forecast
+from training.run.dry_run import check_memory, show_communication, show_forecast
 from training.run.environment import processes_of
 from training.run.first_checkpoint import Score, write_first_checkpoint
 from training.run.hardware import prepare_cpu
 from training.run.parent import ParentRun, read_run_settings
+from training.simulated_step import TrainStep
 from training.stages import stages_of
 
 
@@ -115,10 +117,14 @@ class TrainingRun:
         self.console.info(f"stopped by {name} {saved}. Run the same command again to resume.")
 
 
-def dry_run(options: Namespace) -> int:
-    """Print the size, memory and time of a run; returns the exit status."""
+def dry_run(options: Namespace, train_step: TrainStep) -> int:
+    """Print the size, memory and time of a run, and with `--world` its communication; returns the exit
+    status."""
     settings, parent, parallel, console = _launch(options)
-    return show_forecast(settings, parallel, console, parent)
+    status = show_forecast(settings, parallel, console, parent)
+    if isinstance(parallel, SimulatedParallel):
+        show_communication(settings, parallel, console, train_step, parent)
+    return status
 
 
 @contextmanager
@@ -180,7 +186,8 @@ def _launch(options: Namespace) -> tuple[RunSettings, ParentRun | None, Parallel
     # The initial state of torch's generator is random and saved in checkpoints: a fixed seed makes the
     # checkpoints of equal runs equal.
     torch.manual_seed(settings.seed)
-    parallel = Parallel(settings.training)
+    t, world = settings.training, options.world
+    parallel = Parallel(t) if world is None else SimulatedParallel(t, world)
     console = Console(quiet=not parallel.main, results=options.dry_run)
     for warning in dropped_settings(settings, options.overrides):
         console.info(warning)

@@ -10,16 +10,14 @@ from accelerate.state import AcceleratorState, GradientState
 from data import PreparedData
 from model import Transformer
 from tests import processes
-from train import forward_backward
+from train import train_step
 from training.config.load import load_settings
 from training.config.settings import RunSettings
 from training.distributed.parallel import Parallel
 from training.exposure import make_batches
-from training.logging.step_metrics import StepResult, reduce_step
-from training.micro_batches import MicroBatch, micro_batches
+from training.micro_batches import micro_batches
 from training.optim.ema import EMA
-from training.optim.grad_clip import clip_grad_norm
-from training.optim.optimizer import guarded_step, make_optimizer
+from training.optim.optimizer import make_optimizer
 from training.optim.step_guard import StepGuard
 from training.run.checks import autocast_type, make_model
 
@@ -52,37 +50,13 @@ class Training:
         t, length = self.settings.training, self.settings.train_length
         batch = self._batches.batch(number, self.parallel.data_rank, self.parallel.data_world)
         parts = micro_batches(batch, t.micro_batch_size, length, self.parallel.device, self.parallel.shard)
-        found = update(
-            self._wrapped, self.parallel, self.optimizer, self.guard, parts, batch.n_targets,
-            max_norm=t.grad_clip, autocast=self._autocast, ema=self.average,
-        ).read()  # fmt: skip
+        found = train_step(
+            *(self._wrapped, self.parallel, self.optimizer, self.guard, parts, batch.n_targets),
+            grad_clip=t.grad_clip,
+            autocast=self._autocast,
+            ema=self.average,
+        ).read()
         return found.loss, found.grad_norm
-
-
-def update(
-    model: torch.nn.Module,
-    parallel: Parallel,
-    optimizer: torch.optim.Optimizer,
-    guard: StepGuard,
-    parts: list[MicroBatch],
-    n_targets: int,
-    *,
-    max_norm: float | None = None,
-    autocast: torch.dtype | None = None,
-    ema: EMA | None = None,
-    status: int = 0,
-) -> StepResult:
-    """One update as in the loop of train.py."""
-    nll, requests = reduce_step(
-        parallel, forward_backward(model, parallel, parts, n_targets, autocast), status
-    )
-    loss, norm = nll / n_targets, clip_grad_norm(optimizer, max_norm)
-    decision = guard(loss, norm)
-    guarded_step(optimizer, decision.skip)
-    if ema:
-        ema.update(decision.skip)
-    optimizer.zero_grad(set_to_none=True)
-    return StepResult.of(loss, norm, requests, decision)
 
 
 def afresh(work: Callable):
