@@ -102,7 +102,7 @@ class Transformer(nn.Module):
     def _make_schemes(self, s: ModelSettings) -> nn.ModuleDict:
         """New scheme instances by name."""
         geometry = HeadGeometry(
-            s.dim, s.heads, s.head_dim, self.train_length, self.original_length, s.kv_heads
+            s.dim, s.heads, s.head_dim, self.train_length, self.original_length, s.kv_heads, s.attention_scale
         )
         made = nn.ModuleDict()
         for name, kind in self._kind_of.items():

@@ -103,7 +103,8 @@ def attend(
         kernel = choose(views, v, sink, first.mask.device.type)
     if kernel == "dense":
         return attention_details(views, v, scale, sink, 0, first.mask.queries, whole=True).output.to(v.dtype)
-    if kernel == "explicit" or first.weights_fn is not None:
+    weighted = first.weights_fn is not None and not (kernel == "flex" and first.mask.has_flex_bias)
+    if kernel == "explicit" or weighted:
         return _explicit(views, v, scale, sink)
     if kernel == "flex":
         return _flex(views, v, scale, sink)
@@ -131,8 +132,8 @@ def choose(views: list[AttentionView], v: Tensor, sink: Tensor | None, device: s
     # reading the keys, and needs no block mask.
     flex = device == "cuda" and q.shape[-1] >= FLEX_FEATURES and q.dtype != torch.float64
     flex = flex and mask.queries > 1
-    if any(view.weights_fn is not None for view in views):
-        return "explicit"
+    if first.weights_fn is not None:
+        return "flex" if flex and mask.has_flex_bias else "explicit"
     # `is_causal` aligns the mask top-left: correct only for T = S, or for a single, last query.
     causal = mask.is_causal_only and mask.queries in (mask.keys, 1)
     single = first.k.dtype in PRECISE if device == "cpu" else not causal

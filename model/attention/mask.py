@@ -245,6 +245,11 @@ class AttentionMask:
             self._shared["block_mask"] = mask
         return self._shared["block_mask"]
 
+    @property
+    def has_flex_bias(self) -> bool:
+        """Whether FlexAttention evaluates the bias in a form of its own."""
+        return self.make_flex_bias is not None
+
     def flex_bias(self) -> BiasFunction | None:
         """The bias as FlexAttention's kernel evaluates it."""
         if self.make_flex_bias is None:
@@ -312,7 +317,8 @@ class AttentionView:
 
     `weights_fn` and `extra_output` implement attention other than softmax(q·k + bias) v: the first returns
     the weights of a block, the second is added to the weighted values. A view with `weights_fn` must be the
-    only view.
+    only view. If its mask has `make_flex_bias`, the weights are also softmax(q·k + that bias), for
+    FlexAttention.
     """
 
     q: Tensor  # (B, H, T, D)

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from model.attention.mask import AttentionMask, QueryBlock
+from model.attention.mask import AttentionMask, BiasFunction, QueryBlock
 from model.position.base import AttentionContext, AttentionPlan, PositionalScheme, PositionSettings
 from model.position.scaling import Factor, stretch_of
 from model.position.table import on_device
@@ -112,11 +112,13 @@ def sum_after(x: Tensor) -> Tensor:
     return sum_from(torch.cat([x[..., 1:], torch.zeros_like(x[..., :1])], dim=-1))
 
 
-def mask_per_row(context: AttentionContext) -> AttentionMask:
+def mask_per_row(
+    context: AttentionContext, make_flex_bias: Callable[[], BiasFunction] | None = None
+) -> AttentionMask:
     """The visible pairs, such that `QueryBlock.distance` is correct per row even if rows differ in positions
     only."""
     rows = max(context.queries.position.shape[0], context.keys.position.shape[0])
-    return context.mask(by_row=rows > 1)
+    return context.mask(by_row=rows > 1, make_flex_bias=make_flex_bias)
 
 
 def distances(block: QueryBlock, last: int) -> Tensor:

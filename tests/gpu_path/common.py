@@ -38,7 +38,7 @@ def gradients(
 
     def attended(views, v, scale, sink=None):
         nonlocal calls
-        weighs = views[0].weights_fn is not None
+        weighs = views[0].weights_fn is not None and not views[0].mask.has_flex_bias
         calls += not weighs
         return attend(views, v, scale, "explicit" if weighs else kernel, sink)
 

@@ -35,6 +35,7 @@ pytestmark = [
 CASES = [
     *("alibi:plain", "alibi-learned:plain", "alibi-auto:ragged", "t5:plain", "kerple:plain"),
     *("kerple-power:packed", "kerple-log3:plain", "sandwich:plain", "fire:plain", "fox:packed"),
+    "shaw:packed",
     "rope:packed",
     *("rope-window:plain", "rope-sinks:plain", "rope-rerope:plain", "rope-self-extend:plain"),
     *("rope-dual-chunk:plain", "rope-lambda:plain", "rope-streaming:plain", "none-ssmax:plain"),

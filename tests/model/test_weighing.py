@@ -171,7 +171,8 @@ def test_shaw_matches_loops(values, layout, window):
 
     tensor = tensors(Q)
     expected = by_loops(weigh, positions, *tensor, values=beside if values else None, **window)
-    agree(run(scheme, positions, *tensor), expected, positions)
+    for kernel in ("auto", "flex"):
+        agree(run(scheme, positions, *tensor, kernel), expected, positions)
 
 
 @torch.no_grad()

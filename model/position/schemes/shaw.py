@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
+import torch
 from pydantic import Field
 from torch import Tensor
 
-from model.attention.mask import QueryBlock
+from model.attention.mask import AttentionView, BiasFunction, QueryBlock, mask_dtype
 from model.position.base import AttentionContext, AttentionPlan, PositionalScheme, SharableSettings, normal
 from model.position.pairwise import UNROLLED, distances, mask_per_row
+
+COPIES = 32  # of the entry of all far keys
 
 
 class ShawSettings(SharableSettings):
@@ -40,8 +43,28 @@ class Shaw(PositionalScheme):
         self.value = self.learned(shape, initial) if self.settings.values else None
 
     def plan(self, context: AttentionContext) -> AttentionPlan:
-        extra_output = None if self.value is None else self._extra_output
-        return AttentionPlan.from_mask(mask_per_row(context), self._weights, extra_output)
+        if self.value is not None:
+            return AttentionPlan.from_mask(mask_per_row(context), self._weights, self._extra_output)
+        return AttentionPlan(read=lambda q, k: [self._view(context, q, k)])
+
+    def _view(self, context: AttentionContext, q: Tensor, k: Tensor) -> AttentionView:
+        mask = mask_per_row(context, make_flex_bias=lambda: self._bias(context, q))
+        return AttentionView(q, k, mask, self._weights)
+
+    def _bias(self, context: AttentionContext, q: Tensor) -> BiasFunction:
+        """q_n·a_c/√D, looked up in the products of q with all K + 1 vectors."""
+        clip, dtype = self.settings.clip, mask_dtype(q)
+        with torch.autocast(q.device.type, enabled=False):
+            rows = q.to(dtype) @ self.key.to(dtype).T * self.geometry.scale  # (B, H, Q, K + 1)
+        # Far keys use copies of the last entry in turn: FlexAttention's backward pass adds to entries.
+        rows = torch.cat([rows[..., :clip], rows[..., clip:].expand(*rows.shape[:3], COPIES)], dim=-1)
+        q_position, k_position = context.q_position, context.k_position
+
+        def bias(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            d = (q_position[b, i] - k_position[b, j]).clamp(min=0)
+            return rows[b, h, i, torch.where(d < clip, d, clip + j % COPIES)]
+
+        return bias
 
     def _weights(self, block: QueryBlock) -> Tensor:
         rows = block.q @ self.key.to(block.q.dtype).T  # (B, H, t, K + 1)
