@@ -8,6 +8,7 @@
     python evaluate.py A B C lengths=[256,512]                 several runs on the same targets, relative to A
     python evaluate.py RUN --dry-run                           list the cells, estimate memory and time
     torchrun --nproc_per_node 2 evaluate.py RUN                on two processes (CPU) or two GPUs
+    torchrun --nproc_per_node 2 evaluate.py RUN context=2 lengths=[262144]   two processes share each window
     python evaluate.py RUN configs/tasks/passkey.yaml          a task: accuracy by length and depth
     python evaluate.py hf:HuggingFaceTB/SmolLM2-135M           a model of Hugging Face: hub name or folder
     python evaluate.py --help                                  every setting
@@ -30,9 +31,12 @@ targets, as trained or under each of `methods`. The results are written to the f
 skips the search for overlaps with the training text.
 
 Results are written to RUN/evaluation/<folder>/: results.csv, results.json, summary.txt and figures. Cells
-measured before are reused, so an interrupted evaluation continues where it stopped. Several processes give
-the same numbers as one; rank 0 writes and prints. hf:FOLDER, hf:NAME and gguf:FILE are first converted
-to a run in runs/imported/, where their results are written.
+measured before are reused, so an interrupted evaluation continues where it stopped. hf:FOLDER, hf:NAME and
+gguf:FILE are first converted to a run in runs/imported/, where their results are written.
+
+Several processes give the same numbers as one; rank 0 writes and prints. Windows are divided among them.
+With context=N, N processes share each window, for lengths that do not fit into the memory of one: each reads
+1/N of the tokens and holds the keys of one layer at a time.
 """
 
 from training.config.command_line import answer_quickly, parse
@@ -67,7 +71,8 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a scheduler's SIGTERM saves like Ctrl-C
     kind = kind_of(overrides)
     settings = load_settings(kind.settings_class, [*overrides, *(["matrix=true"] if options.matrix else [])])
-    with joined() as ranks:
+    # A dry run needs no other processes to estimate what each of them will take.
+    with joined(1 if options.dry_run else getattr(settings, "context", 1)) as ranks:
         kind.check(settings.protocol, runs=len(folders), processes=ranks.world)
         ranks.device(settings.device)  # raises for a device that does not exist, before anything is read
         console, results = Console(quiet=not ranks.main), []

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -11,9 +11,11 @@ import torch
 import torch.distributed as dist
 
 from errors import EvaluationError
-from model import find_device
+from model import ContextShard, find_device
 
 LAUNCH = "torchrun --nproc_per_node N evaluate.py ..."
+OTHER_ENDED = "another process of this evaluation has ended; see its error message"
+PATIENCE = timedelta(hours=24)
 # Launchers that start several processes without setting WORLD_SIZE: each would run alone.
 _SILENT = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 
@@ -21,16 +23,41 @@ _SILENT = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 @dataclass(frozen=True)
 class EvaluationRanks:
     """This process among the `world` processes of an evaluation, `beside` of them on this machine; by default
-    the only one. Rank 0 writes and prints."""
+    the only one. Rank 0 writes and prints.
+
+    Attributes:
+        shard: the part of each window that this process reads, where the ranks of a group share windows.
+    """
 
     rank: int = 0
     world: int = 1
     local: int = 0
     beside: int = 1
+    shard: ContextShard | None = None
 
     @property
     def main(self) -> bool:
         return self.rank == 0
+
+    @property
+    def context(self) -> int:
+        """Number of processes that share each window."""
+        return 1 if self.shard is None else self.shard.size
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process reports the losses of its context group."""
+        return self.rank % self.context == 0
+
+    @property
+    def data_rank(self) -> int:
+        """Index of the context group, which decides the windows that this process reads."""
+        return self.rank // self.context
+
+    @property
+    def data_world(self) -> int:
+        """Number of context groups, among which windows are divided."""
+        return self.world // self.context
 
     def device(self, wanted: str) -> torch.device:
         """The device of this process: `auto` is a GPU if there is one, `cuda` is the GPU of this rank."""
@@ -47,9 +74,7 @@ class EvaluationRanks:
         try:
             dist.all_gather_object(found, mine)
         except RuntimeError as error:
-            raise EvaluationError(
-                "another process of this evaluation has ended; see its error message"
-            ) from error
+            raise EvaluationError(OTHER_ENDED) from error
         return found
 
 
@@ -62,24 +87,45 @@ def this_process() -> EvaluationRanks:
 
 
 @contextmanager
-def joined() -> Iterator[EvaluationRanks]:
+def joined(context: int = 1) -> Iterator[EvaluationRanks]:
     """Join the process group of a launcher for the duration of the context; a single process without one.
 
-    Only losses are exchanged, so the group uses gloo on the CPU even if the models are on GPUs.
-    Raises EvaluationError for several processes that are not connected.
+    Losses are exchanged by gloo on the CPU, even if the models are on GPUs; keys and values of windows that
+    `context` processes share by NCCL where there are GPUs.
+
+    Raises EvaluationError for several processes that are not connected, and for a number of processes that
+    `context` does not divide.
     """
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if world == 1:
         refuse_silent_launch(os.environ)
+    if world % context:
+        fix = LAUNCH.replace("N", str(-(-world // context) * context))
+        raise EvaluationError(
+            f"context = {context} does not divide the number of processes, {world}. Start {fix}, or change "
+            "the setting"
+        )
+    if world == 1:
         yield EvaluationRanks()
         return
+    is_on_gpus = context > 1 and torch.cuda.is_available()
     # A rank that has finished its share of a cell waits for the slowest rank.
-    dist.init_process_group("gloo", timeout=timedelta(hours=24))
+    dist.init_process_group("cpu:gloo,cuda:nccl" if is_on_gpus else "gloo", timeout=PATIENCE)
     try:
-        yield this_process()
+        yield replace(this_process(), shard=_context_shard(context))
         dist.barrier()  # a rank that exits while another still sends aborts the other
     finally:
         dist.destroy_process_group()
+
+
+def _context_shard(size: int) -> ContextShard | None:
+    """This process in its group of `size` neighbors. All processes create all groups."""
+    if size == 1:
+        return None
+    rank, world = dist.get_rank(), dist.get_world_size()
+    starts = range(0, world, size)
+    groups = [dist.new_group([*range(start, start + size)], timeout=PATIENCE) for start in starts]
+    return ContextShard(rank % size, size, groups[rank // size].group_name)
 
 
 def refuse_silent_launch(environment: Mapping[str, str]) -> None:

@@ -67,7 +67,7 @@ class MeasurementSettings(StrictSettings):
 
     def identity(self) -> str:
         """Hash of the settings that determine the numbers; limits of the machine do not count."""
-        asked = self.asked({"folder", "device", "batch", "memory", "minutes"})
+        asked = self.asked({"folder", "device", "batch", "context", "memory", "minutes"})
         return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:8]
 
 
@@ -130,6 +130,12 @@ class EvaluationSettings(TargetSettings):
     )
     resamples: int = Field(10_000, ge=10_000, description="studentised bootstrap resamples, compared with t")
     batch: int | None = Field(None, ge=1, description="windows per batch; default: as the memory allows")
+    context: int = Field(
+        1,
+        ge=1,
+        description="processes that share each window: each reads 1/N of its tokens, for lengths that do not "
+        "fit into the memory of one process; requires a launcher",
+    )
     minutes: float | None = Field(
         None,
         gt=0,

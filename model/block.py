@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Literal
 
@@ -97,7 +97,7 @@ class Block(nn.Module):
     def forward(
         self,
         x: Tensor,
-        passes: Sequence[AttentionPass],
+        passes: Iterable[AttentionPass],
         layer_cache: LayerCache | LinearLayerCache | None,
         hook: AttentionHook | None = None,
         window: ShardedWindow | None = None,
@@ -105,8 +105,10 @@ class Block(nn.Module):
         """x (B, T, C) → (B, K, C) for the K queries of the passes; with K = 0 the pass only fills the cache.
 
         Args:
-            passes: one pass, or those of the chunks of x, in order, where the window is sharded.
-            window: the window that x is a part of; its other ranks call their block too.
+            passes: one pass, or those of the chunks of x, in order, where the window is sharded. They may be
+                created one at a time.
+            window: the window that x is a part of; its other ranks call their block too. x is updated in
+                place where the window is streamed.
         """
         args = x, passes, layer_cache, hook, window
         recompute = "none"
@@ -131,22 +133,27 @@ class Block(nn.Module):
     def _forward(
         self,
         x: Tensor,
-        passes: Sequence[AttentionPass],
+        passes: Iterable[AttentionPass],
         layer_cache: LayerCache | LinearLayerCache | None,
         hook: AttentionHook | None,
         window: ShardedWindow | None,
     ) -> Tensor:
-        before = self.norm_placement == "input"
-        normed = self.attention_norm(x) if before else x
         if window is None:
             (only,) = passes
-            mixed = self.attention(normed, only, layer_cache, hook)
-            x = only.context.of_queries(x)
-        else:
-            gathered = window.cache_for(self.mixer)
-            parts = zip(window.split(normed), passes, strict=True)
-            mixed = torch.cat([self.attention(part, each, gathered, hook) for part, each in parts], dim=1)
-        x = self._add(x, mixed if before else self.attention_norm(mixed))
+            return self._layer(x, only, layer_cache, hook)
+        gathered, parts = window.cache_for(self.mixer), []
+        for part, each in zip(window.split(x), passes, strict=True):
+            out = self._layer(part, each, gathered, hook)
+            is_whole = out.shape == part.shape
+            parts.append(part.copy_(out) if window.streamed and is_whole else out)
+        is_updated = window.streamed and sum(part.shape[1] for part in parts) == x.shape[1]
+        return x if is_updated else torch.cat(parts, dim=1)
+
+    def _layer(self, x: Tensor, step: AttentionPass, layer_cache: Any, hook: AttentionHook | None) -> Tensor:
+        """x (B, T, C) → (B, K, C) for the K queries of one pass."""
+        before = self.norm_placement == "input"
+        mixed = self.attention(self.attention_norm(x) if before else x, step, layer_cache, hook)
+        x = self._add(step.context.of_queries(x), mixed if before else self.attention_norm(mixed))
         if x.shape[1] == 0:
             return x
         return self._add(x, self.mlp(self.mlp_norm(x)) if before else self.mlp_norm(self.mlp(x)))

@@ -7,7 +7,7 @@ dimension, V vocabulary size.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, cast
 
@@ -236,13 +236,14 @@ class Transformer(nn.Module):
             positions: order, position and document of these tokens; with `shard`, of whole windows.
             targets: (B, K) next-token ids of the last K tokens; −100 is ignored.
             cache: cache with the preceding tokens, for inference only.
-            keep: compute outputs for the last K tokens only (default: all). 0 only fills the cache.
+            keep: compute outputs for the last K of these tokens only (default: all). 0 only fills the cache.
             hooks: one attention hook per layer, for diagnostics.
             reduction: of the negative log-likelihood. With "sum", training needs no memory for the logits of
                 all tokens.
             z_loss: coefficient of the z-loss; see `summed_nll`. With reduction "sum" only.
             shard: tokens and targets are this part of windows that the ranks of a group share. All ranks of
-                the group must call the model, and its backward pass, alike.
+                the group must call the model, and its backward pass, alike. In evaluation mode and without
+                gradients, memory is that of this rank's hidden states and the keys of one layer.
 
         Returns:
             (B, K, V) logits, or with targets the (B, K) NLL in nats or its sum, float32 or float64, 0 if
@@ -250,18 +251,25 @@ class Transformer(nn.Module):
         """
         if cache is not None and torch.is_grad_enabled():
             raise ModelError("the cache is updated in place: call the model under torch.no_grad()")
-        if shard is not None and (cache is not None or keep is not None):
+        streamed = shard is not None and not (self.training or torch.is_grad_enabled())
+        if shard is not None and (cache is not None or (keep is not None and not streamed)):
             raise ModelError(
-                "windows that are sharded over processes have no cache, and outputs of all tokens"
+                "windows that are sharded over processes have no cache, and outputs of the last tokens only "
+                "in evaluation mode under torch.no_grad()"
             )
         if z_loss is not None and (targets is None or reduction != "sum"):
             raise ModelError('z_loss changes the gradient of the sum only: give targets and reduction="sum"')
-        window = None if shard is None else ShardedWindow(shard, positions)
-        own = [positions] if window is None else window.own
-        chunks = [TokenChunk(new, *self.prepare(new)) for new in own]
         keep = tokens.shape[1] if keep is None else keep
+        if shard is not None and streamed:
+            x = self._stream(tokens, ShardedWindow(shard, positions, streamed), keep, hooks)
+            return self._outputs(self.norm(x), targets, reduction, z_loss)
+        window = None if shard is None else ShardedWindow(shard, positions)
+        chunks = [self._chunk(new) for new in ([positions] if window is None else window.own)]
         run = self._compiled if self._compiled and self.training else self.forward_chunks
         return run(tokens, chunks, targets, cache, keep, hooks, reduction, z_loss, window)
+
+    def _chunk(self, positions: TokenPositions) -> TokenChunk:
+        return TokenChunk(positions, *self.prepare(positions))
 
     def prepare(
         self, positions: TokenPositions
@@ -302,10 +310,7 @@ class Transformer(nn.Module):
             keys = [cache.advance(new[0])]
         else:
             keys = [dict.fromkeys(self.settings.kinds, new[0])]
-        x = self.embed(tokens)  # (B, T, C)
-        if self.settings.embedding_multiplier != 1:
-            x = x * self.settings.embedding_multiplier
-        x = self._embed_positions(x, chunks)
+        x = self._embed_positions(self._embed(tokens), chunks)  # (B, T, C)
         blocks: Sequence[Block | PackedBlock] = self.blocks
         is_decoding = (
             tokens.shape[1] == keep == 1
@@ -328,6 +333,42 @@ class Transformer(nn.Module):
             )
             x = block(x, passes, layer_cache, hook, window)
         x = self.packed_norm(x) if is_decoding else self.norm(x)  # (B, K, C)
+        return self._outputs(x, targets, reduction, z_loss)
+
+    def _stream(
+        self, tokens: Tensor, window: ShardedWindow, keep: int, hooks: Sequence[AttentionHook] | None
+    ) -> Tensor:
+        """Hidden states (B, K, C) of the last K of this rank's tokens. Tables and masks are created anew for
+        each chunk and layer: those of all chunks would take more memory than the keys."""
+        for scheme in self.schemes.values():
+            scheme.check(window.positions)  # raises on every rank alike
+        mixer = self.settings.mixer.name
+        chunks = list(zip(window.own, window.keys(mixer), window.last(keep), strict=True))
+
+        def passes(name: str, is_last: bool) -> Iterator[AttentionPass]:
+            for new, keys, last in chunks:
+                chunk, by_kind = self._chunk(new), dict.fromkeys(self.settings.kinds, keys)
+                queries = last if is_last else new
+                made = self._passes(len(x), [chunk], [by_kind], [queries], window.positions, [name])
+                yield from made[name]
+
+        x = self._embed(tokens)
+        for part, (new, *_) in zip(window.split(x), chunks, strict=True):
+            part.copy_(self._embed_positions(part, [self._chunk(new)]))
+        for i, (block, name) in enumerate(zip(self.blocks, self._scheme_of_layer, strict=True)):
+            hook = None if hooks is None else hooks[i]
+            x = block(x, passes(name, i == len(self.layers) - 1), None, hook, window)
+        return x
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        """The token embeddings (B, T, C), without positions."""
+        x = self.embed(tokens)
+        return x if self.settings.embedding_multiplier == 1 else x * self.settings.embedding_multiplier
+
+    def _outputs(
+        self, x: Tensor, targets: Tensor | None, reduction: Literal["none", "sum"], z_loss: float | None
+    ) -> Tensor:
+        """See `forward`, from normalized hidden states x (B, K, C)."""
         if targets is None:
             return self.logits(x)
         head, x = self.output_head, self._head_input(x)
@@ -341,11 +382,14 @@ class Transformer(nn.Module):
         tables: dict[str, tuple[Tensor, ...]],
         queries: TokenPositions,
         sequence: TokenPositions | None = None,
+        names: Iterable[str] | None = None,
     ) -> dict[str, tuple[AttentionContext, AttentionPlan | ContentPlan]]:
-        """Context and plan of each scheme instance, created once per pass and shared by its layers."""
+        """Context and plan of each scheme instance (default: all), created once per pass and shared by its
+        layers."""
         contexts = {}
         block_masks: dict[str, dict] = {kind: {} for kind in self.settings.kinds}
-        for name, scheme in self.schemes.items():
+        for name in self.schemes if names is None else names:
+            scheme = self.schemes[name]
             context = AttentionContext(
                 new=new,
                 queries=queries,
@@ -383,6 +427,7 @@ class Transformer(nn.Module):
         keys: list[dict[str, TokenPositions]],
         queries: list[TokenPositions],
         sequence: TokenPositions | None,
+        names: Sequence[str] | None = None,
     ) -> dict[str, list[AttentionPass]]:
         """The passes of each scheme instance, one for each chunk of tokens.
 
@@ -390,11 +435,12 @@ class Transformer(nn.Module):
             keys: positions of the keys by layer kind, for each chunk.
             queries: for each chunk.
             sequence: see `AttentionContext`.
+            names: of the scheme instances; default: all.
         """
-        passes: dict[str, list[AttentionPass]] = {name: [] for name in self.schemes}
+        passes: dict[str, list[AttentionPass]] = {name: [] for name in names or self.schemes}
         for chunk, chunk_keys, chunk_queries in zip(chunks, keys, queries, strict=True):
             contexts = self.contexts(
-                batch, chunk.positions, chunk_keys, chunk.tables, chunk_queries, sequence
+                batch, chunk.positions, chunk_keys, chunk.tables, chunk_queries, sequence, names
             )
             for name, (context, plan) in contexts.items():
                 passes[name].append(AttentionPass(context, plan, chunk.factors[self._kind_of[name]]))
@@ -446,6 +492,12 @@ class Transformer(nn.Module):
         s = self.settings
         keys = [self.schemes[name].key_features for name in self._scheme_of_layer]
         return s.kv_heads * (sum(keys) + s.layers * s.head_dim)
+
+    @property
+    def cached_per_layer(self) -> int:
+        """The largest size of the cached keys and values of one layer per token."""
+        s = self.settings
+        return s.kv_heads * (max(scheme.key_features for scheme in self.schemes.values()) + s.head_dim)
 
     def parameter_count(self) -> int:
         return sum(p.numel() for p in self.parameters())

@@ -10,7 +10,7 @@ import numpy as np
 
 from errors import EvaluationError
 from evaluation.contamination.screening import Screening, screen, shared_text
-from evaluation.ranks import EvaluationRanks
+from evaluation.ranks import LAUNCH, OTHER_ENDED, EvaluationRanks
 from evaluation.run import EvaluatedModel, absent_cells, resolve_all
 from evaluation.scoring.methods import TRAINED, TRUNCATE, Method, new_sinks
 from evaluation.scoring.plan import EvaluationPlan, make_plan, raw_bytes, truncation_step
@@ -20,6 +20,7 @@ from evaluation.scoring.text import EvaluationText
 from evaluation.scoring.windows import TargetWindows
 from evaluation.settings import ContaminationSettings, EvaluationSettings
 from model import ModelError, Transformer
+from model.attention.sharding import is_broken_link
 
 PRECISION_SAMPLE = 32  # windows scored again in float32 for comparison with bfloat16
 
@@ -78,7 +79,16 @@ class EvaluationSession(CellSession):
         ranks: EvaluationRanks | None = None,
         dry_run: bool = False,
     ):
-        if settings.minutes is not None and ranks is not None and ranks.world > 1:
+        ranks = ranks or EvaluationRanks()
+        if settings.context != ranks.context and not dry_run:
+            raise EvaluationError(f"context = {settings.context} requires several processes: start {LAUNCH}")
+        shortest, chunks = settings.grid(subject.trained_length)[0], 2 * settings.context
+        if settings.context > 1 and shortest < chunks:
+            raise EvaluationError(
+                f"context = {settings.context} requires windows of {chunks} tokens or more, two for each "
+                f"process; the shortest length is {shortest}: lower context, or evaluate longer lengths"
+            )
+        if settings.minutes is not None and ranks.world > 1:
             raise EvaluationError("minutes does not support several processes; start one process")
         schemes = resolve_all(methods, subject)
         notes = _sinks(methods, schemes, settings.bos, subject)
@@ -118,7 +128,7 @@ class EvaluationSession(CellSession):
             absent=absent_cells(methods, self.plan.lengths, subject, settings.unreachable == "refuse"),
             notes=notes,
         )
-        super().__init__(result, cells, console, ranks or EvaluationRanks())
+        super().__init__(result, cells, console, ranks)
         self.samples: dict[tuple[str, int], np.ndarray] = {}  # float32 reference for bfloat16
 
     def title(self) -> str:
@@ -152,8 +162,10 @@ class EvaluationSession(CellSession):
     def score(
         self, cell: EvaluationCell, model: Transformer, batch: int, advance: Callable[[float], None]
     ) -> np.ndarray:
-        """Score this rank's windows and gather those of the others; progress is estimated from this rank."""
-        rank, world, windows = self.ranks.rank, self.ranks.world, cell.windows
+        """Score the windows of this rank or of its context group, and gather those of the others; progress is
+        estimated from this rank."""
+        ranks, windows = self.ranks, cell.windows
+        rank, world = ranks.data_rank, ranks.data_world
         assert windows is not None
         known = self.of_main(lambda: self.store.load_partial(cell.key))
         if known is None:
@@ -163,22 +175,32 @@ class EvaluationSession(CellSession):
 
         def after(inputs: int, out: np.ndarray) -> None:
             advance(inputs / total)
-            self.store.save_partial(cell.key, out, rank)
+            save()
 
-        scorer = ModelScorer(model, device=self.device, chunk=cell.chunk, length=cell.length)
+        def save(now: bool = False) -> None:
+            if ranks.leads:
+                self.store.save_partial(cell.key, out, ranks.rank, now=now)
+
+        how = {"device": self.device, "chunk": cell.chunk, "length": cell.length, "shard": ranks.shard}
+        scorer = ModelScorer(model, **how)
         how = {"batch": batch, "rank": rank, "world": world, "out": out, "after_batch": after}
         error = ""
         try:
             measure(scorer, self.text, windows, **how)
         except KeyboardInterrupt:
-            self.store.save_partial(cell.key, out, rank, now=True)
+            save(now=True)
             raise
+        except RuntimeError as failure:
+            if ranks.shard is None or not is_broken_link(failure):
+                raise
+            save(now=True)
+            raise EvaluationError(OTHER_ENDED) from failure
         except (CellFailed, ModelError) as failure:
             error = str(failure)
-        if world > 1 and not error:  # the process may end while waiting for the others
-            self.store.save_partial(cell.key, out, rank, now=True)
-        # Losses from an earlier call belong to rank 0.
-        mine = out if self.ranks.main else np.where(np.isnan(known), out, np.nan)
+        if ranks.world > 1 and not error:  # the process may end while waiting for the others
+            save(now=True)
+        # Losses from an earlier call belong to rank 0, those of a context group to its first rank.
+        mine = out if ranks.main else np.where(np.isnan(known) & ranks.leads, out, np.nan)
         errors, parts = zip(*self.ranks.collect((error, mine)), strict=True)
         if any(errors):
             raise CellFailed(next(filter(None, errors)))

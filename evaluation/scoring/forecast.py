@@ -25,22 +25,26 @@ HEAD_FLOATS = 1 << 23  # logits alive at once; more are computed in chunks
 TOKENS_AT_ONCE = {"cpu": 1024, "cuda": 65_536}  # per batch: larger batches are faster on a GPU, not on a CPU
 
 
-def memory_needed(model: Transformer, length: int, keep: int, batch: int, chunk: int) -> int:
+def memory_needed(
+    model: Transformer, length: int, keep: int, batch: int, chunk: int, context: int = 1
+) -> int:
     """Upper estimate of the peak bytes of one batch of windows, without the weights.
 
     Sums the activations of one chunk, the KV cache (with more than one chunk), the blocks of queries × L
-    scores that the model's kernels materialize, and the logits of the kept outputs.
+    scores that the model's kernels materialize, and the logits of the kept outputs. Each of `context`
+    processes that share windows holds hidden states of its tokens and the keys of one layer instead of the
+    cache.
     """
     s = model.settings
     element = model.embed.weight.element_size()
-    tokens = min(length, chunk)
+    tokens = min(-(-length // (2 * context)) if context > 1 else length, chunk)
     width = 6 * s.dim + 3 * s.ffn_dim + 3 * (s.heads + 2 * s.kv_heads) * s.head_dim
     activations = batch * tokens * width * max(4, element)
     cache = model.cached_per_token * length * batch * element if length > chunk else 0
     if isinstance(s.mixer, LinearMixer):  # pairs and sums of all chunks; only the sums are cached
         pairs = min(s.mixer.chunk, tokens)
         sums = batch * s.kv_heads * (s.head_dim + 1) ** 2 * max(4, element)
-        cache = s.layers * sums if length > chunk else 0
+        cache = s.layers * sums if length > chunk and context == 1 else 0
         scores = 2 * batch * s.heads * tokens * pairs * max(4, element)
         scores += 2 * (tokens // pairs + 2) * sums
     else:
@@ -48,6 +52,12 @@ def memory_needed(model: Transformer, length: int, keep: int, batch: int, chunk:
         # Keys and values are repeated for every head too; masks by distance are only vectors.
         per_key = blocks * queries + (2 * s.head_dim if blocks else 0) + 8
         scores = batch * s.heads * length * per_key * max(4, element)
+    if context > 1:
+        hidden = 2 * batch * -(-length // context) * s.dim * element  # and those that a pass returns
+        gathered = (
+            0 if isinstance(s.mixer, LinearMixer) else model.cached_per_layer * length * batch * element
+        )
+        cache = hidden + gathered
     logits = 3 * min(batch * min(keep, tokens) * model.vocab_size, HEAD_FLOATS) * max(4, element)
     return int(SLACK * (activations + cache + scores + logits))
 
@@ -91,19 +101,21 @@ def memory_free(device: torch.device) -> int:
     return free
 
 
-def choose_batch(model: Transformer, length: int, keep: int, *, chunk: int, device, budget: int) -> int:
+def choose_batch(
+    model: Transformer, length: int, keep: int, *, chunk: int, device, budget: int, context: int = 1
+) -> int:
     """The batch size in windows. Raises EvaluationError, with the length that would fit, if a single window
     does not fit."""
 
     def fits(batch: int, length: int = length) -> bool:
-        return memory_needed(model, length, min(keep, length), batch, chunk) <= budget
+        return memory_needed(model, length, min(keep, length), batch, chunk, context) <= budget
 
     tokens = TOKENS_AT_ONCE.get(torch.device(device).type, TOKENS_AT_ONCE["cpu"])
     batch = max(1, tokens // length)
     while not fits(batch):
         if batch == 1:
             shorter = bisect_left(range(length), True, lo=1, key=lambda n: not fits(1, n)) - 1
-            need = memory_needed(model, length, keep, 1, chunk) / 2**30
+            need = memory_needed(model, length, keep, 1, chunk, context) / 2**30
             raise EvaluationError(
                 f"length {length} needs about {need:.2f} GiB and {budget / 2**30:.2f} GiB may be used; "
                 f"length {shorter} would fit, or set a smaller chunk (now {chunk})"

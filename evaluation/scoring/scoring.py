@@ -12,7 +12,7 @@ import torch
 from errors import EvaluationError
 from evaluation.scoring.text import EvaluationText
 from evaluation.scoring.windows import Scorer, TargetWindows
-from model import Cache, TokenPositions, Transformer
+from model import Cache, ContextShard, TokenPositions, Transformer
 from model.devices import to_device
 
 
@@ -26,6 +26,9 @@ class ModelScorer:
     `length` is the declared sequence length (it sets `factor: auto`); None: that of the
     inputs. Windows longer than `chunk` are prefilled in chunks through the cache. The head and the last
     layer's queries run only at targets.
+
+    With `shard`, each process of a context group reads its tokens of the windows, layer by layer in chunks of
+    `chunk` tokens, and all return the same losses. All of them must be called alike.
     """
 
     def __init__(
@@ -35,8 +38,9 @@ class ModelScorer:
         device: str | torch.device = "cpu",
         chunk: int = 4096,
         length: int | None = None,
+        shard: ContextShard | None = None,
     ):
-        self.model = model
+        self.model, self.shard = model, shard
         self.device = torch.device(device)
         self.chunk = chunk
         self.length = length
@@ -54,6 +58,8 @@ class ModelScorer:
             self.model.train(training)
 
     def _nll(self, tokens: torch.Tensor, keep: int) -> torch.Tensor:
+        if self.shard is not None:
+            return self._shared_nll(tokens, keep, self.shard)
         rows, inputs = tokens.shape[0], tokens.shape[1] - 1
         device, cache = self.device, None
         if inputs > self.chunk:
@@ -69,6 +75,20 @@ class ModelScorer:
             targets = tokens[:, stop - here + 1 : stop + 1]
             parts.append(self.model(tokens[:, start:stop], places, targets=targets, cache=cache, keep=here))
         return torch.cat([part.double() for part in parts if part.shape[1]], dim=1)
+
+    def _shared_nll(self, tokens: torch.Tensor, keep: int, shard: ContextShard) -> torch.Tensor:
+        inputs, device = tokens.shape[1] - 1, self.device
+        shard = shard.divided(inputs, self.chunk)
+        places = TokenPositions.plain(inputs, length=self.length or inputs, device=device)
+        index = shard.select(torch.arange(inputs, device=device)[None])[0]
+        counted = index[index >= inputs - keep]  # the last of this process's tokens
+        targets = shard.select(tokens[:, 1:])[:, len(index) - len(counted) :]
+        nll = self.model(
+            shard.select(tokens[:, :-1]), places, targets=targets, keep=len(counted), shard=shard
+        )
+        whole = torch.zeros(len(tokens), keep, dtype=torch.float64, device=device)
+        whole[:, counted - (inputs - keep)] = nll.double()
+        return shard.sum(whole)  # of one loss and zeros: exact
 
 
 def batches(windows: TargetWindows, size: int) -> list[np.ndarray]:

@@ -83,6 +83,7 @@ class CellSession(ABC):
         self.result, self.settings, self.subject = result, result.settings, result.subject
         self.store, self.console, self.ranks = CellStore(cells), console, ranks
         self.device = ranks.device(self.settings.device)
+        self.context = getattr(self.settings, "context", 1)
         self._loaded: tuple[tuple, Transformer] | None = None
         self._values: dict[str, np.ndarray] = {}  # by file; methods with equal keys share a cell
 
@@ -266,9 +267,10 @@ class CellSession(ABC):
     def _batch(self, model: Transformer, cell: EvaluationCell) -> tuple[int, int]:
         """(bytes, windows per batch) of a cell."""
         inputs, chunk, budget = int(cell.inputs.max()), cell.chunk, self.budget // self.caches
-        batch = choose_batch(model, inputs, cell.keep, chunk=chunk, device=self.device, budget=budget)
+        how = {"chunk": chunk, "context": self.context}
+        batch = choose_batch(model, inputs, cell.keep, device=self.device, budget=budget, **how)
         batch = self.settings.batch or batch
-        return memory_needed(model, inputs, cell.keep, batch, chunk), batch
+        return memory_needed(model, inputs, cell.keep, batch, **how), batch
 
     def _print_forecast(self, model: Transformer, missing: list[EvaluationCell], peaks: dict[int, int]):
         if self.console is None:
@@ -277,6 +279,7 @@ class CellSession(ABC):
         scorer = ModelScorer(model, device=self.device, chunk=self.settings.chunk)
         lengths = [int(cell.inputs.max()) for cell in missing]
         pace = measure_pace(scorer, model, min(lengths), max(lengths), min(missing[0].keep, *lengths))
-        seconds = sum(pace.seconds(cell.inputs + cell.answers) for cell in missing) / self.ranks.world
+        seconds = sum(pace.seconds(cell.inputs + cell.answers) for cell in missing)
+        seconds /= max(self.ranks.world, self.context)
         tokens, peak = sum(cell.tokens for cell in missing), max(peaks.values())
         self.console.info(forecast_line(model, len(missing), tokens, seconds, peak, self.budget))

@@ -1,20 +1,21 @@
 """Context parallelism: windows of tokens that are sharded over the ranks of a context group.
 
-A window of L tokens is divided into 2N chunks for N ranks; rank r owns chunks r (its head)
-and 2N − 1 − r (its tail), which balances causal attention. In each layer a rank runs its head and then its
-tail as two passes with cached keys: each pass gathers the chunks of all ranks, and its keys end with its own
-chunk. docs/context_sharding.md describes the design.
+A window of L tokens is divided into 2·m·N chunks for N ranks. Ranks take chunks in turns, forward and then
+backward, which balances causal attention: with m = 1, rank r owns chunks r (its head) and 2N − 1 − r (its
+tail). In each layer a rank runs its chunks in order as passes with cached keys: each pass gathers the chunks
+of all ranks in this turn, and its keys end with its own chunk. docs/context_sharding.md describes the design.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
-from torch.distributed._functional_collectives import all_gather_single, wait_tensor
+from torch.distributed._functional_collectives import all_gather_single, all_reduce, wait_tensor
 
 from errors import ModelError
 from model.attention.linear import accumulated
@@ -30,16 +31,24 @@ class ContextShard:
         rank: of this process in the group.
         size: N, ranks of the group.
         group: name of the process group.
+        chunks_per_rank: number of chunks that each rank owns, 2·m.
     """
 
     rank: int
     size: int
     group: str
+    chunks_per_rank: int = 2
+
+    def divided(self, length: int, at_most: int) -> ContextShard:
+        """This part of windows of `length` tokens, in chunks of about `at_most` tokens or fewer."""
+        pairs = -(-length // (2 * self.size * at_most))
+        return replace(self, chunks_per_rank=2 * max(1, min(pairs, length // (2 * self.size))))
 
     @property
-    def chunks(self) -> tuple[int, int]:
-        """Indices of this rank's chunks, head and tail."""
-        return self.rank, 2 * self.size - 1 - self.rank
+    def chunks(self) -> tuple[int, ...]:
+        """Indices of this rank's chunks, in order."""
+        turns = range(self.chunks_per_rank)
+        return tuple(self.size * t + (self.size - 1 - self.rank if t % 2 else self.rank) for t in turns)
 
     def bounds(self, length: int, chunk: int) -> tuple[int, int]:
         """Indices of the first token of a chunk of `length` tokens, and of the next chunk's. The lengths of
@@ -48,18 +57,22 @@ class ContextShard:
         Raises:
             ModelError: there are fewer tokens than chunks.
         """
-        count = 2 * self.size
+        count = self.chunks_per_rank * self.size
         if length < count:
             raise ModelError(
-                f"a window of {length} tokens cannot be divided into {count} chunks, two for each process: "
-                f"use {count} tokens or more, or fewer processes"
+                f"a window of {length} tokens cannot be divided into {count} chunks, "
+                f"{self.chunks_per_rank} for each process: use {count} tokens or more, or fewer processes"
             )
         return chunk * length // count, (chunk + 1) * length // count
 
     def select(self, x: Tensor) -> Tensor:
-        """This rank's tokens (B, T) of whole windows (B, L), head and tail."""
+        """This rank's tokens (B, T) of whole windows (B, L), in order."""
         parts = [self.bounds(x.shape[1], chunk) for chunk in self.chunks]
         return torch.cat([x[:, start:stop] for start, stop in parts], dim=1)
+
+    def sum(self, x: Tensor) -> Tensor:
+        """The sum of x over the ranks, without gradients."""
+        return wait_tensor(all_reduce(x, "sum", self.group))
 
     def gather(self, x: Tensor) -> list[Tensor]:
         """x of each rank, by rank; the gradient of x is the sum over ranks of those of its copies
@@ -71,14 +84,25 @@ class ContextShard:
 
 @dataclass(frozen=True)
 class ShardedWindow:
-    """Windows whose tokens are sharded, and their positions, which every rank has in full."""
+    """Windows whose tokens are sharded, and their positions, which every rank has in full.
+
+    Attributes:
+        streamed: without gradients. A block updates hidden states in place, chunk by chunk, and gathers keys
+            into one buffer, so that a rank holds its hidden states and the keys of one layer.
+    """
 
     shard: ContextShard
     positions: TokenPositions
+    streamed: bool = False
+
+    @property
+    def length(self) -> int:
+        """L, tokens of a window."""
+        return self.positions.order.shape[1]
 
     def bounds(self, index: int) -> tuple[int, int]:
         """See `ContextShard.bounds`."""
-        return self.shard.bounds(self.positions.order.shape[1], index)
+        return self.shard.bounds(self.length, index)
 
     def chunk(self, index: int) -> TokenPositions:
         """The positions of one chunk."""
@@ -86,49 +110,60 @@ class ShardedWindow:
 
     @property
     def own(self) -> list[TokenPositions]:
-        """The positions of this rank's head and tail."""
+        """The positions of this rank's chunks."""
         return [self.chunk(index) for index in self.shard.chunks]
 
+    def last(self, keep: int) -> list[TokenPositions]:
+        """The positions of the last `keep` tokens of this rank, by chunk."""
+        parts: list[TokenPositions] = []
+        for positions in reversed(self.own):
+            count = min(keep, positions.order.shape[1])
+            parts.insert(0, positions.last(count))
+            keep -= count
+        return parts
+
     def keys(self, mixer: str) -> list[TokenPositions]:
-        """The positions of the keys of the passes of head and tail. Linear attention caches sums instead of
-        earlier keys."""
+        """The positions of the keys of the passes of this rank's chunks. Linear attention caches sums instead
+        of earlier keys."""
         if mixer == "linear":
             return self.own
         return [self.positions.part(0, self.bounds(index)[1]) for index in self.shard.chunks]
 
-    def split(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Head and tail of x (B, T, ·)."""
-        start, stop = self.bounds(self.shard.chunks[0])
-        return x[:, : stop - start], x[:, stop - start :]
+    def split(self, x: Tensor) -> tuple[Tensor, ...]:
+        """The chunks of this rank's tokens x (B, T, ·)."""
+        return x.split([stop - start for start, stop in map(self.bounds, self.shard.chunks)], dim=1)
 
     def cache_for(self, mixer: str) -> GatheredLayer:
-        """An empty cache for the two passes of one layer."""
+        """An empty cache for the passes of one layer."""
         return (GatheredSums if mixer == "linear" else GatheredKeys)(self)
 
 
 class GatheredLayer:
-    """The cache of one layer in the passes of head and tail, filled with the chunks of all ranks."""
+    """The cache of one layer in the passes of a rank's chunks, filled with the chunks of all ranks."""
 
     def __init__(self, window: ShardedWindow):
         self.window, self.shard = window, window.shard
-        self._chunks: dict[str, list[Tensor]] = {}  # in the order of the sequence
+        self._turns: dict[str, int] = {}  # passes that have gathered each tensor
 
-    def _gather(self, name: str, x: Tensor, dim: int | None = None) -> int:
-        """Gather a tensor of this pass, whose dimension `dim` is that of the tokens of a chunk; returns the
-        index of this rank's chunk."""
-        done = len(self._chunks.setdefault(name, []))
-        chunks = range(done, done + self.shard.size)
+    def _gather(self, name: str, x: Tensor, dim: int | None = None) -> tuple[int, list[Tensor]]:
+        """Gather a tensor of this pass, whose dimension `dim` is that of the tokens of a chunk.
+
+        Returns:
+            The index of this rank's chunk, and the chunks of all ranks in the order of the sequence.
+        """
+        turn, size = self._turns.get(name, 0), self.shard.size
+        self._turns[name] = turn + 1
+        chunks = range(turn * size, (turn + 1) * size)
         lengths = [stop - start for start, stop in map(self.window.bounds, chunks)]
         if dim is not None:
             padding = max(lengths) - x.shape[dim]  # gathered tensors have equal sizes
             x = F.pad(x, (*(0, 0) * (x.ndim - 1 - dim), 0, padding)) if padding else x
         found = self.shard.gather(x)
-        if done:
-            found.reverse()  # heads are in the order of ranks, tails in reverse
+        if turn % 2:
+            found.reverse()
         if dim is not None:
             found = [each.narrow(dim, 0, length) for each, length in zip(found, lengths, strict=True)]
-        self._chunks[name] += found
-        return self.shard.chunks[1 if done else 0]
+        return self.shard.chunks[turn], found
 
 
 class GatheredKeys(GatheredLayer):
@@ -136,6 +171,8 @@ class GatheredKeys(GatheredLayer):
 
     def __init__(self, window: ShardedWindow):
         super().__init__(window)
+        self._chunks: dict[str, list[Tensor]] = {}  # in the order of the sequence
+        self._buffers: dict[str, Tensor] = {}  # in place of chunks, where the window is streamed
         self._extras: Tensor | None = None
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -143,20 +180,30 @@ class GatheredKeys(GatheredLayer):
         return self._append("k", k), self._append("v", v)
 
     def _append(self, name: str, x: Tensor) -> Tensor:
-        index = self._gather(name, x, 2)
-        return torch.cat(self._chunks[name][: index + 1], dim=2)
+        index, found = self._gather(name, x, 2)
+        if not self.window.streamed:
+            chunks = self._chunks.setdefault(name, [])
+            chunks += found
+            return torch.cat(chunks[: index + 1], dim=2)
+        if name not in self._buffers:
+            self._buffers[name] = x.new_empty(*x.shape[:2], self.window.length, x.shape[3])
+        first = index - index % self.shard.size
+        for chunk, part in enumerate(found, first):
+            start, stop = self.window.bounds(chunk)
+            self._buffers[name][:, :, start:stop] = part
+        return self._buffers[name][:, :, : self.window.bounds(index)[1]]
 
     def extend_extras(self, features: Tensor, accumulate: Accumulate, new: TokenPositions) -> Tensor:
         """Gather features (B, T, F); returns the extras up to this rank's chunk (B, S, E).
 
         Extras are accumulated on each rank from the features of all earlier tokens, as in one process.
         """
-        index, count = self._gather("features", features, 1), self.shard.size
-        begin = 0 if self._extras is None else count
-        stop = max(index + 1, count)  # the tails continue from all heads
-        found = torch.cat(self._chunks["features"][begin:stop], dim=1)
-        first, last = self.window.bounds(begin)[0], self.window.bounds(stop - 1)[1]
-        extras = accumulate(found, self._extras, self.window.positions.part(first, last))
+        index, chunks = self._gather("features", features, 1)
+        begin = index - index % self.shard.size
+        if self._turns["features"] == self.shard.chunks_per_rank:
+            chunks = chunks[: index + 1 - begin]  # later passes continue from all chunks of earlier ones
+        first, last = self.window.bounds(begin)[0], self.window.bounds(begin + len(chunks) - 1)[1]
+        extras = accumulate(torch.cat(chunks, dim=1), self._extras, self.window.positions.part(first, last))
         whole = extras if self._extras is None else torch.cat([self._extras, extras], dim=1)
         self._extras = whole
         return whole[:, : self.window.bounds(index)[1]]
@@ -165,6 +212,10 @@ class GatheredKeys(GatheredLayer):
 class GatheredSums(GatheredLayer):
     """Sums of linear attention; see `LinearLayerCache`."""
 
+    def __init__(self, window: ShardedWindow):
+        super().__init__(window)
+        self._sums: list[LinearState] = []  # of each chunk, in the order of the sequence
+
     def before(self, own: Callable[[], LinearState]) -> LinearState | None:
         """Sums over the tokens before this rank's chunk: an exclusive scan over chunks.
 
@@ -172,11 +223,12 @@ class GatheredSums(GatheredLayer):
             own: computes the sums over the tokens of this rank's chunk.
         """
         sums = own()
-        index = self._gather("values", sums.values)
-        self._gather("keys", sums.keys)
+        index, values = self._gather("values", sums.values)
+        _, keys = self._gather("keys", sums.keys)
+        for v, k in zip(values, keys, strict=True):
+            self._sums.append(LinearState(v, k, self._end(len(self._sums))))
         # Over all chunks, also later ones: the backward pass of a gather must run on every rank.
-        chunks = zip(self._chunks["values"], self._chunks["keys"], strict=True)
-        scan = accumulated([LinearState(v, k, self._end(i)) for i, (v, k) in enumerate(chunks)])
+        scan = accumulated(self._sums)
         return scan.of(index - 1, index) if index else None
 
     def _end(self, index: int) -> Tensor | None:
@@ -186,3 +238,11 @@ class GatheredSums(GatheredLayer):
 
     def keep(self, sums: LinearState) -> None:
         """Later chunks do not use these sums."""
+
+
+def is_broken_link(error: Exception) -> bool:
+    """Whether an error means that a collective lost a process; gloo reports this only in the message."""
+    text = str(error).lower()
+    return isinstance(error, dist.DistError) or (
+        isinstance(error, RuntimeError) and ("gloo" in text or "nccl" in text or "connection" in text)
+    )

@@ -28,7 +28,13 @@ from training.logging.metrics_file import read_metrics
 from training.run.directory import MANIFEST, is_run
 from training.stages import stages_of
 
-FREE = {"folder", "device", "batch", "memory"}  # evaluation settings that do not change the results
+FREE = {
+    "folder",
+    "device",
+    "batch",
+    "context",
+    "memory",
+}  # evaluation settings that do not change the results
 VOLATILE = ("command", "finished", "timing")  # keys of evaluation results that differ between calls
 SAME_BATCHES = ("seed", "train_length", "batch_size", "tokens", "data_hash")  # equal: the same batches
 

@@ -54,6 +54,28 @@ def result(case: str, layout: str, shard: ContextShard | None = None) -> Result:
     return {"nll": nll.detach().sum(), **gradients}
 
 
+def read(case: str, layout: str, keep: int | None, shard: ContextShard | None = None) -> torch.Tensor:
+    """(ROWS, L) NLL of the last `keep` tokens without gradients, 0 for the tokens of other processes."""
+    model = model_of(case).eval()
+    length = min(LENGTHS[layout], model.limit or 19)
+    tokens, index = ids(ROWS, length + 1), torch.arange(length)[None]
+    inputs, targets = tokens[:, :-1], tokens[:, 1:]
+    if shard is not None:
+        shard = shard.divided(length, 2)
+        inputs, targets, index = (shard.select(x) for x in (inputs, targets, index))
+    index = index[0, index[0] >= length - (keep or length)]
+    targets, count = targets[:, targets.shape[1] - len(index) :], None if keep is None else len(index)
+    with torch.no_grad():
+        found = model(inputs, positions_of(layout, length), targets, keep=count, shard=shard)
+    return torch.zeros(ROWS, length, dtype=torch.float64).index_copy(1, index, found)
+
+
+def results(case: str, layout: str, shard: ContextShard | None = None) -> Result:
+    """Of a training pass and of passes without gradients."""
+    reads = {f"read {keep}": read(case, layout, keep, shard) for keep in (5, None)}
+    return result(case, layout, shard) | reads
+
+
 def in_groups(world: int, cases: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Result]:
     """The results of every case, summed over the ranks of one group."""
     cases = list(cases)
@@ -61,7 +83,7 @@ def in_groups(world: int, cases: Iterable[tuple[str, str]]) -> dict[tuple[str, s
     def work() -> dict:
         dist.init_process_group("gloo")
         shard = ContextShard(dist.get_rank(), world, dist.group.WORLD.group_name)
-        found = {case: result(*case, shard) for case in cases}
+        found = {case: results(*case, shard) for case in cases}
         dist.barrier()
         dist.destroy_process_group()
         return {case: {name: x.numpy() for name, x in each.items()} for case, each in found.items()}
@@ -79,7 +101,7 @@ def in_groups(world: int, cases: Iterable[tuple[str, str]]) -> dict[tuple[str, s
 def check(world: int, cases: list[tuple[str, str]]) -> None:
     wrong = {}
     for case, found in in_groups(world, cases).items():
-        expected = result(*case)
+        expected = results(*case)
         assert found.keys() == expected.keys()
         far = max(float((found[name] - expected[name]).abs().max()) for name in expected)
         if not far < 1e-10:
@@ -145,6 +167,18 @@ def test_communication_is_that_of_the_formula(world, case, tensors, numbers):
 def test_ranks_own_head_and_tail_chunks(length, expected):
     parts = [ContextShard(rank, 3, "").select(torch.arange(length)[None])[0].tolist() for rank in range(3)]
     assert parts == expected
+
+
+@pytest.mark.parametrize(("length", "size", "at_most"), [(100, 2, 7), (16, 4, 2), (5, 2, 1), (4, 2, 9)])
+def test_smaller_chunks_cover_the_window_and_balance_causal_work(length, size, at_most):
+    shards = [ContextShard(rank, size, "").divided(length, at_most) for rank in range(size)]
+    (count,) = {shard.chunks_per_rank for shard in shards}
+    assert sorted(chunk for shard in shards for chunk in shard.chunks) == list(range(count * size))
+    assert len({sum(shard.chunks) for shard in shards}) == 1 and count % 2 == 0
+    widths = [stop - start for start, stop in (shards[0].bounds(length, i) for i in range(count * size))]
+    assert sum(widths) == length and max(widths) <= max(
+        at_most, -(-length // (2 * size)) if count == 2 else 0
+    )
 
 
 def test_window_with_fewer_tokens_than_chunks_is_refused():

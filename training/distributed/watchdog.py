@@ -18,9 +18,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import torch.distributed as dist
-
 from errors import FAILED, RANK_LOST
+from model.attention.sharding import is_broken_link
 
 _HEARTBEATS = ".alive"
 _GRACE = 60.0  # seconds to finish writing, or to receive the error, after another process failed
@@ -165,11 +164,3 @@ class Stopwatch:
         self._sum = self._sum + passed if mark == self._mark else 0.0
         self._mark = mark
         return self._sum
-
-
-def is_broken_link(error: Exception) -> bool:
-    """Whether an error means that a collective lost a process; gloo reports this only in the message."""
-    text = str(error).lower()
-    return isinstance(error, dist.DistError) or (
-        isinstance(error, RuntimeError) and ("gloo" in text or "nccl" in text or "connection" in text)
-    )

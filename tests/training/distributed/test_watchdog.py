@@ -7,7 +7,8 @@ import pytest
 import torch.distributed as dist
 
 from errors import FAILED, RANK_LOST, REQUEUE
-from training.distributed.watchdog import Stopwatch, Watchdog, heartbeats_of, is_broken_link
+from model.attention.sharding import is_broken_link
+from training.distributed.watchdog import Stopwatch, Watchdog, heartbeats_of
 
 
 def test_clock_jump_counts_as_one_poll():
