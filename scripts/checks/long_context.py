@@ -4,20 +4,23 @@
     python scripts/checks/long_context.py rope alibi fire --length 131072   these schemes
     python scripts/checks/long_context.py runs/quickstart --length 131072   a trained run
     python scripts/checks/long_context.py rope fire --length 8192,32768 --threads 1
+    python scripts/checks/long_context.py rope --length 262144 --processes 2   two processes share the span
 
 Schemes are measured in the model of configs/tiny.yaml with random weights and tokens, on which time and
-memory do not depend. Each measurement runs in its own process: 64 targets at the end of one span, in chunks
-of 4096 tokens through the cache. Rows are added to docs/results/long_context.csv, from which the table in
-.md is written; a row with the same subject, length and threads is replaced.
+memory do not depend; a run with the end of its longest validation document. Each measurement runs in new
+processes: 64 targets at the end of one span, in chunks of 4096 tokens. Rows are added to
+docs/results/long_context.csv, from which the table in .md is written; a row with the same subject, length,
+threads and processes is replaced.
 """
 
 import os
 import platform
+import socket
 import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -29,27 +32,30 @@ import torch
 
 from data.files import write_text
 from errors import TrainingError
-from evaluation import ModelScorer
+from evaluation import EvaluationText, ModelScorer
+from evaluation.ranks import joined
 from evaluation.reports.base import markdown_table
 from evaluation.scoring.forecast import memory_needed
 from model import SCHEMES, Transformer
 from training.config.load import load_settings
 from training.config.settings import RunSettings
 from training.logging.console import Console, duration
-from training.run.directory import is_run, load
+from training.run.directory import is_run, load, open_run_data
 from training.run.hardware import peak_memory, prepare_cpu
 from training.script import Parser, run_main
 
 ROOT = Path(__file__).resolve().parents[2]
 SUBJECTS = ["rope", "none", "sinusoidal", "alibi", "kerple", "t5", "fire", "fox"]
 VOCABULARY, TARGETS, CHUNK, WARM = 4096, 64, 4096, 512
+KEYS = ["subject", "length", "threads", "processes"]
 HEAD = """# Cost of one long span on a small machine
 
 `python scripts/checks/long_context.py` scores 64 targets at the end of one span, in chunks of 4096 tokens
-through the key/value cache, in float32, with the model of configs/tiny.yaml (3.1M parameters). Other work on
-the machine affects wall time more than CPU time, which is summed over threads. *Peak* is the resident memory
-of the process, *span* its increase over Python, libraries and weights, *estimate* what evaluate.py predicts
-for the span. Machine: {machine}.
+through the key/value cache, in float32, with the model of configs/tiny.yaml (3.1M parameters). Several
+processes share the span instead ([Context parallelism](../context_sharding.md)). Other work on the machine
+affects wall time more than CPU time, which is summed over threads and processes. *Peak* is the resident
+memory of a process, *span* its increase over Python, libraries and weights, *estimate* what evaluate.py
+predicts for the span. Machine: {machine}.
 
 """
 
@@ -60,10 +66,11 @@ class SpanRow:
 
     subject: str
     length: int
-    threads: int
+    threads: int  # of each process
+    processes: int  # that share the span
     seconds: float  # wall time
-    cpu_seconds: float  # of this process, over its threads
-    peak_gib: float  # resident memory of the process
+    cpu_seconds: float  # over threads and processes
+    peak_gib: float  # resident memory of the process that needs the most
     before_gib: float  # before the span: Python, libraries, weights, one short pass
     forecast_gib: float  # the estimate of evaluate.py for the span
     nll: float  # mean of the targets; about ln V for random tokens and weights
@@ -75,6 +82,7 @@ def main() -> int:
     parser.add_argument("subjects", nargs="*", default=SUBJECTS, help="run directories or names of schemes")
     parser.add_argument("--length", default="131072", help="input tokens; several with commas")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of each measurement")
+    parser.add_argument("--processes", type=int, default=1, help="that share each span")
     parser.add_argument("--results", default=str(ROOT / "docs" / "results"), help="folder of the two files")
     options = parser.parse_args()
     lengths = [int(length) for length in options.length.split(",")]
@@ -84,8 +92,7 @@ def main() -> int:
     for length in sorted(lengths):
         for subject in options.subjects:
             console.info(f"{subject} at {length:,} tokens ...")
-            with ProcessPoolExecutor(1, get_context("spawn")) as process:  # peak memory is of a process
-                row = process.submit(measure, subject, length, options.threads).result()
+            row = measure(subject, length, options.threads, options.processes)
             console.info(
                 f"{subject} at {length:,} tokens: {duration(row.seconds)} wall time, "
                 f"{row.cpu_seconds:.0f} CPU seconds, peak {row.peak_gib:.2f} GiB"
@@ -116,34 +123,74 @@ def model_of(subject: str, length: int) -> Transformer:
     return model
 
 
-def measure(subject: str, length: int, threads: int) -> SpanRow:
-    """Time and peak memory of this process for one span."""
+def tokens_of(subject: str, length: int, vocab_size: int) -> np.ndarray:
+    """(1, length + 1) tokens: of the run's longest validation document, or random.
+
+    Raises TrainingError if a run has no document of this length.
+    """
+    if not is_run(Path(subject)):
+        return np.random.default_rng(0).integers(3, vocab_size, (1, length + 1))
+    text = EvaluationText(open_run_data(Path(subject)).valid)
+    longest = int(text.lengths.argmax())
+    if text.lengths[longest] <= length:
+        raise TrainingError(
+            f"{subject}: its longest validation document has {text.lengths[longest]} tokens; lower --length"
+        )
+    return text.windows(np.array([longest]), text.lengths[[longest]], length)
+
+
+def measure(subject: str, length: int, threads: int, processes: int) -> SpanRow:
+    """Time and memory of one span, in new processes."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port = one.getsockname()[1]
+    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
+        started = [
+            pool.submit(measure_rank, subject, length, threads, processes, rank, port)
+            for rank in range(processes)
+        ]
+        rows = [future.result() for future in started]
+    return replace(
+        max(rows, key=lambda row: row.peak_gib - row.before_gib),
+        seconds=max(row.seconds for row in rows),
+        cpu_seconds=sum(row.cpu_seconds for row in rows),
+    )
+
+
+def measure_rank(subject: str, length: int, threads: int, processes: int, rank: int, port: int) -> SpanRow:
+    """Time and peak memory of this process for its part of one span."""
+    group = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
+    os.environ.update({name: str(number) for name, number in group.items()})
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     prepare_cpu(threads)
     model = model_of(subject, length)
-    tokens = np.random.default_rng(0).integers(3, model.vocab_size, (1, length + 1))
-    scorer, device = ModelScorer(model, chunk=CHUNK), torch.device("cpu")
-    scorer(tokens[:, : WARM + 1], min(TARGETS, length))  # loads libraries and builds tables
-    before, clock, used = peak_memory(device), time.perf_counter(), time.process_time()
-    nll = scorer(tokens, TARGETS)
-    return SpanRow(
-        subject=subject,
-        length=length,
-        threads=threads,
-        seconds=time.perf_counter() - clock,
-        cpu_seconds=time.process_time() - used,
-        peak_gib=peak_memory(device) / 2**30,
-        before_gib=before / 2**30,
-        forecast_gib=memory_needed(model, length, TARGETS, 1, CHUNK) / 2**30,
-        nll=float(nll.mean()),
-    )
+    tokens, device = tokens_of(subject, length, model.vocab_size), torch.device("cpu")
+    with joined(processes) as ranks:
+        scorer = ModelScorer(model, chunk=CHUNK, shard=ranks.shard)
+        scorer(tokens[:, : WARM + 1], min(TARGETS, length))  # loads libraries and builds tables
+        ranks.collect(None)  # start together
+        before, clock, used = peak_memory(device), time.perf_counter(), time.process_time()
+        nll = scorer(tokens, TARGETS)
+        return SpanRow(
+            subject=Path(subject).name,
+            length=length,
+            threads=threads,
+            processes=processes,
+            seconds=time.perf_counter() - clock,
+            cpu_seconds=time.process_time() - used,
+            peak_gib=peak_memory(device) / 2**30,
+            before_gib=before / 2**30,
+            forecast_gib=memory_needed(model, length, TARGETS, 1, CHUNK, processes) / 2**30,
+            nll=float(nll.mean()),
+        )
 
 
 def keep(row: SpanRow, folder: Path) -> list[SpanRow]:
     """Add the row to both files, in place of an earlier one of its kind; returns all rows."""
     path, measured = folder / "long_context.csv", pd.DataFrame([asdict(row)])
     known = [pd.read_csv(path, keep_default_na=False)] if path.exists() else []
-    table = pd.concat([*known, measured]).drop_duplicates(["subject", "length", "threads"], keep="last")
-    table = table.sort_values(["length", "threads", "subject"], ascending=[False, True, True])
+    table = pd.concat([*known, measured]).drop_duplicates(KEYS, keep="last")
+    table = table.sort_values(KEYS[::-1], ascending=[True, True, False, True])
     write_text(path, table.to_csv(index=False, float_format="%.4g"))
     rows = [SpanRow(**record) for record in table.to_dict("records")]
     text = HEAD.format(machine=machine()) + markdown_table(list(COLUMNS), cells(rows))
@@ -154,6 +201,7 @@ def keep(row: SpanRow, folder: Path) -> list[SpanRow]:
 COLUMNS: dict[str, Callable[[SpanRow], str]] = {
     "subject": lambda row: row.subject,
     "length": lambda row: f"{row.length:,}",
+    "processes": lambda row: str(row.processes),
     "threads": lambda row: str(row.threads),
     "CPU seconds": lambda row: f"{row.cpu_seconds:.0f}",
     "wall time": lambda row: duration(row.seconds),

@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from evaluation.scoring.methods import BUILTIN
 from evaluation.statistics.intervals import t_quantile
 from model import Transformer
 from studies.subjects import bos_first, offered
+from tests import processes
 from training.checkpoint.storage import save_checkpoint
 from training.config.load import load_settings
 from training.config.settings import RunSettings
@@ -102,6 +104,32 @@ def test_evaluation_end_to_end(root, monkeypatch, capsys):
     call(monkeypatch, root / "run", folder / "settings.yaml")
     assert "18 of 18 cells are already done" in capsys.readouterr().err
     assert (folder / "results.csv").read_bytes() == before
+
+
+def numbers(record, where=""):
+    """The leaves of a JSON record by path."""
+    if isinstance(record, dict | list):
+        items = record.items() if isinstance(record, dict) else enumerate(record)
+        return {key: leaf for name, each in items for key, leaf in numbers(each, f"{where}/{name}").items()}
+    return {where: record}
+
+
+def test_processes_that_share_windows_report_the_same(root, monkeypatch):
+    overrides = [*SMALL, "methods=[trained,window]", "dtype=float64", "documents=3", "chunk=9"]
+    runs = {context: root / f"context-{context}" for context in (1, 2)}
+    for run in runs.values():
+        shutil.copytree(root / "run", run, ignore=shutil.ignore_patterns("evaluation"))
+    assert call(monkeypatch, runs[1], *overrides, "folder=one") == 0
+    shared = [runs[2], *overrides, "folder=one", "context=2"]
+    assert processes.together(2, lambda: call(monkeypatch, *shared)) == [0, 0]
+    alone, found = (
+        numbers(json.loads((run / "evaluation/one/results.json").read_text().replace(str(run), "")))
+        for run in runs.values()
+    )
+    differing = {key for key in alone if found.get(key, key) != alone[key]} | alone.keys() ^ found.keys()
+    assert {"/command", "/finished", "/settings/context"} <= differing
+    for key in differing - {"/command", "/finished", "/settings/context"}:
+        assert abs(found[key] - alone[key]) < 1e-9 * max(1, abs(alone[key])), (key, alone[key], found[key])
 
 
 def test_text_seen_in_training_is_excluded_under_every_protocol(root, monkeypatch, capsys):

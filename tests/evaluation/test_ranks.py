@@ -12,6 +12,7 @@ from evaluation import EvaluatedModel, EvaluationError, EvaluationSession, Evalu
 from evaluation.ranks import EvaluationRanks, joined, refuse_silent_launch, this_process
 from evaluation.scoring.cells import CellStore
 from evaluation.scoring.scoring import ModelScorer
+from model import ContextShard
 from tests import processes
 
 YARN = {"name": "rope", "scaling": {"name": "yarn", "factor": "auto"}}
@@ -62,11 +63,11 @@ def measured(make_store, tokenizer, sharp, tmp_path):
     return run
 
 
-def together(world, work):
+def together(world, work, context=1):
     """`work(ranks)` in `world` processes that form a group; their results or errors by rank."""
 
     def one():
-        with joined() as ranks:
+        with joined(context) as ranks:
             return work(ranks)
 
     return processes.together(world, one)
@@ -87,6 +88,83 @@ def test_ranks_match_single_process_bitwise(measured, world, tmp_path):
     assert {path.name for path in (tmp_path / "cells").iterdir()} == names and len(names) == 5
     again = measured(batch=2, spoil=lambda model, ranks: pytest.fail("measured again"))
     assert all((again.nll[where] == nll).all() for where, nll in alone.nll.items())
+
+
+SHARED = {
+    "context": 2,
+    "chunk": 10,
+    "batch": 2,
+    "dtype": "float64",
+    "documents": 3,
+}  # windows in several chunks per process
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_processes_that_share_windows_match_a_single_process(measured, monkeypatch, world, tmp_path):
+    alone = measured(cells="alone", **SHARED | {"context": 1})
+    read, call = [], ModelScorer.__call__
+    monkeypatch.setattr(ModelScorer, "__call__", lambda s, w, k: read.append(len(w)) or call(s, w, k))
+    results = together(world, lambda ranks: (measured(ranks, **SHARED), sum(read)), context=2)
+    for rank, (result, count) in enumerate(results):
+        assert set(result.nll) == set(alone.nll) and result.targets == alone.targets
+        assert max(np.abs(result.nll[where] - nll).max() for where, nll in alone.nll.items()) < 1e-10
+        # 3 documents × 2 spans in each of five cells; two groups divide their batches of two.
+        assert count == 5 * (6 if world == 2 else (4, 4, 2, 2)[rank])
+    names = {path.name for path in (tmp_path / "alone").iterdir()}
+    assert {path.name for path in (tmp_path / "cells").iterdir()} == names and len(names) == 5
+
+
+def test_processes_share_windows_under_every_protocol(measured):
+    protocols = {
+        "sliding": {"stride": 16},
+        "non-overlapping": {},
+        "by-position": {"windows_per_document": 4},
+    }
+
+    def work(ranks=None, context=2):
+        how = SHARED | {"context": context, "batch": 16}
+        return {
+            name: measured(ranks, cells=f"{name}-{context}", protocol=name, **how, **more).nll
+            for name, more in protocols.items()
+        }
+
+    first, second = together(2, work, context=2)
+    for name, alone in work(context=1).items():
+        for where, nll in alone.items():
+            assert np.abs(first[name][where] - nll).max() < 1e-10
+            np.testing.assert_array_equal(first[name][where], second[name][where])
+
+
+def test_process_that_leaves_a_context_group_ends_the_others(measured, monkeypatch, tmp_path):
+    call, calls = ModelScorer.__call__, []
+
+    def interrupted(self, windows, keep):
+        calls.append(1)
+        if len(calls) == 2 and this_process().rank == 1:
+            raise KeyboardInterrupt
+        return call(self, windows, keep)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ModelScorer, "__call__", interrupted)
+        first, second = together(2, lambda ranks: measured(ranks, **SHARED), context=2)
+    assert isinstance(second, KeyboardInterrupt)
+    assert isinstance(first, EvaluationError) and "another process" in str(first)
+    (part,) = (tmp_path / "cells").glob("partial-*")  # of the first rank of the group
+    assert part.name.startswith("partial-0-") and np.isfinite(np.load(part)["nll"]).sum() == 2 * 5
+    alone = measured(cells="alone", **SHARED | {"context": 1})
+    again = measured(**SHARED | {"context": 1})  # another number of processes continues
+    assert all(np.abs(again.nll[where] - nll).max() < 1e-10 for where, nll in alone.nll.items())
+
+
+def test_context_that_cannot_be_shared_is_refused(measured, monkeypatch):
+    for world, context, fix in (("1", 2, 2), ("3", 2, 4)):
+        monkeypatch.setenv("WORLD_SIZE", world)
+        with pytest.raises(EvaluationError, match=f"context.*nproc_per_node {fix}"), joined(context):
+            pytest.fail("joined")
+    with pytest.raises(EvaluationError, match="context = 2"):
+        measured(context=2)
+    with pytest.raises(EvaluationError, match=r"context = 9 .*18 tokens"):
+        measured(EvaluationRanks(0, 9, shard=ContextShard(0, 9, "")), context=9)
 
 
 def test_a_time_limit_requires_one_process(measured):
