@@ -256,7 +256,8 @@ class Clone:
         found = launch.parse_args(words[1:] if program == "accelerate" else words)
         assert program == "torchrun" or (ROOT / found.config_file).is_file()
         script, rest = found.training_script, found.training_script_args
-        return self.python(script, *rest, *(["--dry-run"] if program == "accelerate" else []))
+        is_shared = any(word.startswith("context=") for word in rest)  # requires the launcher
+        return self.python(script, *rest, *(["--dry-run"] if program == "accelerate" or is_shared else []))
 
     def python(self, script: str, *words: str) -> int:
         name = Path(script).stem
