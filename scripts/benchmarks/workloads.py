@@ -1,16 +1,19 @@
-"""The workloads of scripts/benchmark.py, here and in transformers, on equal random weights and tokens."""
+"""The workloads of scripts/benchmark.py, here and in transformers, on equal random weights and tokens.
+litgpt_peer.py has those of litgpt."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from safetensors.torch import save_file
 from torch import Tensor
 
 from evaluation.scoring.scoring import ModelScorer
@@ -28,6 +31,7 @@ FIXED_WINDOWS, FIXED_TARGETS = 4, 64
 PREFILL, PROMPT = 2048, 32
 NEW = {1: 128, 8: 128, 64: 32}  # new tokens by batch size
 LONG = 2048  # tokens of a training step of the comparison of schemes
+NEAR_TIE = 1e-3  # logits that rounding may swap
 
 
 @dataclass(frozen=True)
@@ -70,8 +74,10 @@ class Workload:
     """What one process measures.
 
     Attributes:
+        shape: a name of SHAPES, or a name and changed sizes: ``A length=2048 batch=1``.
         variant: ``ours``, ``ours compiled``, ``transformers`` or ``transformers compiled``; for the cases of
             SCHEME_CASES the name of a scheme.
+        warmup: calls that are not timed.
     """
 
     shape: str
@@ -79,6 +85,16 @@ class Workload:
     variant: str
     threads: int = 1
     repeats: int = 5
+    warmup: int = 2
+
+
+def shape_of(text: str) -> Shape:
+    """The sizes that `Workload.shape` names."""
+    name, *changes = text.split()
+    known = {field.name for field in fields(Shape)}
+    sizes = {key: int(value) for key, value in (change.split("=") for change in changes)}
+    assert set(sizes) <= known
+    return replace(SHAPES[name], **sizes)
 
 
 @dataclass(frozen=True)
@@ -123,7 +139,7 @@ def their_model(shape: Shape) -> Any:
         num_hidden_layers=shape.layers,
         num_attention_heads=shape.heads,
         num_key_value_heads=shape.kv_heads,
-        max_position_embeddings=4 * LONG,
+        max_position_embeddings=1 << 18,
         rms_norm_eps=ours.settings.norm_eps,
         rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
         tie_word_embeddings=False,
@@ -141,6 +157,19 @@ def their_model(shape: Shape) -> Any:
 def tokens_of(shape: Shape, rows: int, count: int) -> Tensor:
     """(rows, count) random token ids."""
     return torch.randint(0, shape.vocab, (rows, count), generator=torch.Generator().manual_seed(1))
+
+
+def litgpt_request(workload: Workload, folder: Path) -> dict[str, Any]:
+    """What litgpt_peer.py runs: sizes, tokens, and a file with the weights of `our_model`."""
+    shape, file = shape_of(workload.shape), folder / f"weights-{workload.shape}.safetensors"
+    if not file.exists():
+        save_file({name: x.contiguous() for name, x in their_model(shape).state_dict().items()}, file)
+    rows, count = {"train": (shape.batch, shape.length + 1), "prefill": (1, PREFILL)}.get(
+        workload.case, (1, PROMPT)
+    )
+    sizes = asdict(shape) | {"block_size": 4 * LONG, "norm_eps": shape.settings("rope").norm_eps}
+    tokens = tokens_of(shape, rows, count).tolist()
+    return asdict(workload) | {"shape": sizes, "weights": str(file), "tokens": tokens, "new": NEW[1]}
 
 
 def train(shape: Shape, variant: str) -> Prepared:
@@ -208,6 +237,9 @@ def decode(shape: Shape, variant: str, rows: int) -> Prepared:
         def call() -> list[float]:
             out = theirs.generate(ids, attention_mask=mask, max_new_tokens=new, do_sample=False)
             return out[:, PROMPT:].flatten().tolist()
+
+        def logits(row: Tensor) -> Tensor:
+            return theirs(row[None]).logits[0]
     else:
         ours, prompts = our_model(shape, "rope" if variant == "ours" else variant).pack(), ids.tolist()
 
@@ -215,7 +247,21 @@ def decode(shape: Shape, variant: str, rows: int) -> Prepared:
             steps = list(Generation(ours, prompts, new, SamplingParams(temperature=0)))
             return [float(token or 0) for row in zip(*steps, strict=True) for token in row]
 
+        def logits(row: Tensor) -> Tensor:
+            return ours(row[None], TokenPositions.plain(len(row)))[0]
+
+    check_greedy(logits, ids, torch.tensor(call()).long().view(rows, new))
     return call, rows * new
+
+
+@torch.inference_mode()
+def check_greedy(logits: Callable[[Tensor], Tensor], prompts: Tensor, found: Tensor) -> None:
+    """Raise ValueError unless every generated token is the most likely of a full pass, within NEAR_TIE."""
+    for prompt, row in zip(prompts, found, strict=True):
+        out = logits(torch.cat([prompt, row[:-1]]))[-len(row) :]
+        short = float((out.amax(-1) - out.gather(-1, row[:, None])[:, 0]).max())
+        if short > NEAR_TIE:
+            raise ValueError(f"a generated token has a logit {short:.2g} below the largest one")
 
 
 def sliding(shape: Shape, variant: str) -> Prepared:
@@ -250,9 +296,9 @@ def sliding(shape: Shape, variant: str) -> Prepared:
     return call, SCORED
 
 
-def fixed_targets(shape: Shape, variant: str) -> Prepared:
+def fixed_targets(shape: Shape, variant: str, windows: int = FIXED_WINDOWS, length: int = WINDOW) -> Prepared:
     """The last FIXED_TARGETS targets of windows of WINDOW tokens. Numbers: their mean NLL."""
-    ids = tokens_of(shape, FIXED_WINDOWS, WINDOW + 1)
+    ids = tokens_of(shape, windows, length + 1)
     if variant == "transformers":
         theirs = their_model(shape)
 
@@ -267,9 +313,9 @@ def fixed_targets(shape: Shape, variant: str) -> Prepared:
             return float(np.mean(scorer(window.numpy(), FIXED_TARGETS)))
 
     def call() -> list[float]:
-        return [sum(nll(window[None]) for window in ids) / FIXED_WINDOWS]
+        return [sum(nll(window[None]) for window in ids) / windows]
 
-    return call, FIXED_WINDOWS * WINDOW
+    return call, windows * length
 
 
 CASES: dict[str, Callable[[Shape, str], Prepared]] = {
@@ -280,6 +326,17 @@ CASES: dict[str, Callable[[Shape, str], Prepared]] = {
     "decode-64": lambda shape, variant: decode(shape, variant, 64),
     "sliding": sliding,
     "fixed-targets": fixed_targets,
+}
+
+
+def one_window(shape: Shape, variant: str) -> Prepared:
+    """The last FIXED_TARGETS targets of one window of the shape's length. Numbers: their mean NLL."""
+    return fixed_targets(shape, variant, windows=1, length=shape.length)
+
+
+GROWTH_CASES: dict[str, Callable[[Shape, str], Prepared]] = {
+    "growth-train": train,
+    "growth-score": one_window,
 }
 # Here `variant` is the name of a scheme.
 SCHEME_CASES: dict[str, Callable[[Shape, str], Prepared]] = {
@@ -293,13 +350,12 @@ def measure(workload: Workload) -> Measured:
     prepare_cpu(workload.threads)
     if hasattr(os, "sched_setaffinity") and workload.threads == 1:
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-    case = {**CASES, **SCHEME_CASES}[workload.case]
-    call, tokens = case(SHAPES[workload.shape], workload.variant)
-    checked = call()
-    call()
+    case = {**CASES, **SCHEME_CASES, **GROWTH_CASES}[workload.case]
+    call, tokens = case(shape_of(workload.shape), workload.variant)
+    checked = [call() for _ in range(workload.warmup)][:1]
     samples = []
     for _ in range(workload.repeats):
         cpu, wall = time.process_time(), time.perf_counter()
-        call()
+        checked.append(call())
         samples.append(Sample(time.process_time() - cpu, time.perf_counter() - wall))
-    return Measured(samples, tokens, checked, peak_memory(torch.device("cpu")))
+    return Measured(samples, tokens, checked[0], peak_memory(torch.device("cpu")))
