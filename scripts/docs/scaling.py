@@ -34,6 +34,8 @@ SIZES = {"100M": "base", "1B": "1b", "7B": "7b"}
 WORLDS = (1, 8, 64, 512)
 USABLE = 0.9  # share of a GPU's memory; the rest is for the CUDA context, fragmentation and communication
 GB = 1e9
+LENGTHS = {"128k": 1 << 17, "512k": 1 << 19, "1M": 1 << 20}
+CONTEXTS = (8, 16, 32, 64)
 CHECKPOINTING: tuple[Checkpointing, ...] = "none", "full"
 
 
@@ -211,6 +213,37 @@ def speed_row(shape: ModelShape, world: int, sharded: bool, gpu: Gpu) -> list[st
     return [*name, batch, room, *times, share, f"{days:{'.2g' if days < 10 else ',.0f'}}"]
 
 
+def context_bytes(model: Transformer, length: int, layout: MemoryLayout) -> float:
+    """Bytes of the unsharded tensors that a context group gathers or reduces for one window: keys and values
+    of every layer in the forward pass, their gradients in the backward pass, and keys and values again with
+    checkpointing."""
+    s, times = model.settings, 2 if layout.checkpointing == "none" else 3
+    size = HALF if layout.half else layout.float_bytes
+    return times * s.layers * length * 2 * s.kv_heads * s.head_dim * size
+
+
+def context_table(gpu: Gpu) -> str:
+    """One window shared by all GPUs, with FSDP2 and full checkpointing."""
+    rows = []
+    for shape in shapes():
+        for name, length in LENGTHS.items():
+            for world in CONTEXTS:
+                layout = MemoryLayout(world, True, 1, "full", context=world)
+                parts = memory_of(shape.model, length, layout)
+                total, keys, kept = sum(parts.values()), parts["gathered keys"], parts["activations"]
+                flops = RECOMPUTED["full"] * length * shape.model.flops_per_token(length) / world
+                calculating = flops / (USUAL_SHARE * gpu.peak)
+                sending = gather_seconds(context_bytes(shape.model, length, layout), world, gpu)
+                weights = gather_seconds((2 * HALF + FLOAT) * shape.parameters, world, gpu)
+                numbers = [kept, keys, total - kept - keys, total]
+                fits = "yes" if total <= USABLE * gpu.memory else "no"
+                times = [f"{seconds:,.2f}" for seconds in (calculating, sending, weights)]
+                rows.append([shape.name, name, world, *(f"{n / GB:.1f}" for n in numbers), fits, *times])
+    columns = ["size", "tokens", "GPUs", "activations", "gathered keys", "other", "total, GB"]
+    columns += [f"at most {USABLE * gpu.memory / GB:.0f}", "compute, s", "keys, s", "weights, s"]
+    return markdown_table(columns, rows)
+
+
 @dataclass(frozen=True)
 class Anchor:
     """A published throughput in tokens/s per GPU, and the model it was measured with."""
@@ -269,6 +302,7 @@ TABLES = {
     "activations": activations_table,
     "states": states_table,
     "speed": speed_table,
+    "context": context_table,
     "anchors": anchors_table,
 }
 

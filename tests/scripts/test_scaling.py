@@ -7,6 +7,7 @@ from model import TokenPositions, Transformer
 from model.block import Checkpointing
 from scripts.docs import scaling
 from scripts.docs.scaling import GPUS, MemoryLayout, ModelShape
+from tests.training.distributed.test_simulated import SMALL, simulations
 from training.config.load import load_settings
 from training.config.settings import RunSettings
 from training.run.memory import block_parameters
@@ -84,6 +85,25 @@ def test_communication_estimate():
     assert fsdp == pytest.approx(4 * (2 + 2 + 4) * p * 7 / 8 / 450e9)
     work = scaling.compute(shape, MemoryLayout(8, True, 8), gpu, share=0.5)
     assert work == pytest.approx(256 * 2048 * shape.flops / 8 / (0.5 * 989e12))
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+def test_communication_formulas_match_counted_bytes(checkpointing):
+    """Two windows in bfloat16, one for each of two context groups of four processes, under FSDP2."""
+    case = [
+        "training.precision=bfloat16",
+        f"training.parallel.activation_checkpointing={checkpointing == 'full'}",
+    ]
+    case += ["training.parallel.context=4", "training.parallel.sharding=full", "training.batch_size=2"]
+    found = simulations({"": (case, 8)})[""]
+    shape = shape_of(*SMALL, *case)
+    layout = MemoryLayout(8, True, 1, checkpointing, context=4)
+    moved = [found[name, "context"].nbytes for name in ("all-gather", "reduce-scatter")]
+    assert sum(moved) == scaling.context_bytes(shape.model, 24, layout)
+    # Embedding and norms of the output are gathered once, in float32: as much as twice in bfloat16.
+    p = sum(w.numel() for w in shape.model.parameters()) - 2 * 32 * 2  # of 256 ids, not 258
+    assert found["all-gather", "all"].nbytes == 2 * scaling.HALF * p
+    assert found["reduce-scatter", "all"].nbytes == scaling.FLOAT * p
 
 
 def test_smallest_fitting_layout():
