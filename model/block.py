@@ -36,6 +36,7 @@ COSTLY = {
     aten._scaled_dot_product_efficient_attention.default,
     aten._scaled_dot_product_cudnn_attention.default,
     flex_attention_hop,
+    torch.ops.sextant.biased_attention.default,
 }
 
 

@@ -30,6 +30,7 @@ RANKS = {
     "model.loss": 1,
     "model.attention": 0,
     "model.attention.mask": 1,
+    "model.attention.biased": 1.5,
     "model.attention.kernels": 2,
     "model.position.token_positions": 1,
     "model.position.table": 2,

@@ -8,6 +8,8 @@
 - ``blocks``: blocks of queries through the fused kernel with an additive mask; memory is linear in the
   number of keys. A mask that depends on distance alone is a strided view of one vector of H·(S + block)
   numbers, so a window or a distance bias costs no more than plain causal attention;
+- ``biased``: blocks of queries with gradients of the bias, on a CPU, for learned biases by distance and for
+  differences of sums (`model/attention/biased.py`);
 - ``single``: one query per row as batched matrix products. The CPU's fused kernel computes one head at a
   time; a GPU's takes a mask only with as many key/value heads as query heads;
 - ``merged``: ``blocks`` for several views with masks by distance, merged by their log-sum-exp; on a CPU
@@ -34,6 +36,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
 from torch.utils.checkpoint import checkpoint
 
+from model.attention.biased import biased_attention
 from model.attention.mask import (
     QUERY_BLOCK,
     AttentionMask,
@@ -47,7 +50,7 @@ from model.attention.mask import (
 FLEX_FEATURES = 16  # smallest head_dim that FlexAttention supports on a GPU
 PRECISE = torch.float32, torch.float64
 SCORES_AT_ONCE = 1 << 25  # B·H·t·S of a block with materialized scores or masks
-KERNELS = ("auto", "single", "sdpa", "flex", "blocks", "merged", "explicit", "dense")
+KERNELS = ("auto", "single", "sdpa", "flex", "blocks", "biased", "merged", "explicit", "dense")
 # Called with the arguments of `attend` (views, values, scale, sink logit) and its output.
 AttentionHook = Callable[[list[AttentionView], Tensor, float, Tensor | None, Tensor], None]
 
@@ -115,6 +118,8 @@ def attend(
     q, k = first.q.to(v.dtype), first.k.to(v.dtype)
     if kernel == "single":
         return _single(q, k, v, first.mask, scale)
+    if kernel == "biased":
+        return biased_attention(q, k, v, first.mask.by_distance(), first.mask.key_sums, scale)[0]
     # The CPU's fused kernel requires values as wide as keys; its fallback materializes all T × S scores.
     whole = q.shape[-1] != v.shape[-1] and q.device.type == "cpu" and not torch.is_grad_enabled()
     if kernel == "sdpa" and not (whole and first.mask.queries > QUERY_BLOCK):
@@ -148,7 +153,7 @@ def choose(views: list[AttentionView], v: Tensor, sink: Tensor | None, device: s
     if sink is not None:
         return "explicit"
     if len(views) == 1:
-        return "blocks"
+        return "biased" if device == "cpu" and mask.needs_bias_gradient else "blocks"
     same = device == "cpu" and all(view.k.shape[-1] == v.shape[-1] for view in views)
     by_distance = all(view.mask.is_by_distance for view in views)
     return "merged" if same and by_distance and not torch.is_grad_enabled() else "explicit"

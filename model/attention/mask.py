@@ -139,6 +139,7 @@ class AttentionMask:
         is_band: the mask equals the band.
         part: the part of the band that the mask equals, if it is known.
         distance: the bias as a function of distance, if it depends on distance alone.
+        key_sums: (B, H, S) float64 numbers c of the keys, if the bias is c of the query − c of the key.
         unit_steps: positions increase by one from key to key, so distances follow from indices.
         make_flex_bias: returns the bias as FlexAttention evaluates it, if that is not `bias`; called once per
             pass, outside the kernel, where tables can be computed.
@@ -159,6 +160,7 @@ class AttentionMask:
     is_band: bool = False
     part: CausalBand | None = None
     distance: DistanceFunction | None = None
+    key_sums: Tensor | None = None
     unit_steps: bool = False
     make_flex_bias: Callable[[], BiasFunction] | None = None
     kernel_options: dict[str, Any] = field(default_factory=dict)
@@ -180,8 +182,19 @@ class AttentionMask:
     def is_by_distance(self) -> bool:
         """The mask is a function of unit-step distance (and head)."""
         by_index = self.distance is not None and self.unit_steps
-        known = self.part is not None or (self.is_band and self.sinks == 0)
-        return known and (self.bias is None or by_index)
+        return self.is_exact_band and (self.bias is None or by_index)
+
+    @property
+    def is_exact_band(self) -> bool:
+        """The visible pairs are those of `exact_band`."""
+        return self.part is not None or (self.is_band and self.sinks == 0)
+
+    @property
+    def needs_bias_gradient(self) -> bool:
+        """The bias has parameters, and is one of those that `model/attention/biased.py` evaluates."""
+        if self.key_sums is not None:
+            return self.is_exact_band
+        return torch.is_grad_enabled() and self.is_by_distance and self.by_distance().requires_grad
 
     @property
     def exact_band(self) -> CausalBand:

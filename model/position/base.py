@@ -84,6 +84,7 @@ class AttentionContext:
         mask_mod: MaskFunction | None = None,
         bias: BiasFunction | None = None,
         distance: DistanceFunction | None = None,
+        key_sums: Tensor | None = None,
         by_row: bool = False,
         tabulate: bool = False,
         make_flex_bias: Callable[[], BiasFunction] | None = None,
@@ -96,6 +97,7 @@ class AttentionContext:
             mask_mod: elementwise over indices, the same for all heads; False masks a pair.
             bias: elementwise over indices; added to the logit after the 1/√D scale.
             distance: elementwise over (head, position distance); use it in place of `bias` where possible.
+            key_sums: (B, H, S) float64 numbers c of the keys, if `bias` is c of the query − c of the key.
             by_row: `mask_mod` or `bias` depend on the row even if positions do not, e.g. on content.
             tabulate: compute `distance` once per integer distance where it would be evaluated for each pair:
                 for functions that are learned or expensive.
@@ -136,6 +138,7 @@ class AttentionContext:
             is_band=plain and mask_mod is None,
             part=part(band) if part and band and queries > 1 and self._ordered() else None,
             distance=distance,
+            key_sums=key_sums,
             unit_steps=plain and self.keys.unit_steps,
             make_flex_bias=make_flex_bias,
             kernel_options=kernel_options or {},

@@ -33,6 +33,7 @@ LOWERINGS = {
     "sdpa": "fused causal",
     "flex": "FlexAttention",
     "blocks": "query blocks",
+    "biased": "query blocks, terms of keys",
     "strided": "query blocks, strided mask",
     "explicit": "query blocks, materialized scores",
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -186,6 +187,65 @@ def test_blockwise_gradients_match_reference(layout, t, s, window, bias):
     for slow, fast in zip(*grads, strict=True):
         assert slow.abs().max() > 1e-3
         close(fast, slow, atol=1e-11)
+
+
+def learned_pairs(t: int, s: int, window: int | None, form: str) -> tuple[AttentionMask, torch.Tensor]:
+    """A mask with a learned bias by distance, or of differences of sums, and what it learns."""
+    generator = torch.Generator().manual_seed(5)
+    context = context_of(TokenPositions.plain(s), t, window)
+    if form == "distance":
+        weight = torch.randn(H, s, generator=generator).double().requires_grad_()
+        return context.mask(distance=lambda h, d: weight[h, d]), weight
+    sums = torch.rand(B, H, s, generator=generator).double().neg().cumsum(-1).requires_grad_()
+    mask = context.mask(
+        bias=lambda b, h, i, j: sums[b, h, i + s - t] - sums[b, h, j], key_sums=sums, by_row=True
+    )
+    return mask, sums
+
+
+@pytest.mark.parametrize("form", ["distance", "sums"])
+@pytest.mark.parametrize(
+    ("t", "s", "window", "wide"),
+    [(23, 23, None, 0), (9, 30, None, 3), (23, 23, 6, 0), (17, 31, 14, 2), (16, 16, None, 0), (3, 20, 2, 0)],
+)
+def test_gradients_of_learned_biases_match_reference(form, t, s, window, wide, monkeypatch):
+    """Small blocks and tiles put many edges into few tokens; `wide` is by how much values exceed keys."""
+    monkeypatch.setattr("model.attention.biased.QUERY_BLOCK", 8)
+    monkeypatch.setattr("model.attention.biased.TILE", (4, 5))
+    mask, weight = learned_pairs(t, s, window, form)
+    q, k, v = tensors(t, s)
+    v = torch.cat([v, v[..., :wide].square()], dim=-1)
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    views = [AttentionView(q, k, mask)]
+    assert choose(views, v, None, "cpu") == "biased"
+    slow, fast = (attend(views, v, D**-0.5, kernel) for kernel in ("dense", "auto"))
+    close(fast, slow, atol=1e-12)
+    factor = torch.randn(slow.shape, generator=torch.Generator().manual_seed(3)).double()
+    expected, found = (torch.autograd.grad((x * factor).sum(), [*leaves, weight]) for x in (slow, fast))
+    for a, b in zip(expected, found, strict=True):
+        assert a.abs().max() > 1e-3
+        close(b, a, atol=1e-11)
+
+
+@pytest.mark.parametrize(("dtype", "rtol"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+def test_sums_of_a_thousand_keep_the_precision_of_lower_dtypes(dtype, rtol):
+    mask, _ = learned_pairs(700, 700, None, "sums")
+    exact = replace(mask, key_sums=mask.key_sums * 3)
+    exact = replace(exact, bias=lambda b, h, i, j: exact.key_sums[b, h, i] - exact.key_sums[b, h, j])
+    q, k, v = tensors(700, 700, dtype)
+    with torch.no_grad():
+        expected = attend([AttentionView(q.double(), k.double(), exact)], v.double(), D**-0.5, "dense")
+        found = attend([AttentionView(q, k, exact)], v, D**-0.5)
+    assert found.dtype == dtype and exact.key_sums.min() < -900
+    close(found.double(), expected, atol=float(rtol * expected.abs().max()))
+
+
+def test_learned_biases_are_one_operation_for_all_lengths():
+    """As torch.compile requires: no aliases, correct shapes and strides without data, correct autograd."""
+    mask, _ = learned_pairs(6, 9, None, "distance")
+    q, k, v = (x.requires_grad_() for x in tensors(6, 9))
+    arguments = (q, k, v, mask.by_distance().detach().requires_grad_(), None, 0.3)
+    torch.library.opcheck(torch.ops.sextant.biased_attention.default, arguments)
 
 
 def test_several_views_share_one_softmax():

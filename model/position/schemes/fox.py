@@ -104,4 +104,4 @@ class Fox(PositionalScheme):
         def bias(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             return (q_whole[b, h, i] - k_whole[b, h, j]) + (q_rest[b, h, i] - k_rest[b, h, j])
 
-        return context.mask(bias=bias, by_row=True)
+        return context.mask(bias=bias, key_sums=sums, by_row=True)
