@@ -1,5 +1,6 @@
 # Creates .venv with the pinned dependencies and puts it on the PATH. Sourced by the other scripts.
 # Usage: . scripts/environment.sh [extra]      (extra: an optional dependency group of pyproject.toml)
+# With KEEP_ENVIRONMENT=1, an existing .venv is used as it is.
 
 make_environment() {
     local extra="${1:-}" python stamp
@@ -10,7 +11,9 @@ make_environment() {
     fi
     stamp=".venv/.installed${extra:+-$extra}"
     # Installs again only if pyproject.toml or constraints.txt has changed since.
-    if [ ! -f "$stamp" ] || ! cat pyproject.toml constraints.txt | cmp -s - "$stamp"; then
+    if [ "${KEEP_ENVIRONMENT:-}" = 1 ] && [ -x .venv/bin/python ]; then
+        echo "== using .venv as it is" >&2
+    elif [ ! -f "$stamp" ] || ! cat pyproject.toml constraints.txt | cmp -s - "$stamp"; then
         echo "== installing the pinned dependencies into .venv (a few minutes, once)" >&2
         [ -x .venv/bin/python ] || "$python" -m venv .venv
         # torch comes first and pinned: for a version range, pip would choose the newest and largest build.
