@@ -15,7 +15,7 @@ if [ "${1:-}" = "--rehearse" ]; then
     python scripts/checks/gpu_speed.py --rehearse --results "$results" || failed=1
 else
     echo "== correctness (tests marked gpu)" >&2
-    python -m pytest -m gpu -rs -n 4 --dist worksteal || failed=1
+    python -m pytest -m gpu -rs -n 8 --dist worksteal || failed=1
     echo "== speed" >&2
     python scripts/checks/gpu_speed.py || failed=1
 fi
