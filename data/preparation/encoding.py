@@ -3,6 +3,7 @@
 Tokenizing, hashing and decompression release Python's global lock, so threads run them in parallel.
 """
 
+import itertools
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,7 @@ import numpy as np
 import pyarrow
 
 from data.files import write_json
-from data.preparation.duplicates import ShingleIndex
+from data.preparation.duplicates import DuplicateMatch, ShingleIndex
 from data.preparation.spool import read_chunk
 from data.settings import DataSettings
 from data.sources import GENERATED
@@ -68,13 +69,17 @@ class ChunkEncoder:
     def _encoded(
         self, table: pyarrow.Table, index: ShingleIndex | None, result: dict[str, Any], hits: list[np.ndarray]
     ) -> Iterator[EncodedDocument]:
-        for i in range(len(table)):
+        rows = table.to_pylist()
+        compared = [index is not None and not row["name"].startswith(GENERATED) for row in rows]
+        matches: Iterator[DuplicateMatch] = iter(())
+        if index is not None:
+            matches = index.matches([row["text"] for row in itertools.compress(rows, compared)])
+        for row, is_compared in zip(rows, compared, strict=True):
             if self.is_stopped:
                 raise InterruptedError("another chunk failed")
-            row = {column: table[column][i].as_py() for column in table.column_names}
             text = row["text"]
-            if index is not None and not row["name"].startswith(GENERATED):
-                match = index.match(text)
+            if is_compared:
+                match = next(matches)
                 if max(match.own, match.theirs) >= self.threshold:
                     result["copies"] += 1
                     result["copied_bytes"] += row["bytes"]

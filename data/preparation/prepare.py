@@ -165,7 +165,7 @@ class _Preparation:
         if s.duplicate_threshold <= 1:
             # Task items differ by construction, and their context is not validation text.
             texts = (spool.texts(self.masks[name] & ~spool.generated) for name, spool in self.spools.items())
-            index = ShingleIndex([shingles(text) for some in texts for text in some])
+            index = ShingleIndex([*shingles(text for some in texts for text in some)])
         missing = [chunk for chunk in chunks if not self._is_done(chunk)]
         if done := len(chunks) - len(missing):
             self.console.info(f"{done} of {len(chunks)} shards are already tokenized")

@@ -79,5 +79,4 @@ def end_ids(eos_id: int | None, more: Sequence[int], vocab_size: int) -> tuple[i
 
 def lossless(tokenizer: Tokenizer, ids: list[int], text: str) -> bool:
     """Whether the ids represent exactly the bytes of the text."""
-    pieces = tokenizer.pieces
-    return b"".join([pieces[i] for i in ids]) == tokenizer.prefix + text.encode()
+    return b"".join(map(tokenizer.pieces.__getitem__, ids)) == tokenizer.prefix + text.encode()
