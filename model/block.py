@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -14,7 +14,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from model.attention.kernels import AttentionHook
 from model.attention.linear import LinearAttention
-from model.attention.sharding import ShardedWindow
+from model.attention.sharding import GatheredKeys, ShardedWindow
 from model.attention.softmax import Attention, AttentionPass
 from model.cache import LayerCache, LinearLayerCache
 from model.position import PositionSettings
@@ -143,6 +143,8 @@ class Block(nn.Module):
             (only,) = passes
             return self._layer(x, only, layer_cache, hook)
         gathered, parts = window.cache_for(self.mixer), []
+        if not window.streamed and isinstance(gathered, GatheredKeys):
+            return self._overlapped(window.split(x), list(passes), gathered, hook)
         for part, each in zip(window.split(x), passes, strict=True):
             out = self._layer(part, each, gathered, hook)
             is_whole = out.shape == part.shape
@@ -150,10 +152,37 @@ class Block(nn.Module):
         is_updated = window.streamed and sum(part.shape[1] for part in parts) == x.shape[1]
         return x if is_updated else torch.cat(parts, dim=1)
 
+    def _overlapped(
+        self,
+        parts: Sequence[Tensor],
+        passes: Sequence[AttentionPass],
+        gathered: GatheredKeys,
+        hook: AttentionHook | None,
+    ) -> Tensor:
+        """The passes of all chunks. All gathers start before the first attention, in the same order on all
+        ranks, so that those of later chunks overlap with it."""
+        assert isinstance(self.attention, Attention)
+        started, outputs = [], []
+        for part, each in zip(parts, passes, strict=True):
+            normed = self._attention_input(part)
+            plan, k, v = self.attention.project(normed, each, gathered)
+            gathered.start(k, v)
+            started.append((normed, plan))
+        for part, each, (normed, plan) in zip(parts, passes, started, strict=True):
+            mixed = self.attention.attend(normed, each, plan, *gathered.finish(), hook)
+            outputs.append(self._finish(part, each, mixed))
+        return torch.cat(outputs, dim=1)
+
     def _layer(self, x: Tensor, step: AttentionPass, layer_cache: Any, hook: AttentionHook | None) -> Tensor:
         """x (B, T, C) → (B, K, C) for the K queries of one pass."""
+        return self._finish(x, step, self.attention(self._attention_input(x), step, layer_cache, hook))
+
+    def _attention_input(self, x: Tensor) -> Tensor:
+        return self.attention_norm(x) if self.norm_placement == "input" else x
+
+    def _finish(self, x: Tensor, step: AttentionPass, mixed: Tensor) -> Tensor:
+        """The layer's output for its input x (B, T, C) and the output of the token mixer (B, K, C)."""
         before = self.norm_placement == "input"
-        mixed = self.attention(self.attention_norm(x) if before else x, step, layer_cache, hook)
         x = self._add(step.context.of_queries(x), mixed if before else self.attention_norm(mixed))
         if x.shape[1] == 0:
             return x

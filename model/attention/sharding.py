@@ -74,12 +74,15 @@ class ContextShard:
         """The sum of x over the ranks, without gradients."""
         return wait_tensor(all_reduce(x, "sum", self.group))
 
-    def gather(self, x: Tensor) -> list[Tensor]:
-        """x of each rank, by rank; the gradient of x is the sum over ranks of those of its copies
-        (reduce-scatter). On every rank, the loss must depend on the result, else the others wait for its
-        backward pass."""
-        whole = wait_tensor(all_gather_single(x.contiguous(), 0, self.group))
-        return list(whole.chunk(self.size))
+    def gather(self, x: Tensor) -> Tensor:
+        """Start to gather x of each rank; `gathered` waits for the result. The gradient of x is the sum over
+        ranks of those of its copies (reduce-scatter). On every rank, the loss must depend on the result, else
+        the others wait for its backward pass."""
+        return all_gather_single(x.contiguous(), 0, self.group)
+
+    def gathered(self, whole: Tensor) -> list[Tensor]:
+        """The tensors of each rank, by rank; waits for what `gather` has started."""
+        return list(wait_tensor(whole).chunk(self.size))
 
 
 @dataclass(frozen=True)
@@ -151,19 +154,32 @@ class GatheredLayer:
         Returns:
             The index of this rank's chunk, and the chunks of all ranks in the order of the sequence.
         """
-        turn, size = self._turns.get(name, 0), self.shard.size
-        self._turns[name] = turn + 1
-        chunks = range(turn * size, (turn + 1) * size)
-        lengths = [stop - start for start, stop in map(self.window.bounds, chunks)]
+        return self._gathered(name, self._start(x, self._turns.get(name, 0), dim), dim)
+
+    def _start(self, x: Tensor, turn: int, dim: int | None) -> Tensor:
+        """Start to gather a tensor of pass `turn`; see `_gather`."""
         if dim is not None:
-            padding = max(lengths) - x.shape[dim]  # gathered tensors have equal sizes
+            padding = max(self._lengths(turn)) - x.shape[dim]  # gathered tensors have equal sizes
             x = F.pad(x, (*(0, 0) * (x.ndim - 1 - dim), 0, padding)) if padding else x
-        found = self.shard.gather(x)
+        return self.shard.gather(x)
+
+    def _gathered(self, name: str, started: Tensor, dim: int | None) -> tuple[int, list[Tensor]]:
+        """Wait for the next tensor of this name; see `_gather`."""
+        turn = self._turns.get(name, 0)
+        self._turns[name] = turn + 1
+        found = self.shard.gathered(started)
         if turn % 2:
             found.reverse()
         if dim is not None:
-            found = [each.narrow(dim, 0, length) for each, length in zip(found, lengths, strict=True)]
+            found = [
+                each.narrow(dim, 0, length) for each, length in zip(found, self._lengths(turn), strict=True)
+            ]
         return self.shard.chunks[turn], found
+
+    def _lengths(self, turn: int) -> list[int]:
+        """The tokens of the chunks of all ranks in pass `turn`, in the order of the sequence."""
+        chunks = range(turn * self.shard.size, (turn + 1) * self.shard.size)
+        return [stop - start for start, stop in map(self.window.bounds, chunks)]
 
 
 class GatheredKeys(GatheredLayer):
@@ -174,19 +190,32 @@ class GatheredKeys(GatheredLayer):
         self._chunks: dict[str, list[Tensor]] = {}  # in the order of the sequence
         self._buffers: dict[str, Tensor] = {}  # in place of chunks, where the window is streamed
         self._extras: Tensor | None = None
+        self._started: list[tuple[Tensor, Tensor]] = []  # keys and values of passes, being gathered
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Gather keys and values (B, G, T, ·); returns those up to this rank's chunk (B, G, S, ·)."""
-        return self._append("k", k), self._append("v", v)
+        self.start(k, v)
+        return self.finish()
 
-    def _append(self, name: str, x: Tensor) -> Tensor:
-        index, found = self._gather(name, x, 2)
+    def start(self, k: Tensor, v: Tensor) -> None:
+        """Start to gather keys and values (B, G, T, ·) of the next pass."""
+        turn = self._turns.get("k", 0) + len(self._started)
+        self._started.append((self._start(k, turn, 2), self._start(v, turn, 2)))
+
+    def finish(self) -> tuple[Tensor, Tensor]:
+        """Wait for the keys and values of the first pass that `start` has begun; see `append`."""
+        k, v = self._started.pop(0)
+        return self._finish("k", k), self._finish("v", v)
+
+    def _finish(self, name: str, started: Tensor) -> Tensor:
+        index, found = self._gathered(name, started, 2)
         if not self.window.streamed:
             chunks = self._chunks.setdefault(name, [])
             chunks += found
             return torch.cat(chunks[: index + 1], dim=2)
         if name not in self._buffers:
-            self._buffers[name] = x.new_empty(*x.shape[:2], self.window.length, x.shape[3])
+            rows, heads, _, features = found[0].shape
+            self._buffers[name] = found[0].new_empty(rows, heads, self.window.length, features)
         first = index - index % self.shard.size
         for chunk, part in enumerate(found, first):
             start, stop = self.window.bounds(chunk)

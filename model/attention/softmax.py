@@ -137,15 +137,34 @@ class Attention(Projection):
         hook: AttentionHook | None = None,
     ) -> Tensor:
         """x (B, T, C) → (B, K, C) for the K queries of the pass."""
-        context = step.context
-        bound = step.plan.bind(x, layer_cache)
-        k, v = bound.write(self.keys(x)), self.values(x)  # (B, G, T, ·), (B, G, T, D)
+        plan, k, v = self.project(x, step, layer_cache)
         if layer_cache is not None:
             k, v = layer_cache.append(k, v)  # (B, G, S, ·)
+        return self.attend(x, step, plan, k, v, hook)
+
+    def project(
+        self, x: Tensor, step: AttentionPass, layer_cache: KeyCache | None
+    ) -> tuple[AttentionPlan, Tensor, Tensor]:
+        """The plan for the layer input x (B, T, C), new keys as they are cached (B, G, T, ·), and values
+        (B, G, T, D)."""
+        plan = step.plan.bind(x, layer_cache)
+        return plan, plan.write(self.keys(x)), self.values(x)
+
+    def attend(
+        self,
+        x: Tensor,
+        step: AttentionPass,
+        plan: AttentionPlan,
+        k: Tensor,
+        v: Tensor,
+        hook: AttentionHook | None = None,
+    ) -> Tensor:
+        """(B, K, C) for the K queries of the pass, with all keys and values (B, G, S, ·)."""
+        context = step.context
         x = context.of_queries(x)
         if x.shape[1] == 0:  # the pass only fills the cache
             return x
-        views = self.views(bound, self.queries(x), k, context, step.factors)
+        views = self.views(plan, self.queries(x), k, context, step.factors)
         sink = self.position.sink_logits(x.device)
         out = attend(views, v, self.scale, sink=sink)
         if hook is not None:

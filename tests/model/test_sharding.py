@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from errors import ModelError
 from model import Cache, ContextShard, TokenPositions, Transformer
@@ -158,6 +159,33 @@ def test_communication_is_that_of_the_formula(world, case, tensors, numbers):
     assert counted.found == dict.fromkeys(
         [(name, "context") for name in ("all-gather", "reduce-scatter")], expected
     )
+
+
+class CollectiveOrder(TorchDispatchMode):
+    """Records when gathers start, and when their results are waited for."""
+
+    def __init__(self):
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        name = operation.name().partition("::")[2]
+        if name in ("all_gather_into_tensor", "wait_tensor"):
+            self.found.append(name[:4])
+        return operation(*args, **(kwargs or {}))
+
+
+def test_gathers_of_later_chunks_start_before_attention():
+    """Keys and values of head and tail are on their way before the first are waited for."""
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    try:
+        shard = ContextShard(0, 2, dist.group.WORLD.group_name)
+        tokens = shard.select(ids(ROWS, 16))
+        with torch.no_grad(), CollectiveOrder() as order:
+            model_of("rope")(tokens, positions_of("plain", 16), tokens, shard=shard)
+    finally:
+        dist.destroy_process_group()
+    assert order.found == LAYERS * (4 * ["all_"] + 4 * ["wait"])
 
 
 @pytest.mark.parametrize(
