@@ -256,15 +256,17 @@ class CudaGraph:
     it and initializes libraries."""
 
     def __init__(self, function: Callable[[Tensor], Tensor], x: Tensor):
-        self._input, self._graph = x.clone(), torch.cuda.CUDAGraph()
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(2):
-                function(self._input)
-        torch.cuda.current_stream().wait_stream(stream)
-        with torch.cuda.graph(self._graph):
-            self._output = function(self._input)
+        self._input = x.clone()
+        with torch.cuda.device(x.device):
+            self._graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                for _ in range(2):
+                    function(self._input)
+            torch.cuda.current_stream().wait_stream(stream)
+            # Other threads, such as loaders that pin memory, may use CUDA meanwhile.
+            with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+                self._output = function(self._input)
 
     def __call__(self, x: Tensor) -> Tensor:
         """The output for x, which the next call overwrites."""

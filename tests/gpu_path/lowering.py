@@ -3,13 +3,15 @@
     python -m tests.gpu_path.lowering GUARD.so [--machine-code] CASE:LAYOUT ...
 
 prints one JSON line per case: its kernels with their atomic additions and, with `--machine-code`, the shared
-memory that they need in bytes. A case that never calls FlexAttention has no kernels. GUARD.so is built from
-`cuda_guard.cpp`. Runs in a separate process, because what it patches in torch stays patched.
+memory that they need in bytes. A case that never calls FlexAttention has no kernels. With `decode` as the
+layout, the line has the number of graphs and kernels of a decoding pass with a static cache. GUARD.so is
+built from `cuda_guard.cpp`. Runs in a separate process, because what it patches in torch stays patched.
 """
 
 # ruff: noqa: E402
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib.util
 import json
@@ -158,8 +160,11 @@ from dataclasses import replace
 
 import model.attention.kernels as kernels
 import model.attention.softmax
+import model.packed
 import model.position.table
-from model import TokenPositions
+import model.transformer
+from model import Cache, TokenPositions, Transformer
+from model.static_decoding import PassInputs, StaticCache, decode_step
 from tests.model.zoo import build, packed
 
 host_tensor = torch.tensor
@@ -183,6 +188,54 @@ def block_mask(mask_mod, rows, _, queries, keys, device):
 
     counts = (empty(q), empty(q, k), empty(q), empty(q, k), empty(k), empty(k, q), empty(k), empty(k, q))
     return flex.BlockMask((queries, keys), *counts, (128, 128), mask_mod)
+
+
+def moved(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty(x.shape, dtype=x.dtype, device="cuda")
+
+
+def to_gpu(net: Transformer) -> None:
+    """Replace the parameters by those of a fake GPU; inside FakeTensorMode."""
+    for part in net.modules():
+        for name, p in part._parameters.items():
+            if p is not None:
+                part._parameters[name] = torch.nn.Parameter(moved(p), requires_grad=torch.is_grad_enabled())
+
+
+@torch.no_grad()
+def lower_decoding(case: str) -> list[str]:
+    """Inductor's sources of a decoding pass in bfloat16, the first after 64 tokens."""
+    SOURCES.clear()
+    torch._dynamo.reset()
+    model.position.table.on_device.cache_clear()
+    # Copies: storage of fake tensors cannot be shared.
+    model.packed.store_joined = lambda linears: torch.cat([x.weight.detach() for x in linears]).t()
+    model.transformer.store_joined = lambda linears: None
+    shape = {"heads": 4, "kv_heads": 2, "head_dim": 64, "dim": 64, "layers": 2, "train": LENGTH}
+    net = build(case, dtype=torch.bfloat16, **shape)
+    torch._C._set_only_lift_cpu_tensors(True)
+    torch.tensor = tensor
+    with FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv()):
+        to_gpu(net)
+        net.pack()
+        positions = TokenPositions.plain(LENGTH).map(moved)
+        cache = Cache(net, 2, LENGTH)
+        cache.advance(positions.part(0, 64, position_end=64))
+        for (name, _), layer in zip(net.layer_schemes, cache.layers, strict=True):
+            layer.append(
+                *(
+                    torch.empty(2, 2, 64, size, dtype=torch.bfloat16, device="cuda")
+                    for size in (net.schemes[name].key_features, 64)
+                )
+            )
+        windows = {kind: choice.window for kind, choice in net.settings.kinds.items()}
+        static = StaticCache(cache, LENGTH - 64, windows, LENGTH)
+        inputs = PassInputs.create(net, positions.part(64, LENGTH))
+        step = torch.compile(decode_step, dynamic=False, fullgraph=True)
+        with contextlib.suppress(NotRun):
+            step(net, static, inputs, torch.zeros(2, dtype=torch.long, device="cuda"))
+    torch.tensor = host_tensor
+    return list(SOURCES)
 
 
 def lower(case: str, layout: str) -> list[str]:
@@ -217,14 +270,7 @@ def lower(case: str, layout: str) -> list[str]:
     torch._C._set_only_lift_cpu_tensors(True)
     torch.tensor = tensor
     with FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv()):
-
-        def moved(x):
-            return torch.empty(x.shape, dtype=x.dtype, device="cuda")
-
-        for part in net.modules():
-            for name, p in part._parameters.items():
-                if p is not None:
-                    part._parameters[name] = torch.nn.Parameter(moved(p))
+        to_gpu(net)
         positions = replace(
             positions,
             order=moved(positions.order),
@@ -293,6 +339,11 @@ def main(words: list[str]) -> None:
         if word.startswith("-"):
             continue
         case, layout = word.split(":")
+        if layout == "decode":
+            sources = lower_decoding(case)
+            kernels_of = sum(len(KERNEL.findall(code)) for code in sources)
+            print(json.dumps({"case": word, "graphs": len(sources), "kernels": kernels_of}), flush=True)
+            continue
         made = []
         for code in lower(case, layout):
             for name, source in KERNEL.findall(code):

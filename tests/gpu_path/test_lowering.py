@@ -55,15 +55,30 @@ def guard(tmp_path_factory) -> Path:
     return made
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.timeout(1800)
-def test_flex_kernels_fit_an_h100(case, guard, tmp_path):
-    command = [sys.executable, "-m", "tests.gpu_path.lowering", str(guard), "--machine-code", case]
+def lowered(tmp_path: Path, guard: Path, *words: str) -> dict:
+    """The line that `tests.gpu_path.lowering` prints for one case."""
+    command = [sys.executable, "-m", "tests.gpu_path.lowering", str(guard), *words]
     caches = {"TRITON_CACHE_DIR": str(tmp_path / "triton"), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "code")}
     run = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, timeout=1700, env={**os.environ, **caches}
     )
     assert run.returncode == 0, run.stderr
-    found = json.loads(run.stdout.splitlines()[-1])["kernels"]
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.timeout(1800)
+def test_flex_kernels_fit_an_h100(case, guard, tmp_path):
+    found = lowered(tmp_path, guard, "--machine-code", case)["kernels"]
     assert {kernel["kind"] for kernel in found} == {"forward", "backward"}
     assert all(0 < kernel["shared"] <= SHARED_MEMORY for kernel in found), found
+
+
+@pytest.mark.parametrize(
+    "case",
+    ["rope", "rope-window", "alibi", "t5", "fire", "rope-self-extend", "cope", "none-ssmax", "pattern-shaw"],
+)
+@pytest.mark.timeout(1800)
+def test_decoding_passes_lower_to_one_graph(case, guard, tmp_path):
+    found = lowered(tmp_path, guard, f"{case}:decode")
+    assert found["graphs"] == 1 and found["kernels"] > 0
