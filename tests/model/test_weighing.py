@@ -19,6 +19,8 @@ from transformers.models.xlnet.modeling_xlnet import XLNetRelativeAttention
 from model import SCHEMES, TokenPositions
 from model.attention.kernels import attend
 from model.position import AttentionContext, HeadGeometry, PositionalScheme
+from model.position.pairwise import two_layers
+from model.position.schemes.cope import Cope
 from tests.model.zoo import close, packed
 
 B, H, G, D, C = 2, 6, 3, 8, 21
@@ -333,6 +335,48 @@ def test_small_blocks_match_one_block_with_gradients(name, layout, window, monke
     for one, many in zip(*found, strict=True):
         assert one.abs().max() > 1e-3
         close(many, one, atol=1e-11)
+
+
+@windows
+@pytest.mark.parametrize("layout", ["plain", "packed"])
+@pytest.mark.parametrize("gate", ["scaled", "unscaled"])
+def test_gates_of_keys_beyond_the_last_count_of_cope_do_not_matter(gate, layout, window, monkeypatch):
+    positions, found, skipped = LAYOUTS[layout](), [], []
+    start = Cope._start
+
+    def recorded(self, block):
+        skipped.append(start(self, block))
+        return skipped[-1]
+
+    monkeypatch.setattr(Cope, "_start", recorded)
+    monkeypatch.setattr("model.attention.kernels.query_block", lambda rows, keys: 3)
+    for keys in (S, 1):
+        monkeypatch.setattr("model.position.schemes.cope.KEYS_AT_ONCE", keys)
+        scheme = made("cope", positions=2, gate=gate, **window)
+        leaves = [x.requires_grad_() for x in tensors(S)]
+        out = run(scheme, positions, *leaves)
+        found.append(
+            [out.detach(), *torch.autograd.grad(out.square().sum(), [*leaves, *scheme.parameters()])]
+        )
+    for one, other in zip(*found, strict=True):
+        close(other, one, atol=1e-12)
+    assert any(skipped) or layout == "packed" or window
+
+
+def test_gradients_of_a_network_in_blocks_of_pairs(monkeypatch):
+    monkeypatch.setattr("model.position.pairwise.PAIRS_AT_ONCE", 4)
+    generator = torch.Generator().manual_seed(0)
+    shapes = (2, 11), (5, 2), (5, 1), (3, 5)
+    leaves = [torch.randn(s, generator=generator, dtype=torch.float64).requires_grad_() for s in shapes]
+    x, inner, bias, outer = leaves
+    expected = outer @ (inner @ x + bias).relu()
+    found = two_layers(*leaves)
+    close(found, expected, atol=1e-13)
+    factor = torch.randn(found.shape, generator=generator, dtype=torch.float64)
+    for a, b in zip(
+        *(torch.autograd.grad((y * factor).sum(), leaves) for y in (found, expected)), strict=True
+    ):
+        close(a, b, atol=1e-12)
 
 
 @torch.no_grad()

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
+import torch
 from pydantic import Field
 from torch import Tensor
 
 from model.attention.mask import QueryBlock
 from model.position.base import AttentionContext, AttentionPlan, PositionalScheme, SharableSettings, constant
 from model.position.pairwise import UNROLLED, sum_from
+
+KEYS_AT_ONCE = 128  # keys whose gates are computed before testing whether all counts have reached their end
 
 
 class CopeSettings(SharableSettings):
@@ -45,9 +48,30 @@ class Cope(PositionalScheme):
 
     def _weights(self, block: QueryBlock) -> Tensor:
         scores, last = block.scores, self.settings.positions - 1
-        gates = (scores if self.settings.gate == "scaled" else scores / block.scale).sigmoid()
-        p = sum_from(gates.masked_fill(~block.visible, 0.0)).clamp(max=last)  # (B, H, t, s)
         rows = block.q @ self.weight.to(scores.dtype).T  # (B, H, t, P)
+        start = self._start(block)
+        gates = self._gates(block, scores[..., start:]).masked_fill(~block.visible[..., start:], 0.0)
+        p = sum_from(gates).clamp(max=last)  # (B, H, t, s − start)
         low = p.detach().long().clamp(max=last - 1)  # at p = P − 1 the weight of the upper row is 1
-        here, next_ = rows.gather(-1, low), rows.gather(-1, low + 1)
-        return block.softmax(scores + here + (p - low) * (next_ - here))
+        here, step = rows.gather(-1, low), rows.diff(dim=-1).gather(-1, low)
+        bias = here + (p - low) * step
+        if start:
+            bias = torch.cat([rows[..., last:].expand(-1, -1, -1, start), bias], dim=-1)
+        return block.softmax(scores + bias)
+
+    def _gates(self, block: QueryBlock, scores: Tensor) -> Tensor:
+        return (scores if self.settings.gate == "scaled" else scores / block.scale).sigmoid()
+
+    def _start(self, block: QueryBlock) -> int:
+        """A key before which all counts of a block are at P − 1, on a CPU; 0 in compiled graphs."""
+        if block.q.device.type != "cpu" or torch.compiler.is_compiling():
+            return 0
+        visible, start = block.visible, block.k.shape[2]
+        with torch.no_grad():
+            counts = block.scores.new_zeros(*block.scores.shape[:3])
+            # Beyond P − 1 by more than the rounding of the sums.
+            while start > 0 and float(counts.min()) < self.settings.positions:
+                before, start = start, max(0, start - KEYS_AT_ONCE)
+                gates = self._gates(block, block.scores[..., start:before])
+                counts += gates.masked_fill_(~visible[..., start:before], 0.0).sum(-1)
+        return start

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from model.attention.mask import BiasFunction, precise
 from model.position.base import AttentionContext, AttentionPlan, PositionalScheme, SharableSettings
-from model.position.pairwise import over_pairs, pair_product
+from model.position.pairwise import two_layers
 
 COPIES = 32  # threads of a warp
 CELLS = 4096  # a power of two, so that their starts are exact
@@ -95,12 +95,7 @@ class Fire(PositionalScheme):
         """f_h(x) (R, H, t, s) for x (R, 1, t, s) in [0, 1] and the indices of heads (H,)."""
         w1, b1, w2 = (precise(p) for p in (self.inner.weight, self.inner.bias, self.outer.weight))
         with torch.autocast(x.device.type, enabled=False):
-            of_heads = w2[heads]
-            out = over_pairs(
-                lambda x: pair_product(of_heads, pair_product(w1, x, b1[:, None]).relu_()),
-                len(of_heads),
-                x.reshape(1, -1),
-            )
+            out = two_layers(x.reshape(1, -1), w1, b1[:, None], w2[heads])
             return out.view(-1, x.shape[0], *x.shape[2:]).transpose(0, 1)
 
     def segments(self) -> tuple[Tensor, Tensor, Tensor]:
