@@ -192,7 +192,8 @@ def biased_attention_backward(
     """Gradients of q, k, v, table and sums. That of the table is 0 without `with_table`; that of sums is
     empty without sums."""
     dtype, bias = mask_dtype(q), _Bias.of(q, k, table, sums)
-    grad, scaled, keys, values = (x.to(dtype) for x in (grad, q * scale, k, v))
+    grad, scaled, keys, values = (x.to(dtype) for x in (grad, q, k, v))
+    scaled = scaled * scale  # in float32: products in bfloat16 would differ from the forward pass
     rows = (grad * out.to(dtype)).sum(-1)  # (B, H, T): Σ_j weight · its gradient
     of_q, of_k, of_v = (torch.zeros(x.shape, dtype=dtype) for x in (q, k, v))
     of_table = torch.zeros_like(bias.table)
