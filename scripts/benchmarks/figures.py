@@ -48,8 +48,11 @@ def draw_growth(table: pd.DataFrame, folder: Path) -> None:
     """Seconds against size on log axes, a panel for each case and size."""
     panels = sorted({(row["case"], row["axis"]) for row in table.to_dict("records")})
     with rc_context(STYLE):
-        fig = Figure(figsize=(1.5 * WIDTH, 2.9), layout="constrained")
-        for ax, (case, axis) in zip(fig.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+        fig = Figure(figsize=(1.5 * WIDTH, 6.0), layout="constrained")
+        axes = fig.subplots(-(-len(panels) // 2), 2, squeeze=False).flatten()
+        for ax in axes[len(panels) :]:
+            ax.remove()
+        for ax, (case, axis) in zip(axes, panels, strict=False):
             cells = table[(table["case"] == case) & (table["axis"] == axis)]
             for i, (variant, rows) in enumerate(cells.groupby("variant", sort=True)):
                 rows = rows.sort_values("size")
@@ -59,6 +62,6 @@ def draw_growth(table: pd.DataFrame, folder: Path) -> None:
             ax.set_xlabel(axis)
             ax.set_title(str(case))
             ax.legend(fontsize=7, frameon=False)
+            ax.set_ylabel("CPU seconds")
             grid(ax)
-        fig.axes[0].set_ylabel("CPU seconds")
         save(fig, folder, "growth")

@@ -7,7 +7,6 @@ without this project: litgpt pins packages to versions that this project cannot 
 import ctypes
 import json
 import os
-import resource
 import sys
 import time
 
@@ -35,7 +34,8 @@ def main() -> None:
         cpu, wall = time.process_time(), time.perf_counter()
         checked.append(call())
         samples.append({"cpu": time.process_time() - cpu, "wall": time.perf_counter() - wall})
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    with open("/proc/self/status", encoding="utf-8") as file:
+        peak = next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmHWM"))
     print(json.dumps({"samples": samples, "tokens": tokens, "checked": checked[0], "peak": peak}))
 
 

@@ -84,6 +84,11 @@ def peak_memory(device: torch.device) -> int:
     """Peak memory of this process in bytes; GPU memory where there is a GPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
+    status = Path("/proc/self/status")
+    if status.exists():  # getrusage includes the process that started this one, up to its exec
+        lines = dict(line.split(":", 1) for line in status.read_text(encoding="utf-8").splitlines())
+        if "VmHWM" in lines:
+            return int(lines["VmHWM"].split()[0]) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
