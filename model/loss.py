@@ -48,7 +48,7 @@ def token_nll(head: OutputHead, x: Tensor, targets: Tensor) -> Tensor:
         (B, K) float64 for float64 logits, otherwise float32.
     """
     parts = [nll(head(rows), ids) for rows, ids in chunks(x, targets, len(head.weight))]
-    return torch.cat(parts).view(targets.shape)
+    return torch.cat(parts).view(targets.shape).clone()  # no view: FSDP2 registers a hook on it
 
 
 def summed_nll(head: OutputHead, x: Tensor, targets: Tensor, z_loss: float | None) -> Tensor:

@@ -50,12 +50,16 @@ def together(world: int, work: Callable[[], Any], seconds: float = 240) -> list[
     found, end = {}, time.monotonic() + seconds
     while len(found) < world:
         try:
-            rank, answer = answers.get(timeout=max(0.1, end - time.monotonic()))
+            rank, answer = answers.get(timeout=1)
+            found[rank] = answer
+            continue
         except queue.Empty:
-            for process in processes:
-                process.kill()
-            raise AssertionError(f"only ranks {sorted(found)} answered") from None
-        found[rank] = answer
+            gone = [rank for rank, process in enumerate(processes) if process.exitcode is not None]
+        if set(gone) <= found.keys() and time.monotonic() < end:
+            continue
+        for process in processes:
+            process.kill()
+        raise AssertionError(f"ranks {gone} ended; answers by rank: {found}")
     for process in processes:
         process.join()
     return [found[rank] for rank in range(world)]

@@ -54,7 +54,7 @@ def biased_attention(
                 log = log.masked_fill(of_keys.amax(-1) == -torch.inf, -torch.inf)
             outputs.append(block)
             terms.append(log)
-        block, log = _merged(outputs, terms)
+        block, log = _merge_parts(outputs, terms)
         out[:, :, start:stop], logs[:, :, start:stop] = block.flip(2), log.flip(2)
     return out[..., :features].contiguous(), logs
 
@@ -166,7 +166,7 @@ class _Bias:
         return x[:, :, start + offset : stop + offset].flip(2)[..., None]
 
 
-def _merged(outputs: list[Tensor], logs: list[Tensor]) -> tuple[Tensor, Tensor]:
+def _merge_parts(outputs: list[Tensor], logs: list[Tensor]) -> tuple[Tensor, Tensor]:
     """Attention to all keys from that to disjoint parts of them and its log-sum-exp."""
     if len(outputs) == 1:
         return outputs[0], logs[0]

@@ -12,7 +12,7 @@ from model.attention.mask import AttentionView, BiasFunction, QueryBlock, mask_d
 from model.position.base import AttentionContext, AttentionPlan, PositionalScheme, SharableSettings, normal
 from model.position.pairwise import UNROLLED, distances, mask_per_row
 
-COPIES = 32  # of the entry of all far keys
+FAR_COPIES = 32  # of the entry of all far keys
 
 
 class ShawSettings(SharableSettings):
@@ -57,12 +57,12 @@ class Shaw(PositionalScheme):
         with torch.autocast(q.device.type, enabled=False):
             rows = q.to(dtype) @ self.key.to(dtype).T * self.geometry.scale  # (B, H, Q, K + 1)
         # Far keys use copies of the last entry in turn: FlexAttention's backward pass adds to entries.
-        rows = torch.cat([rows[..., :clip], rows[..., clip:].expand(*rows.shape[:3], COPIES)], dim=-1)
+        rows = torch.cat([rows[..., :clip], rows[..., clip:].expand(*rows.shape[:3], FAR_COPIES)], dim=-1)
         q_position, k_position = context.q_position, context.k_position
 
         def bias(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             d = (q_position[b, i] - k_position[b, j]).clamp(min=0)
-            return rows[b, h, i, torch.where(d < clip, d, clip + j % COPIES)]
+            return rows[b, h, i, torch.where(d < clip, d, clip + j % FAR_COPIES)]
 
         return bias
 
