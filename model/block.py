@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import flex_attention_hop
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from model.attention.biased import NAMESPACE
 from model.attention.kernels import AttentionHook
 from model.attention.linear import LinearAttention
 from model.attention.sharding import GatheredKeys, ShardedWindow
@@ -36,7 +37,7 @@ COSTLY = {
     aten._scaled_dot_product_efficient_attention.default,
     aten._scaled_dot_product_cudnn_attention.default,
     flex_attention_hop,
-    torch.ops.sextant.biased_attention.default,
+    getattr(torch.ops, NAMESPACE).biased_attention.default,
 }
 
 

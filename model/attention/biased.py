@@ -15,6 +15,7 @@ Shapes: q (B, H, T, D), k (B, G, S, D), v (B, G, S, E); the last T keys are thos
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 
 import torch
@@ -23,10 +24,12 @@ from torch import Tensor
 
 from model.attention.mask import QUERY_BLOCK, mask_dtype
 
+# Of this module: registering an operator again, in an exported copy of this file, would undo the first one.
+NAMESPACE = re.sub(r"\W", "_", __name__)
 TILE = 128, 256  # queries and keys of a tile, whose weights of 8 heads fit into a cache of 1 MiB
 
 
-@torch.library.custom_op("sextant::biased_attention", mutates_args=())
+@torch.library.custom_op(f"{NAMESPACE}::biased_attention", mutates_args=())
 def biased_attention(
     q: Tensor, k: Tensor, v: Tensor, table: Tensor, sums: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor]:
@@ -176,7 +179,7 @@ def _merge_parts(outputs: list[Tensor], logs: list[Tensor]) -> tuple[Tensor, Ten
     return torch.stack(parts).sum(0), total
 
 
-@torch.library.custom_op("sextant::biased_attention_backward", mutates_args=())
+@torch.library.custom_op(f"{NAMESPACE}::biased_attention_backward", mutates_args=())
 def biased_attention_backward(
     grad: Tensor,
     q: Tensor,
@@ -285,7 +288,7 @@ def _save(ctx, inputs, output) -> None:
 
 def _backward(ctx, grad: Tensor, _: Tensor):
     q, k, v, out, logs, table, sums = ctx.saved_tensors
-    of_q, of_k, of_v, of_table, of_sums = torch.ops.sextant.biased_attention_backward(
+    of_q, of_k, of_v, of_table, of_sums = biased_attention_backward(
         grad.contiguous(), q, k, v, out, logs, table, sums, ctx.scale, ctx.needs_input_grad[3]
     )
     return of_q, of_k, of_v, of_table, None if sums is None else of_sums, None

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import model.attention.kernels as kernels
 import model.attention.softmax
 from model import TokenPositions
+from model.attention.biased import NAMESPACE
 from model.attention.kernels import attend, choose
 from model.attention.mask import QUERY_BLOCK, AttentionMask, AttentionView, CausalBand
 from model.position import AttentionContext
@@ -245,7 +246,7 @@ def test_learned_biases_are_one_operation_for_all_lengths():
     mask, _ = learned_pairs(6, 9, None, "distance")
     q, k, v = (x.requires_grad_() for x in tensors(6, 9))
     arguments = (q, k, v, mask.by_distance().detach().requires_grad_(), None, 0.3)
-    torch.library.opcheck(torch.ops.sextant.biased_attention.default, arguments)
+    torch.library.opcheck(getattr(torch.ops, NAMESPACE).biased_attention.default, arguments)
 
 
 def test_several_views_share_one_softmax():

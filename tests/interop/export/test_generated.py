@@ -1,6 +1,7 @@
 """Models with a generated modeling file, loaded where this repository is not on the path."""
 
 import ast
+import importlib
 import sys
 
 import pytest
@@ -11,7 +12,7 @@ from interop.export import generated
 from interop.export.classes import SCHEME_KINDS, choose_class
 from interop.export.generated.bundle import Registry, bundle
 from interop.export.generated.modeling import SextantConfig, SextantForCausalLM
-from model import SCHEMES
+from model import SCHEMES, TokenPositions
 from scripts.docs import support_matrix
 from tests.interop.export.exported import GENERATED, check, load_in_fresh_process, write
 from tests.interop.export.measured import record, trained
@@ -116,6 +117,19 @@ def test_names_are_unique_in_the_model_code():
     names = [n.name for n in ast.parse(source).body if isinstance(n, ast.ClassDef | ast.FunctionDef)]
     assert len(names) == len(set(names))
     assert {scheme.__name__ for _, scheme in SCHEMES.values()} <= set(names)
+
+
+def test_a_loaded_copy_of_the_model_code_leaves_the_operators_of_this_one(tmp_path, monkeypatch):
+    def gradient() -> torch.Tensor:
+        net, tokens = build("fox").train(), torch.arange(6)[None] % V
+        loss = net(tokens, TokenPositions.plain(6)).square().mean()
+        return torch.cat([x.flatten() for x in torch.autograd.grad(loss, [*net.parameters()])])
+
+    before = gradient()
+    (tmp_path / "copied_model_code.py").write_text(generated.source(settings_of(CASES["fox"])))
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module("copied_model_code")
+    assert gradient().equal(before)
 
 
 @pytest.fixture
