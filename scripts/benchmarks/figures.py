@@ -6,8 +6,9 @@ import numpy as np
 import pandas as pd
 from matplotlib import rc_context
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from evaluation.reports.figures import COLOURS, INK, MARKERS, SOFT, STYLE, WIDTH, grid, save
+from evaluation.reports.figures import COLOURS, INK, MARKERS, SOFT, STYLE, WIDTH, fix_ticks, grid, save
 
 
 def exponent(sizes: np.ndarray, seconds: np.ndarray) -> float:
@@ -59,6 +60,10 @@ def draw_growth(table: pd.DataFrame, folder: Path) -> None:
                 sizes, seconds = rows["size"].to_numpy(), rows["seconds"].to_numpy()
                 label = f"{variant}, exponent {exponent(sizes, seconds):.2f}"
                 ax.loglog(sizes, seconds, color=COLOURS[i], marker=MARKERS[i], ms=4, label=label)
+            sizes = np.sort(cells["size"].unique())
+            fix_ticks(ax, [sizes[0], sizes[len(sizes) // 2], sizes[-1]])
+            ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            ax.yaxis.set_minor_formatter(NullFormatter())
             ax.set_xlabel(axis)
             ax.set_title(str(case))
             ax.legend(fontsize=7, frameon=False)
