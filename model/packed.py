@@ -99,8 +99,8 @@ class PackedNorm:
 
 
 class PackedBlock:
-    """A block in passes of one token per row, with the call of `Block`. It joins and transposes the block's
-    weights (`store_joined`)."""
+    """A block in passes of one token per row, with the call of `Block`. It joins the block's weights
+    (`store_joined`)."""
 
     def __init__(self, block: Block):
         assert isinstance(block.attention, Attention)

@@ -135,17 +135,22 @@ def test_processes_share_windows_under_every_protocol(measured):
             np.testing.assert_array_equal(first[name][where], second[name][where])
 
 
-def test_process_that_leaves_a_context_group_ends_the_others(measured, monkeypatch, tmp_path):
+def interrupted_at(count: int):
+    """`ModelScorer.__call__`, of which rank 1 is interrupted in its call `count`."""
     call, calls = ModelScorer.__call__, []
 
     def interrupted(self, windows, keep):
         calls.append(1)
-        if len(calls) == 2 and this_process().rank == 1:
+        if len(calls) == count and this_process().rank == 1:
             raise KeyboardInterrupt
         return call(self, windows, keep)
 
+    return interrupted
+
+
+def test_process_that_leaves_a_context_group_ends_the_others(measured, monkeypatch, tmp_path):
     with monkeypatch.context() as patch:
-        patch.setattr(ModelScorer, "__call__", interrupted)
+        patch.setattr(ModelScorer, "__call__", interrupted_at(2))
         first, second = together(2, lambda ranks: measured(ranks, **SHARED), context=2)
     assert isinstance(second, KeyboardInterrupt)
     assert isinstance(first, EvaluationError) and "another process" in str(first)
@@ -217,23 +222,15 @@ def test_cell_failure_on_one_rank_fails_on_all(measured, monkeypatch):
 
 
 def test_exiting_rank_stops_others_and_rerun_resumes(measured, monkeypatch, tmp_path):
-    call, calls = ModelScorer.__call__, []
-
-    def interrupted(self, windows, keep):
-        calls.append(1)
-        if len(calls) == 3 and this_process().rank == 1:
-            raise KeyboardInterrupt
-        return call(self, windows, keep)
-
     with monkeypatch.context() as patch:
-        patch.setattr(ModelScorer, "__call__", interrupted)
+        patch.setattr(ModelScorer, "__call__", interrupted_at(3))
         first, second = together(2, lambda ranks: measured(ranks, batch=2))
     assert isinstance(second, KeyboardInterrupt)
     assert isinstance(first, EvaluationError) and "another process" in str(first)
     parts = sorted((tmp_path / "cells").glob("partial-*"))
     assert [path.name.split("-")[1] for path in parts] == ["0", "1"]
     shutil.copytree(tmp_path / "cells", tmp_path / "again")
-    asked = []
+    asked, call = [], ModelScorer.__call__
     monkeypatch.setattr(ModelScorer, "__call__", lambda s, w, k: asked.append(len(w)) or call(s, w, k))
     again = measured(batch=2)
     alone_cells = sum(14 for _ in range(5))
