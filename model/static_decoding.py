@@ -2,14 +2,13 @@
 
 A GPU computes a pass of a small model in less time than the host needs to launch its operations. Here shapes
 and addresses are the same in every pass, so the operations are recorded once as a CUDA graph and replayed.
-Sizes are rounded up to multiples of BUCKET. Once a process has generated many tokens with the same rounded
+Sizes are rounded up to multiples of BUCKET. Once a model has generated many tokens with the same rounded
 sizes, their pass is compiled before it is recorded.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache as memoize
@@ -27,7 +26,6 @@ from model.transformer import TokenChunk, Transformer
 BUCKET = 256  # slots and passes are rounded up to a multiple of this
 LEAST_PASSES = 4  # recording costs as much as three passes
 COMPILED_PASSES = 32_768  # of the same sizes; fewer would gain less time than the compilation takes
-PASSES: Counter[tuple[int, ...]] = Counter()  # of this process, by their sizes
 EMPTY = -2  # document of a slot without a key; −1 is padding
 
 
@@ -213,8 +211,8 @@ class StaticDecodePlan:
         self._inputs = PassInputs.create(model, positions)
         self.cache = StaticCache(cache, passes, windows, int(end))
         step, sizes = decode_step, (cache.batch, rounded(passes), int(end), *self.cache.sizes)
-        PASSES[sizes] += passes
-        if PASSES[sizes] >= COMPILED_PASSES:
+        model.decoded_passes[sizes] += passes
+        if model.decoded_passes[sizes] >= COMPILED_PASSES:
             step = compiled_step(sizes, model.embed.weight.dtype)
         self._step = partial(step, model, self.cache, self._inputs)
         self._graph: CudaGraph | None = None

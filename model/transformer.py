@@ -7,6 +7,7 @@ dimension, V vocabulary size.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, cast
@@ -97,6 +98,7 @@ class Transformer(nn.Module):
         self.norm = nn.RMSNorm(s.dim, eps=s.norm_eps)
         self.head = None if s.tie_embeddings else nn.Linear(s.dim, vocab_size, bias=False)
         self._compiled: Callable[..., Tensor] | None = None
+        self.decoded_passes: Counter[tuple[int, ...]] = Counter()  # by their sizes; see StaticDecodePlan
         self.packed_blocks: list[PackedBlock] = []  # blocks for passes of one token, after `pack`
 
     def _make_schemes(self, s: ModelSettings) -> nn.ModuleDict:
