@@ -19,7 +19,7 @@ from data.preparation.spool import read_chunk
 from data.settings import DataSettings
 from data.sources import GENERATED
 from data.store import EncodedDocument, token_dtype, write_shard
-from data.tokenizers import Tokenizer, lossless
+from data.tokenizers import Tokenizer
 
 Chunk = tuple[str, int]  # name of the spool, index
 
@@ -85,9 +85,9 @@ class ChunkEncoder:
                     result["copied_bytes"] += row["bytes"]
                     continue
                 hits.append(match.hits)
-            ids = self.tokenizer.encode(text)
-            result["lossy"] += not lossless(self.tokenizer, ids, text)
-            stored = np.array(self.begin + ids + self.end, dtype=self.dtype)
+            ids, is_lossless = self.tokenizer.encode_document(text)
+            result["lossy"] += not is_lossless
+            stored = np.concatenate([self.begin, ids, self.end], dtype=self.dtype, casting="unsafe")
             yield EncodedDocument(row["name"], row["cluster"], stored, row["bytes"], row["number"])
 
     def run_all(self, chunks: list[Chunk], workers: int | None, console: Any) -> None:
