@@ -12,6 +12,7 @@ from torch import Tensor
 
 from model.position.token_positions import TokenPositions
 
+ROWS_AT_ONCE = 1 << 14
 STRETCHES_KEPT = 16  # maximum number of cached tables, for documents of many lengths
 
 # positions (any shape, float64) -> tensors whose leading dimensions are those of positions, float64. Captured
@@ -67,7 +68,7 @@ class LookupTable:
     def __init__(self, rows: Rows):
         self._rows = rows
         self._built = 0
-        self._columns: tuple[Constant, ...] = ()
+        self._columns: dict[tuple[torch.device, torch.dtype], tuple[Tensor, ...]] = {}
 
     def look_up(self, position: Tensor, position_end: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
         """Rows at `position` (B, T), each (B, T, ...).
@@ -83,10 +84,20 @@ class LookupTable:
             return tuple(row.to(position.device, dtype) for row in rows)
         if position_end > self._built:
             self._built = max(position_end, 2 * self._built, 512)
-            with trainable():
-                rows = self._rows(torch.arange(self._built, dtype=torch.float64))
-            self._columns = tuple(Constant(row) for row in rows)
-        return tuple(column.to(position.device, dtype)[position] for column in self._columns)
+            self._columns.clear()
+        key = (position.device, dtype)
+        if key not in self._columns:
+            self._columns[key] = self._build(*key)
+        return tuple(column[position] for column in self._columns[key])
+
+    def _build(self, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        """The columns, in parts: a million rows in float64 would take more memory than the table."""
+        with trainable():
+            parts = [
+                [column.to(dtype) for column in self._rows(part)]
+                for part in torch.arange(self._built, dtype=torch.float64).split(ROWS_AT_ONCE)
+            ]
+            return tuple(torch.cat(columns).to(device) for columns in zip(*parts, strict=True))
 
 
 class StretchedTables(Generic[Stretch]):

@@ -116,15 +116,20 @@ def activations(model: Transformer, length: int, layout: MemoryLayout) -> float:
 
 def gathered_keys(model: Transformer, length: int, layout: MemoryLayout) -> float:
     """Bytes per sequence of keys and values that are gathered from other devices and saved for the backward
-    pass: those visible to head and tail, L + L/2N tokens, less the device's own L/N. With checkpointing, of
-    one layer at a time. Linear attention gathers sums instead, which are small."""
+    pass: those visible to head and tail, less the device's own L/N. That is L − L/2N tokens; in layers with
+    a window and without sinks, those before each chunk that are visible to it. With checkpointing, of one
+    layer at a time. Linear attention gathers sums instead, which are small."""
     s = model.settings
     if isinstance(s.mixer, LinearMixer):
         return 0.0
-    tokens = length * (1 - 1 / (2 * layout.context))
-    layers = 1 if layout.checkpointing != "none" else s.layers
+    tokens = []
+    for _, kind in model.layer_schemes:
+        choice, whole = s.kinds[kind], length * (1 - 1 / (2 * layout.context))
+        is_local = choice.window is not None and not choice.sinks
+        tokens.append(min(whole, 2 * (choice.window - 1)) if is_local else whole)
     size = HALF if layout.half else layout.float_bytes
-    return layers * tokens * 2 * s.kv_heads * s.head_dim * size
+    seen = max(tokens) if layout.checkpointing != "none" else sum(tokens)
+    return seen * 2 * s.kv_heads * s.head_dim * size
 
 
 def logits(model: Transformer, tokens: float, device: str) -> float:
