@@ -143,7 +143,7 @@ class Block(nn.Module):
         if window is None:
             (only,) = passes
             return self._layer(x, only, layer_cache, hook)
-        gathered, parts = window.cache_for(self.mixer), []
+        gathered, parts = window.cache_for(self.mixer, self.attention.position.settings), []
         if not window.streamed and isinstance(gathered, GatheredKeys):
             return self._overlapped(window.split(x), list(passes), gathered, hook)
         for part, each in zip(window.split(x), passes, strict=True):

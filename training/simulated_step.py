@@ -1,6 +1,7 @@
 """Counts the collectives of one training step on processes that do not exist."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -78,6 +79,7 @@ class _Counting:
     ):
         self._settings = settings.model_copy(update={"model": stage.model})
         self._parallel, self._length = parallel, stage.length
+        self._packed = settings.data.packing == "intra_document"
         self._vocab_size, self._train_step = vocab_size, train_step
 
     def __call__(self, sizes: list[int]) -> Collectives:
@@ -109,5 +111,9 @@ class _Counting:
         tokens, shard = torch.zeros(size, self._length, dtype=torch.int64), self._parallel.shard
         if shard is not None:
             tokens = shard.select(tokens)
-        # One document: others change no collective, and masks take many small operations.
-        return MicroBatch(tokens, tokens, TokenPositions.plain(self._length), shard)
+        # One document: masks of several take many small operations. They change collectives only in layers
+        # with sinks, by their layout.
+        positions = TokenPositions.plain(self._length)
+        if self._packed and any(choice.sinks for choice in self._settings.model.kinds.values()):
+            positions = replace(positions, layout="packed")
+        return MicroBatch(tokens, tokens, positions, shard)

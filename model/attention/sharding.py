@@ -3,7 +3,8 @@
 A window of L tokens is divided into 2·m·N chunks for N ranks. Ranks take chunks in turns, forward and then
 backward, which balances causal attention: with m = 1, rank r owns chunks r (its head) and 2N − 1 − r (its
 tail). In each layer a rank runs its chunks in order as passes with cached keys: each pass gathers the chunks
-of all ranks in this turn, and its keys end with its own chunk. docs/context_sharding.md describes the design.
+of all ranks in this turn, and its keys end with its own chunk. In a layer with a window, a rank receives only
+the keys that its queries can see. docs/context_sharding.md describes the design.
 """
 
 from __future__ import annotations
@@ -15,12 +16,19 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
-from torch.distributed._functional_collectives import all_gather_single, all_reduce, wait_tensor
+from torch.distributed._functional_collectives import (
+    all_gather_single,
+    all_reduce,
+    all_to_all_single,
+    wait_tensor,
+)
 
 from errors import ModelError
 from model.attention.linear import accumulated
 from model.cache import LinearState
-from model.position import Accumulate, TokenPositions
+from model.position import Accumulate, PositionSettings, TokenPositions
+
+TokenRanges = list[tuple[int, int]]  # (first token, last token + 1), in order
 
 
 @dataclass(frozen=True)
@@ -47,8 +55,12 @@ class ContextShard:
     @property
     def chunks(self) -> tuple[int, ...]:
         """Indices of this rank's chunks, in order."""
+        return self.chunks_of(self.rank)
+
+    def chunks_of(self, rank: int) -> tuple[int, ...]:
+        """Indices of the chunks of a rank of the group, in order."""
         turns = range(self.chunks_per_rank)
-        return tuple(self.size * t + (self.size - 1 - self.rank if t % 2 else self.rank) for t in turns)
+        return tuple(self.size * t + (self.size - 1 - rank if t % 2 else rank) for t in turns)
 
     def bounds(self, length: int, chunk: int) -> tuple[int, int]:
         """Indices of the first token of a chunk of `length` tokens, and of the next chunk's. The lengths of
@@ -83,6 +95,11 @@ class ContextShard:
     def gathered(self, whole: Tensor) -> list[Tensor]:
         """The tensors of each rank, by rank; waits for what `gather` has started."""
         return list(wait_tensor(whole).chunk(self.size))
+
+    def exchange(self, x: Tensor, sent: list[int], received: list[int]) -> Tensor:
+        """Start to send the rows of x, sent[r] of them to rank r, in order, and to receive received[r] rows
+        from it; `wait_tensor` waits for the result. As with `gather`, the loss must depend on the result."""
+        return all_to_all_single(x.contiguous(), received, sent, self.group)
 
 
 @dataclass(frozen=True)
@@ -125,20 +142,45 @@ class ShardedWindow:
             keep -= count
         return parts
 
-    def keys(self, mixer: str) -> list[TokenPositions]:
+    def keys(self, mixer: str, settings: PositionSettings) -> list[TokenPositions]:
         """The positions of the keys of the passes of this rank's chunks. Linear attention caches sums instead
         of earlier keys."""
         if mixer == "linear":
             return self.own
-        return [self.positions.part(0, self.bounds(index)[1]) for index in self.shard.chunks]
+        return [self._joined(self.visible(index, settings)) for index in self.shard.chunks]
+
+    def is_local(self, settings: PositionSettings) -> bool:
+        """Whether the tokens outside the reach of a query are known from their order in the window alone. The
+        sinks of packed documents are anywhere."""
+        is_plain = self.positions.layout == "plain"
+        return settings.window is not None and (is_plain or not settings.sinks)
+
+    def visible(self, index: int, settings: PositionSettings) -> TokenRanges:
+        """The tokens that any query of a chunk may attend to: sinks, and those up to the chunk's last."""
+        start, stop = self.bounds(index)
+        if settings.window is None or not self.is_local(settings):
+            return [(0, stop)]
+        first = max(0, start - settings.window + 1)
+        if first <= settings.sinks:
+            return [(0, stop)]
+        return [(0, settings.sinks), (first, stop)] if settings.sinks else [(first, stop)]
+
+    def _joined(self, ranges: TokenRanges) -> TokenPositions:
+        if len(ranges) == 1:
+            return self.positions.part(*ranges[0])
+        return self.positions.map(
+            lambda x: torch.cat([x[:, start:stop] for start, stop in ranges], dim=1), unit_steps=False
+        )
 
     def split(self, x: Tensor) -> tuple[Tensor, ...]:
         """The chunks of this rank's tokens x (B, T, ·)."""
         return x.split([stop - start for start, stop in map(self.bounds, self.shard.chunks)], dim=1)
 
-    def cache_for(self, mixer: str) -> GatheredLayer:
+    def cache_for(self, mixer: str, settings: PositionSettings) -> GatheredLayer:
         """An empty cache for the passes of one layer."""
-        return (GatheredSums if mixer == "linear" else GatheredKeys)(self)
+        if mixer == "linear":
+            return GatheredSums(self)
+        return (ExchangedKeys if self.is_local(settings) else GatheredKeys)(self, settings)
 
 
 class GatheredLayer:
@@ -185,29 +227,35 @@ class GatheredLayer:
 class GatheredKeys(GatheredLayer):
     """Keys, values and extras of softmax attention; see `LayerCache`."""
 
-    def __init__(self, window: ShardedWindow):
+    def __init__(self, window: ShardedWindow, settings: PositionSettings):
         super().__init__(window)
+        self.settings = settings
         self._chunks: dict[str, list[Tensor]] = {}  # in the order of the sequence
         self._buffers: dict[str, Tensor] = {}  # in place of chunks, where the window is streamed
         self._extras: Tensor | None = None
         self._started: list[tuple[Tensor, Tensor]] = []  # keys and values of passes, being gathered
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Gather keys and values (B, G, T, ·); returns those up to this rank's chunk (B, G, S, ·)."""
+        """Gather keys and values (B, G, T, ·); returns those visible to this rank's chunk (B, G, S, ·)."""
         self.start(k, v)
         return self.finish()
 
     def start(self, k: Tensor, v: Tensor) -> None:
         """Start to gather keys and values (B, G, T, ·) of the next pass."""
         turn = self._turns.get("k", 0) + len(self._started)
-        self._started.append((self._start(k, turn, 2), self._start(v, turn, 2)))
+        self._started.append((self._begin("k", k, turn), self._begin("v", v, turn)))
 
     def finish(self) -> tuple[Tensor, Tensor]:
         """Wait for the keys and values of the first pass that `start` has begun; see `append`."""
         k, v = self._started.pop(0)
         return self._finish("k", k), self._finish("v", v)
 
+    def _begin(self, name: str, x: Tensor, turn: int) -> Tensor:
+        """Start to gather x (B, G, T, ·) of pass `turn`."""
+        return self._start(x, turn, 2)
+
     def _finish(self, name: str, started: Tensor) -> Tensor:
+        """Wait for what `_begin` has started; the tokens visible to this rank's chunk."""
         index, found = self._gathered(name, started, 2)
         if not self.window.streamed:
             chunks = self._chunks.setdefault(name, [])
@@ -223,7 +271,7 @@ class GatheredKeys(GatheredLayer):
         return self._buffers[name][:, :, : self.window.bounds(index)[1]]
 
     def extend_extras(self, features: Tensor, accumulate: Accumulate, new: TokenPositions) -> Tensor:
-        """Gather features (B, T, F); returns the extras up to this rank's chunk (B, S, E).
+        """Gather features (B, T, F); returns the extras visible to this rank's chunk (B, S, E).
 
         Extras are accumulated on each rank from the features of all earlier tokens, as in one process.
         """
@@ -235,7 +283,90 @@ class GatheredKeys(GatheredLayer):
         extras = accumulate(torch.cat(chunks, dim=1), self._extras, self.window.positions.part(first, last))
         whole = extras if self._extras is None else torch.cat([self._extras, extras], dim=1)
         self._extras = whole
-        return whole[:, : self.window.bounds(index)[1]]
+        parts = [whole[:, start:stop] for start, stop in self.window.visible(index, self.settings)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+
+class ExchangedKeys(GatheredKeys):
+    """As GatheredKeys, for a layer with a window. In each pass a rank sends the keys and values of its chunk
+    to the ranks whose queries can see them, in this pass or a later one."""
+
+    def __init__(self, window: ShardedWindow, settings: PositionSettings):
+        super().__init__(window, settings)
+        self._own: dict[str, list[tuple[int, Tensor]]] = {}  # (first token, tokens) of passes that have begun
+        self._parts: dict[str, list[tuple[int, Tensor]]] = {}  # those that are visible later, in order
+        self._ends: dict[str, list[Tensor]] = {}
+
+    def _begin(self, name: str, x: Tensor, turn: int) -> Tensor:
+        chunk, ranks = self.shard.chunks[turn], range(self.shard.size)
+        first, rows = self.window.bounds(chunk)[0], x.movedim(2, 0)
+        self._own.setdefault(name, []).append((first, x))
+        sent = [self._seen_by(rank, chunk) for rank in ranks]
+        # Without any rows too, the backward pass of the exchange must run on this rank.
+        parts = [rows[start - first : stop - first] for ranges in sent for start, stop in ranges] or [
+            rows[:0]
+        ]
+        received = [self._seen_by(self.shard.rank, self.shard.chunks_of(rank)[turn]) for rank in ranks]
+        return self.shard.exchange(torch.cat(parts), [*map(_tokens, sent)], [*map(_tokens, received)])
+
+    def _finish(self, name: str, started: Tensor) -> Tensor:
+        turn = self._turns.get(name, 0)
+        self._turns[name] = turn + 1
+        found, parts = wait_tensor(started), self._parts.get(name, [])
+        own, ranks = self._own[name].pop(0), range(self.shard.size)
+        ranges = [self._seen_by(self.shard.rank, self.shard.chunks_of(rank)[turn]) for rank in ranks]
+        received = found.split([*map(_tokens, ranges)])
+        for rank in reversed(ranks) if turn % 2 else ranks:  # in the order of the sequence
+            parts = parts + ([own] if rank == self.shard.rank else _divided(received[rank], ranges[rank]))
+        # Of no tokens: the graphs of all ranks contain all exchanges alike.
+        self._ends.setdefault(name, []).append(found[:0].clone().movedim(0, 2))
+        visible = self.window.visible(self.shard.chunks[turn], self.settings)
+        keys = torch.cat([*_within(parts, visible), *self._ends[name]], dim=2)
+        later = [self.window.visible(chunk, self.settings) for chunk in self.shard.chunks[turn + 1 :]]
+        self._parts[name] = [part for part in parts if any(_within([part], ranges) for ranges in later)]
+        return keys
+
+    def _seen_by(self, rank: int, chunk: int) -> TokenRanges:
+        """The tokens of a chunk that its owner sends to `rank`, in order and without overlap."""
+        if chunk in self.shard.chunks_of(rank):
+            return []
+        begin, end = self.window.bounds(chunk)
+        chunks = [later for later in self.shard.chunks_of(rank) if later > chunk]
+        visible = [self.window.visible(later, self.settings) for later in chunks]
+        sinks, near = [ranges[0] for ranges in visible if len(ranges) > 1], [ranges[-1] for ranges in visible]
+        found: TokenRanges = []
+        for start, stop in sinks + near:
+            start, stop = max(start, begin), min(stop, end)
+            if start < stop:
+                found.append((start, stop))
+        merged: TokenRanges = []
+        for start, stop in found:
+            if merged and start <= merged[-1][1]:
+                merged[-1] = merged[-1][0], max(stop, merged[-1][1])
+            else:
+                merged.append((start, stop))
+        return merged
+
+
+def _tokens(ranges: TokenRanges) -> int:
+    return sum(stop - start for start, stop in ranges)
+
+
+def _divided(rows: Tensor, ranges: TokenRanges) -> list[tuple[int, Tensor]]:
+    """(first token, (B, G, n, ·)) of each range of tokens, from the rows (T, B, G, ·) of all."""
+    parts = rows.split([stop - start for start, stop in ranges]) if ranges else ()
+    return [(start, part.movedim(0, 2)) for (start, _), part in zip(ranges, parts, strict=True)]
+
+
+def _within(parts: list[tuple[int, Tensor]], ranges: TokenRanges) -> list[Tensor]:
+    """The tokens of `ranges` in parts (first token, (B, G, n, ·)) of the sequence, in order."""
+    found = []
+    for start, stop in ranges:
+        for first, x in parts:
+            low, high = max(start, first), min(stop, first + x.shape[2])
+            if low < high:
+                found.append(x[:, :, low - first : high - first])
+    return found
 
 
 class GatheredSums(GatheredLayer):

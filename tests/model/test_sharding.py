@@ -12,9 +12,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from errors import ModelError
 from model import Cache, ContextShard, TokenPositions, Transformer
+from model.attention.sharding import ShardedWindow
 from tests import processes
 from tests.model.linear import LEGAL, linear
-from tests.model.zoo import CASES, LAYERS, D, G, H, build, ids
+from tests.model.zoo import CASES, LAYERS, WINDOW, D, G, H, build, ids
 from training.distributed.simulated import CollectiveCounter
 
 ROWS = 2
@@ -114,6 +115,12 @@ def check(world: int, cases: list[tuple[str, str]]) -> None:
 QUICK = [
     *(("rope", "plain"), ("rope-sinks", "packed"), ("none-sinks", "plain"), ("alibi-window", "plain")),
     *(
+        ("fox-window", "packed"),
+        ("path-window", "packed"),
+        ("cope-window", "plain"),
+        ("rope-lambda", "plain"),
+    ),
+    *(
         ("t5", "packed"),
         ("sinusoidal-auto", "packed"),
         ("learned", "plain"),
@@ -159,6 +166,42 @@ def test_communication_is_that_of_the_formula(world, case, tensors, numbers):
     assert counted.found == dict.fromkeys(
         [(name, "context") for name in ("all-gather", "reduce-scatter")], expected
     )
+
+
+@pytest.mark.parametrize(("world", "sinks"), [(3, 0), (4, 0), (4, 2)])
+def test_keys_outside_a_window_are_not_sent(world, sinks):
+    """In each pass, rank 1 receives the WINDOW − 1 tokens before its chunk and sends as many; sinks once. All
+    gathered keys would be those of 64 tokens."""
+    dist.init_process_group("fake", rank=1, world_size=world, store=FakeStore())
+    try:
+        shard = ContextShard(1, world, dist.group.WORLD.group_name)
+        model = build("rope-window")
+        kinds = {"window": WINDOW, "sinks": sinks}
+        model.reposition(
+            model.settings.model_copy(update={"position": model.settings.position.model_copy(update=kinds)})
+        )
+        tokens = shard.select(ids(ROWS, 64))
+        with CollectiveCounter(shard.group) as counted:
+            model.train()(tokens, TokenPositions.plain(64), tokens, shard=shard).sum().backward()
+    finally:
+        dist.destroy_process_group()
+    rows = 2 * (WINDOW - 1) + sinks
+    # Keys and values of two passes, and their gradients.
+    expected = 2 * LAYERS * 2 * 2, 2 * LAYERS * ROWS * rows * 2 * G * D * 8
+    assert counted.found == {("all-to-all", "context"): expected}
+
+
+def test_tokens_visible_to_a_chunk():
+    """Of 32 tokens in chunks of 8, with a window of 4 and 2 sinks. In packed documents sinks are anywhere."""
+    settings = build("rope-sinks").settings.position
+    plain, packed = (
+        ShardedWindow(ContextShard(0, 2, ""), positions_of(layout, 32)) for layout in ("plain", "packed")
+    )
+    assert [plain.visible(chunk, settings) for chunk in (0, 1, 3)] == [
+        *([(0, 8)], [(0, 2), (5, 16)], [(0, 2), (21, 32)])
+    ]
+    assert packed.visible(3, settings) == [(0, 32)]
+    assert packed.visible(3, settings.model_copy(update={"sinks": 0})) == [(21, 32)]
 
 
 class CollectiveOrder(TorchDispatchMode):

@@ -25,6 +25,7 @@ _OPERATIONS = {
     "all-gather": ("_allgather_base_", "allgather_", "all_gather_into_tensor"),
     "reduce-scatter": ("_reduce_scatter_base_", "reduce_scatter_", "reduce_scatter_tensor"),
     "all-reduce": ("allreduce_", "all_reduce"),
+    "all-to-all": ("alltoall_base_", "all_to_all_single"),
 }
 _LOCAL = "wait_tensor", "_wrap_tensor_autograd"  # operations that communicate nothing
 _NAMES = {operation: name for name, operations in _OPERATIONS.items() for operation in operations}
@@ -63,7 +64,8 @@ def _reduce_bucket(state: None, bucket: dist.GradBucket) -> torch.futures.Future
 
 
 class Traffic(NamedTuple):
-    """Collectives of one kind. `nbytes`: of their unsharded tensors."""
+    """Collectives of one kind. `nbytes`: of their unsharded tensors; of an all-to-all, of what this process
+    sends or receives, whichever is more."""
 
     count: int = 0
     nbytes: int = 0
@@ -97,5 +99,7 @@ class CollectiveCounter(TorchDispatchMode):
 
 
 def sent_bytes(operation: str, nbytes: float, size: int) -> float:
-    """Bytes that each of `size` processes sends in ring algorithms for unsharded tensors of `nbytes`."""
+    """Bytes that each of `size` processes sends, in ring algorithms, for collectives of `nbytes`."""
+    if operation == "all-to-all":
+        return nbytes
     return nbytes * (1 - 1 / size) * (2 if operation == "all-reduce" else 1)

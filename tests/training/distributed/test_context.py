@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from errors import TrainingError
+from model import Transformer
 from tests.training.distributed.curves import Training, shared
 from training.checkpoint.restore import restore
 from training.checkpoint.storage import find_checkpoint, save_checkpoint
@@ -107,6 +110,31 @@ def test_every_configuration_equals_one_process(prepared, context, packing):
     expected = {name: trained(case, prepared) for name, case in cases.items()}
     far = {name: max(farthest(rank[name], curve) for rank in ranks) for name, curve in expected.items()}
     assert {name: value for name, value in far.items() if not value < 1e-10} == {}
+
+
+WINDOW = "model.position={name: rope, window: 5}"
+COMPILED = {
+    "by block": (True, "eager", [SHARDED, RECOMPUTED]),
+    "whole, window": (False, "eager", [WINDOW, PLAIN]),
+    "inductor": (True, "inductor", [SHARDED]),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", COMPILED)
+def test_compiled_curve_equals_that_of_one_process(prepared, case):
+    by_block, backend, overrides = COMPILED[case]
+
+    def work() -> list:
+        warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
+        prepare = partial(
+            Transformer.compile, by_block=by_block, dynamic=True, fullgraph=True, backend=backend
+        )
+        return Training([*SMALL, *overrides, CONTEXT], prepared, prepare).steps(0, STEPS)
+
+    expected = trained([*SMALL, *one_process(overrides)], prepared, STEPS)
+    for curve in shared(2, work, 500):
+        assert farthest(curve, expected) < 1e-10
 
 
 @pytest.mark.slow

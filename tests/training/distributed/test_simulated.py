@@ -35,6 +35,8 @@ CASES = {
     "ddp": ["training.micro_batch_size=1"],
     "fsdp": [SHARDED, "training.micro_batch_size=1"],
     "fox": [CONTEXT, SHARDED, "model.position.name=fox"],
+    "window": [CONTEXT, "model.position.window=5"],
+    "sinks": [CONTEXT, PACKED, "model.position={name: rope, window: 5, sinks: 2}"],
 }
 
 
