@@ -16,6 +16,8 @@ from model import ContextShard, find_device
 LAUNCH = "torchrun --nproc_per_node N evaluate.py ..."
 OTHER_ENDED = "another process of this evaluation has ended; see its error message"
 PATIENCE = timedelta(hours=24)
+# Ranks of a context group wait for each other in every layer, first while another one loads its model.
+GATHER_TIMEOUT = timedelta(minutes=30)
 # Launchers that start several processes without setting WORLD_SIZE: each would run alone.
 _SILENT = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 
@@ -78,6 +80,17 @@ class EvaluationRanks:
         return found
 
 
+def lost_process(error: Exception) -> EvaluationError:
+    """The error of a collective of a context group that lost a process, as a user error."""
+    if "timed out" not in str(error).lower():
+        return EvaluationError(OTHER_ENDED)
+    seconds = GATHER_TIMEOUT.total_seconds()
+    return EvaluationError(
+        f"another process of this evaluation has not answered within {seconds:g} s: it hangs. End it and run "
+        "the same command again to continue"
+    )
+
+
 def this_process() -> EvaluationRanks:
     """This process in the group created by `joined`."""
     if not dist.is_initialized():
@@ -124,7 +137,7 @@ def _context_shard(size: int) -> ContextShard | None:
         return None
     rank, world = dist.get_rank(), dist.get_world_size()
     starts = range(0, world, size)
-    groups = [dist.new_group([*range(start, start + size)], timeout=PATIENCE) for start in starts]
+    groups = [dist.new_group([*range(start, start + size)], timeout=GATHER_TIMEOUT) for start in starts]
     return ContextShard(rank % size, size, groups[rank // size].group_name)
 
 

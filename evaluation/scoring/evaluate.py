@@ -10,7 +10,7 @@ import numpy as np
 
 from errors import EvaluationError
 from evaluation.contamination.screening import Screening, screen, shared_text
-from evaluation.ranks import LAUNCH, OTHER_ENDED, EvaluationRanks
+from evaluation.ranks import LAUNCH, EvaluationRanks, lost_process
 from evaluation.run import EvaluatedModel, absent_cells, resolve_all
 from evaluation.scoring.methods import TRAINED, TRUNCATE, Method, new_sinks
 from evaluation.scoring.plan import EvaluationPlan, make_plan, raw_bytes, truncation_step
@@ -194,7 +194,7 @@ class EvaluationSession(CellSession):
             if ranks.shard is None or not is_broken_link(failure):
                 raise
             save(now=True)
-            raise EvaluationError(OTHER_ENDED) from failure
+            raise lost_process(failure) from failure
         except (CellFailed, ModelError) as failure:
             error = str(failure)
         if ranks.world > 1 and not error:  # the process may end while waiting for the others

@@ -54,12 +54,20 @@ def memory_needed(
         scores = batch * s.heads * length * per_key * max(4, element)
     if context > 1:
         hidden = 2 * batch * -(-length // context) * s.dim * element  # and those that a pass returns
-        gathered = (
-            0 if isinstance(s.mixer, LinearMixer) else model.cached_per_layer * length * batch * element
-        )
-        cache = hidden + gathered
+        cache = hidden + batch * gathered_numbers(model, length, tokens) * element
     logits = 3 * min(batch * min(keep, tokens) * model.vocab_size, HEAD_FLOATS) * max(4, element)
     return int(SLACK * (activations + cache + scores + logits))
+
+
+def gathered_numbers(model: Transformer, length: int, chunk: int) -> int:
+    """Keys and values per row of the layer that gathers most, in passes of `chunk` tokens; with a window, of
+    the tokens that a pass sees, twice: as received and joined."""
+    s, found = model.settings, [0]
+    for name, kind in [] if isinstance(s.mixer, LinearMixer) else model.layer_schemes:
+        choice = s.kinds[kind]
+        seen = length if choice.window is None else 2 * (choice.window + choice.sinks + chunk)
+        found.append(min(seen, length) * s.kv_heads * (model.schemes[name].key_features + s.head_dim))
+    return max(found)
 
 
 @torch.no_grad()
