@@ -206,12 +206,12 @@ def _flex_view(view: AttentionView, v: Tensor, scale: float, aux: AuxRequest | N
     return run(q, k, v, score_mod=score_mod, block_mask=block_mask, scale=scale, enable_gqa=gqa, **more)
 
 
-def precompute_masks(mask: AttentionMask) -> None:
-    """Create the mask tensors shared by layers before the first layer runs. Layers that are recomputed or
-    compiled separately must not create them."""
+def precompute_masks(mask: AttentionMask, device: str) -> None:
+    """Create the mask tensors that layers share on a device type before the first layer runs. Layers that are
+    recomputed or compiled separately must not create them."""
     if mask.is_by_distance:
         mask.by_distance()
-    if mask.device.type == "cuda":
+    if device == "cuda":
         mask.flex_bias()
         mask.block_mask(_fused(create_block_mask, mask))
 

@@ -45,6 +45,8 @@ class Shaw(PositionalScheme):
     def plan(self, context: AttentionContext) -> AttentionPlan:
         if self.value is not None:
             return AttentionPlan.from_mask(mask_per_row(context), self._weights, self._extra_output)
+        if context.precompute:
+            mask_per_row(context)  # the layers' own masks share its block mask
         return AttentionPlan(read=lambda q, k: [self._view(context, q, k)])
 
     def _view(self, context: AttentionContext, q: Tensor, k: Tensor) -> AttentionView:
