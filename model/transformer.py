@@ -307,7 +307,7 @@ class Transformer(nn.Module):
         """`forward` with prepared chunks of tokens; torch.compile traces it."""
         new = [chunk.positions for chunk in chunks]
         if window is not None:
-            keys = [dict.fromkeys(self.settings.kinds, k) for k in window.keys(self.settings.mixer.name)]
+            keys = self._sharded_keys(window)
         elif cache is not None:
             keys = [cache.advance(new[0])]
         else:
@@ -344,14 +344,12 @@ class Transformer(nn.Module):
         each chunk and layer: those of all chunks would take more memory than the keys."""
         for scheme in self.schemes.values():
             scheme.check(window.positions)  # raises on every rank alike
-        mixer = self.settings.mixer.name
-        chunks = list(zip(window.own, window.keys(mixer), window.last(keep), strict=True))
+        chunks = list(zip(window.own, self._sharded_keys(window), window.last(keep), strict=True))
 
         def passes(name: str, is_last: bool) -> Iterator[AttentionPass]:
             for new, keys, last in chunks:
-                chunk, by_kind = self._chunk(new), dict.fromkeys(self.settings.kinds, keys)
                 queries = last if is_last else new
-                made = self._passes(len(x), [chunk], [by_kind], [queries], window.positions, [name])
+                made = self._passes(len(x), [self._chunk(new)], [keys], [queries], window.positions, [name])
                 yield from made[name]
 
         x = self._embed(tokens)
@@ -361,6 +359,12 @@ class Transformer(nn.Module):
             hook = None if hooks is None else hooks[i]
             x = block(x, passes(name, i == len(self.layers) - 1), None, hook, window)
         return x
+
+    def _sharded_keys(self, window: ShardedWindow) -> list[dict[str, TokenPositions]]:
+        """The positions of the keys by layer kind, for each of this rank's chunks."""
+        s = self.settings
+        by_kind = {kind: window.keys(s.mixer.name, choice) for kind, choice in s.kinds.items()}
+        return [dict(zip(by_kind, each, strict=True)) for each in zip(*by_kind.values(), strict=True)]
 
     def _embed(self, tokens: Tensor) -> Tensor:
         """The token embeddings (B, T, C), without positions."""
@@ -494,12 +498,6 @@ class Transformer(nn.Module):
         s = self.settings
         keys = [self.schemes[name].key_features for name in self._scheme_of_layer]
         return s.kv_heads * (sum(keys) + s.layers * s.head_dim)
-
-    @property
-    def cached_per_layer(self) -> int:
-        """The largest size of the cached keys and values of one layer per token."""
-        s = self.settings
-        return s.kv_heads * (max(scheme.key_features for scheme in self.schemes.values()) + s.head_dim)
 
     def parameter_count(self) -> int:
         return sum(p.numel() for p in self.parameters())
