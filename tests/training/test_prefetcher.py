@@ -195,3 +195,19 @@ def test_transient_disk_errors_are_retried(error):
 def test_missing_data_on_one_rank_raises():
     with pytest.raises(TrainingError, match=r"group 1 .* process 1 .* data.root"):
         list(World([NOT_YET] * 99).prefetcher().batches(3, 9))
+
+
+def test_errors_of_the_reading_thread_are_raised_at_their_step(monkeypatch):
+    world, threads = World([]), threading.active_count()
+
+    def batch(step, rank, world):
+        if step == 1:
+            raise OSError(errno.EIO, "a bad block")
+        return f"batch {step}"
+
+    monkeypatch.setattr(world, "batch", batch)
+    batches = world.prefetcher().batches(0, 3)
+    assert next(batches) == (0, "batch 0")
+    with pytest.raises(OSError, match="a bad block"):
+        next(batches)
+    assert threading.active_count() == threads
