@@ -14,6 +14,12 @@ if [ "${1:-}" = "--rehearse" ]; then
     results="$(mktemp -d)"
     python scripts/checks/gpu_speed.py --rehearse --results "$results" || failed=1
 else
+    # Without a GPU, the tests would be skipped.
+    python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || {
+        echo "error: torch in .venv finds no CUDA device; see nvidia-smi. For another build of torch, install it" \
+            "into .venv, then set KEEP_ENVIRONMENT=1" >&2
+        exit 1
+    }
     echo "== correctness (tests marked gpu)" >&2
     python -m pytest -m gpu -rs -n 8 --dist worksteal || failed=1
     echo "== speed" >&2
