@@ -1,7 +1,6 @@
 """The tables and figures of scripts/benchmark.py: docs/benchmarks/cpu.md, its CSV files and PNG files."""
 
 import os
-import platform
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -15,6 +14,7 @@ from data.files import write_text
 from evaluation.reports.base import markdown_table
 from scripts.benchmarks.figures import draw_growth, draw_ratios, exponent
 from scripts.benchmarks.workloads import CASES, SCHEME_CASES
+from training.run.environment import processor
 
 GOALS = {
     ("train", "A"): 1.28,
@@ -31,9 +31,9 @@ GOALS = {
 MOST_COST = {"t5": 1.35, "kerple": 1.35, "fox": 1.35, "fire": 1.8, "cope": 2.5}  # training steps of RoPE
 HEAD = """# Speed on CPUs
 
-`python scripts/benchmark.py`, {cores} cores ({arch}), torch {torch}. Shapes: A has 4 layers of width 256, 8
-query and 4 key/value heads, FFN 688, vocabulary 4,096, training steps of 8 x 512 tokens; B 6 layers of
-width 288, 6 heads, FFN 768, vocabulary 32,000, steps of 8 x 256. float32."""
+`python scripts/benchmark.py`, {cores} cores of {processor}, torch {torch}. Shapes: A has 4 layers of
+width 256, 8 query and 4 key/value heads, FFN 688, vocabulary 4,096, training steps of 8 x 512 tokens; B 6
+layers of width 288, 6 heads, FFN 768, vocabulary 32,000, steps of 8 x 256. float32."""
 MODELS = """## Compared with transformers and litgpt
 
 [Numbers](cpu.csv). Ours and the others take turns in fresh processes with one pinned thread, on equal
@@ -60,10 +60,10 @@ SCHEMES = """## Positional schemes
 DATA = """## Data
 
 [Numbers](data.csv). `loading` reads batches of 8 x 512 tokens of packed documents ahead of a consumer that
-takes 1M tokens/s; `waited` is the share of its time that the consumer waits. `preparing` tokenizes text (32
-MB of random words, SentencePiece with a vocabulary of 4,096) into a token store with deduplication, hashes
-and a held-out split; `naive` is one loop that tokenizes a document after the other and writes an array.
-Wall time with all cores.
+takes 1M tokens/s; `waited` is the share of its time in the loader, after the first batch. `preparing`
+tokenizes text (MB of random words, SentencePiece with a vocabulary of 4,096) into a token store with
+deduplication, hashes and a held-out split; `naive` is one loop that tokenizes a document after the other
+and writes an array. Wall time with all cores.
 
 {table}"""
 STARTUP = """## Start-up
@@ -180,7 +180,7 @@ def read(path: Path) -> pd.DataFrame:
 
 def write_page(folder: Path) -> None:
     """Write cpu.md and its figures from the CSV files that exist."""
-    head = {"cores": os.cpu_count(), "arch": platform.machine(), "torch": torch.__version__}
+    head = {"cores": os.cpu_count(), "processor": processor(), "torch": torch.__version__}
     parts = [HEAD.format(**head)]
     sections = {
         "cpu.csv": (MODELS, models_table),

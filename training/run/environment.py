@@ -67,11 +67,10 @@ def _versions() -> dict[str, str | None]:
 
 def _machine() -> dict:
     """The hardware of the main process; memory in bytes."""
-    processor = _search(r"^model name\s*:\s*(.*)$", "/proc/cpuinfo")
     cards = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
     return {
         "system": platform.platform(),
-        "processor": processor or platform.processor() or platform.machine(),
+        "processor": processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "memory": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
@@ -79,6 +78,12 @@ def _machine() -> dict:
         "gpu_memory": [card.total_memory for card in cards],
         "processes": int(os.environ.get("WORLD_SIZE", "1")),
     }
+
+
+def processor() -> str:
+    """The model of the CPU, or its architecture where the system does not name it."""
+    named = _search(r"^model name\s*:\s*(.*)$", "/proc/cpuinfo")
+    return named or platform.processor() or platform.machine()
 
 
 def _search(pattern: str, file: str) -> str | None:
