@@ -262,8 +262,10 @@ class Clone:
     def python(self, script: str, *words: str) -> int:
         name = Path(script).stem
         if "--world" in words:  # in a process of its own, which its process group needs
-            command = [sys.executable, script, *words, *text_for(words), *MINIATURE]
-            return subprocess.run(command, cwd=self.folder, check=False).returncode
+            groups = ["training.batch_size=8"]  # a row for each context group
+            command = [sys.executable, script, *words, *text_for(words), *MINIATURE, *groups]
+            paths = os.environ | {"PYTHONPATH": str(ROOT)}
+            return subprocess.run(command, cwd=self.folder, env=paths, check=False).returncode
         if name in LONG:
             return self.run(script, "--help")
         if name == "train" and "--help" not in words:

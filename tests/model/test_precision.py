@@ -142,6 +142,24 @@ def test_table_growth_keeps_existing_rows():
         table.look_up(torch.tensor([[10**6]]), 4, torch.float64)
 
 
+def test_long_table_is_computed_in_parts_and_kept_in_the_asked_dtype():
+    computed = []
+
+    def rows(n):
+        computed.append(len(n))
+        return (n[..., None] / 3,)
+
+    table, here = LookupTable(rows), torch.tensor([[16_383, 16_384, 39_999]])
+    (single,) = table.look_up(here, 40_000, torch.float32)
+    (double,) = table.look_up(here, 40_000, torch.float64)
+    close(double, here.double()[..., None] / 3, atol=0)
+    assert single.dtype == torch.float32
+    close(single, double.float(), atol=0)
+    table.look_up(here, 40_000, torch.float32)
+    assert sum(computed) == 80_000  # once for each dtype
+    assert max(computed) < 40_000
+
+
 def test_real_positions_have_separate_rows():
     table = LookupTable(lambda n: (n * 2,))
     found = table.look_up(torch.tensor([[0.25, 7.5]]), 8, torch.float32)[0]

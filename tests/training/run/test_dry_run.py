@@ -15,7 +15,7 @@ from training.config.settings import RunSettings
 from training.logging.console import Console
 from training.run import dry_run
 from training.run.hardware import forecast
-from training.run.memory import MemoryLayout, fitting, memory
+from training.run.memory import MemoryLayout, fitting, gathered_keys, memory
 
 WORDS = ["data.tokenizer.name=bytes", "train_length=64", "model.dim=64", "model.heads=2", "model.layers=3"]
 
@@ -143,3 +143,16 @@ def test_remaining_work_of_plan():
     plan = [Segment(5, 4, 3), Segment(13, 2, 2)]
     left = [dry_run.after(plan, done) for done in range(6)]
     assert left == [plan, [(5, 4, 2), plan[1]], [(5, 4, 1), plan[1]], [plan[1]], [(13, 2, 1)], []]
+
+
+def test_gathered_keys_of_layers_with_a_window():
+    """In float32, per layer, 2 × 16 numbers per token: at most the 2 · 9 tokens before two chunks."""
+    shape = ["train_length=64", "model.dim=32", "model.layers=2", "model.heads=4", "model.kv_heads=2"]
+    layout = MemoryLayout(4, False, 1, half=False, context=4)
+
+    def numbers(position: str, length: int = 1024) -> float:
+        settings = load_settings(RunSettings, [*shape, f"model.position={position}"])
+        return gathered_keys(Transformer(settings.model, 50, 64), length, layout) / (2 * 2 * 16 * 4)
+
+    assert numbers("{name: rope}") == numbers("{name: rope, window: 10, sinks: 2}") == 1024 * 7 / 8
+    assert numbers("{name: rope, window: 10}") == 18 and numbers("{name: rope, window: 10}", 16) == 14
