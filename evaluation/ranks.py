@@ -125,20 +125,20 @@ def joined(context: int = 1) -> Iterator[EvaluationRanks]:
     # A rank that has finished its share of a cell waits for the slowest rank.
     dist.init_process_group("cpu:gloo,cuda:nccl" if is_on_gpus else "gloo", timeout=PATIENCE)
     try:
-        yield replace(this_process(), shard=_context_shard(context))
+        yield replace(this_process(), shard=_context_shard(context, "cuda" if is_on_gpus else "cpu"))
         dist.barrier()  # a rank that exits while another still sends aborts the other
     finally:
         dist.destroy_process_group()
 
 
-def _context_shard(size: int) -> ContextShard | None:
+def _context_shard(size: int, device: str) -> ContextShard | None:
     """This process in its group of `size` neighbors. All processes create all groups."""
     if size == 1:
         return None
     rank, world = dist.get_rank(), dist.get_world_size()
     starts = range(0, world, size)
     groups = [dist.new_group([*range(start, start + size)], timeout=GATHER_TIMEOUT) for start in starts]
-    return ContextShard(rank % size, size, groups[rank // size].group_name)
+    return ContextShard.of(groups[rank // size], device)
 
 
 def refuse_silent_launch(environment: Mapping[str, str]) -> None:

@@ -40,12 +40,21 @@ class ContextShard:
         size: N, ranks of the group.
         group: name of the process group.
         chunks_per_rank: number of chunks that each rank owns, 2·m.
+        gathers_by_exchange: gather with an all-to-all. With gloo in torch 2.13, `all_gather_into_tensor`
+            corrupts memory if any other collective is under way.
     """
 
     rank: int
     size: int
     group: str
     chunks_per_rank: int = 2
+    gathers_by_exchange: bool = False
+
+    @classmethod
+    def of(cls, group: dist.ProcessGroup, device: str) -> ContextShard:
+        """The part of this process in a context group, for tensors on a type of device."""
+        is_gloo = f"{device}:gloo" in dist.get_backend_config(group).split(",")
+        return cls(group.rank(), group.size(), group.group_name, gathers_by_exchange=is_gloo)
 
     def divided(self, length: int, at_most: int) -> ContextShard:
         """This part of windows of `length` tokens, in chunks of about `at_most` tokens or fewer."""
@@ -90,6 +99,9 @@ class ContextShard:
         """Start to gather x of each rank; `gathered` waits for the result. The gradient of x is the sum over
         ranks of those of its copies (reduce-scatter). On every rank, the loss must depend on the result, else
         the others wait for its backward pass."""
+        if self.gathers_by_exchange:
+            rows = [len(x)] * self.size
+            return self.exchange(torch.cat([x] * self.size), rows, rows)
         return all_gather_single(x.contiguous(), 0, self.group)
 
     def gathered(self, whole: Tensor) -> list[Tensor]:
