@@ -41,7 +41,7 @@ class ContextShard:
         group: name of the process group.
         chunks_per_rank: number of chunks that each rank owns, 2·m.
         gathers_by_exchange: gather with an all-to-all. With gloo in torch 2.13, `all_gather_into_tensor`
-            corrupts memory if any other collective is under way.
+            can corrupt memory if another collective is under way.
     """
 
     rank: int
