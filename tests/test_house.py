@@ -12,6 +12,8 @@ import re
 from functools import cache
 from pathlib import Path
 
+from tests.gpu_path.common import PATCHED
+
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = {"model", "data", "training", "evaluation", "interop", "studies", "generation", "scripts", "tests"}
 # What each package may import of the others. Top-level scripts and tests may import any of them, and all may
@@ -29,6 +31,7 @@ MAY_IMPORT = {
 RANKS = {
     "model.loss": 1,
     "model.attention": 0,
+    "model.attention.network_bias": 0.5,
     "model.attention.mask": 1,
     "model.attention.biased": 1.5,
     "model.attention.kernels": 2,
@@ -244,3 +247,9 @@ def test_syntax_tree_helpers():
     work = "/wo" + "rk/x"
     assert MACHINE_PATH.search(f"see {work}")
     assert not any(MACHINE_PATH.search(before + work) for before in ("runs", "~", "." * 2, "$" + "HOME"))
+
+
+def test_the_pinned_torch_is_the_one_whose_internals_tests_patch():
+    """Tests of the GPU path are skipped for any other release."""
+    pinned = re.search(r"^torch==(.*)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert pinned is not None and pinned[1].startswith(f"{PATCHED}.")

@@ -119,7 +119,8 @@ def attend(
     if kernel == "single":
         return _single(q, k, v, first.mask, scale)
     if kernel == "biased":
-        return biased_attention(q, k, v, first.mask.by_distance(), first.mask.key_sums, scale)[0]
+        table, sums = first.mask.by_distance(), first.mask.key_sums
+        return biased_attention(q, k, v, table, sums, first.mask.network(), scale)[0]
     # The CPU's fused kernel requires values as wide as keys; its fallback materializes all T × S scores.
     whole = q.shape[-1] != v.shape[-1] and q.device.type == "cpu" and not torch.is_grad_enabled()
     if kernel == "sdpa" and not (whole and first.mask.queries > QUERY_BLOCK):
@@ -139,7 +140,7 @@ def choose(views: list[AttentionView], v: Tensor, sink: Tensor | None, device: s
     flex = flex and mask.queries > 1
     if first.weights_fn is not None:
         return "flex" if flex and mask.has_flex_bias else "explicit"
-    # `is_causal` aligns the mask top-left: correct only for T = S, or for a single, last query.
+    # `is_causal` aligns the mask top-left: correct only for T = S. A single, last query needs no mask.
     causal = mask.is_causal_only and mask.queries in (mask.keys, 1)
     single = first.k.dtype in PRECISE if device == "cpu" else not causal
     if single and mask.queries == 1 and len(views) == 1 and sink is None:
@@ -153,7 +154,7 @@ def choose(views: list[AttentionView], v: Tensor, sink: Tensor | None, device: s
     if sink is not None:
         return "explicit"
     if len(views) == 1:
-        return "biased" if device == "cpu" and mask.needs_bias_gradient else "blocks"
+        return "biased" if device == "cpu" and mask.has_biased_kernel else "blocks"
     same = device == "cpu" and all(view.k.shape[-1] == v.shape[-1] for view in views)
     by_distance = all(view.mask.is_by_distance for view in views)
     return "merged" if same and by_distance and not torch.is_grad_enabled() else "explicit"
@@ -209,8 +210,11 @@ def _flex_view(view: AttentionView, v: Tensor, scale: float, aux: AuxRequest | N
 def precompute_masks(mask: AttentionMask, device: str) -> None:
     """Create the mask tensors that layers share on a device type before the first layer runs. Layers that are
     recomputed or compiled separately must not create them."""
-    if mask.is_by_distance:
+    biased = device == "cpu" and mask.has_biased_kernel
+    if mask.is_by_distance or biased:
         mask.by_distance()
+    if biased:
+        mask.network()
     if device == "cuda":
         mask.flex_bias()
         mask.block_mask(_fused(create_block_mask, mask))

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
+from model.attention.network_bias import NetworkBias
+
 if TYPE_CHECKING:
     from model.position import TokenPositions
 
@@ -140,6 +142,7 @@ class AttentionMask:
         part: the part of the band that the mask equals, if it is known.
         distance: the bias as a function of distance, if it depends on distance alone.
         key_sums: (B, H, S) float64 numbers c of the keys, if the bias is c of the query − c of the key.
+        make_network: returns the bias as a network, given the distances of `NetworkBias.near`.
         unit_steps: positions increase by one from key to key, so distances follow from indices.
         make_flex_bias: returns the bias as FlexAttention evaluates it, if that is not `bias`; called once per
             pass, outside the kernel, where tables can be computed.
@@ -161,6 +164,7 @@ class AttentionMask:
     part: CausalBand | None = None
     distance: DistanceFunction | None = None
     key_sums: Tensor | None = None
+    make_network: Callable[[Tensor], NetworkBias] | None = None
     unit_steps: bool = False
     make_flex_bias: Callable[[], BiasFunction] | None = None
     kernel_options: dict[str, Any] = field(default_factory=dict)
@@ -190,10 +194,13 @@ class AttentionMask:
         return self.part is not None or (self.is_band and self.sinks == 0)
 
     @property
-    def needs_bias_gradient(self) -> bool:
-        """The bias has parameters, and is one of those that `model/attention/biased.py` evaluates."""
+    def has_biased_kernel(self) -> bool:
+        """Whether `model/attention/biased.py` evaluates the bias: differences of sums, and with gradients
+        learned functions of distance and networks."""
         if self.key_sums is not None:
             return self.is_exact_band
+        if self.make_network is not None:
+            return torch.is_grad_enabled() and self.is_exact_band and self.unit_steps and self.rows == 1
         return torch.is_grad_enabled() and self.is_by_distance and self.by_distance().requires_grad
 
     @property
@@ -237,9 +244,20 @@ class AttentionMask:
             self._lowered["by_distance"] = self._by_distance()
         return self._lowered["by_distance"]
 
+    def network(self) -> list[Tensor]:
+        """The tensors of the bias as a network, computed once per pass; none if it is not one."""
+        if self.make_network is None:
+            return []
+        if "network" not in self._lowered:
+            self._lowered["network"] = self.make_network(self._distances().clamp(min=0)).tensors()
+        return self._lowered["network"]
+
+    def _distances(self) -> Tensor:
+        """(N,) of the entries of `by_distance`."""
+        return self.keys - 1 - torch.arange(self.keys + WIDE_BLOCK - 1, device=self.device)
+
     def _by_distance(self) -> Tensor:
-        band = self.exact_band
-        d = self.keys - 1 - torch.arange(self.keys + WIDE_BLOCK - 1, device=self.device)
+        band, d = self.exact_band, self._distances()
         hidden = d < band.nearest
         if band.window is not None:
             hidden |= d >= band.window
@@ -383,14 +401,21 @@ class QueryBlock:
         return self.mask.visible(self.start, self.stop, self.keys)
 
     @property
+    def additive(self) -> Tensor:
+        """(R, 1, t, s) 0 for visible pairs, −inf for masked ones. Adding it is faster than `masked_fill`, of
+        which the backward pass writes all pairs."""
+        return torch.zeros((), dtype=self.q.dtype, device=self.q.device).masked_fill(~self.visible, -math.inf)
+
+    @property
     def distance(self) -> Tensor:
         """(R, 1, t, s) query position − key position; negative for keys in the future."""
         b, _, i, j = self.mask.indices(self.start, self.stop, self.keys)
         return self.mask.separation(b, i, j)
 
     def softmax(self, logits: Tensor) -> Tensor:
-        """Softmax over the visible keys and the layer's sink, if any."""
-        hidden = logits.masked_fill(~self.visible, -math.inf)
+        """Softmax over the visible keys and the layer's sink, if any. Logits of masked pairs are finite or
+        −inf."""
+        hidden = logits + self.additive
         if self._keep_logits:
             self.logits = hidden
         return softmax(hidden, self._sink)

@@ -27,6 +27,7 @@ from model.attention.mask import (
     QueryBlock,
     visibility_mask,
 )
+from model.attention.network_bias import NetworkBias
 from model.position.temperature import AnyTemperature, NoTemperature
 from model.position.token_positions import TokenPositions
 
@@ -85,6 +86,7 @@ class AttentionContext:
         bias: BiasFunction | None = None,
         distance: DistanceFunction | None = None,
         key_sums: Tensor | None = None,
+        make_network: Callable[[Tensor], NetworkBias] | None = None,
         by_row: bool = False,
         tabulate: bool = False,
         make_flex_bias: Callable[[], BiasFunction] | None = None,
@@ -98,6 +100,8 @@ class AttentionContext:
             bias: elementwise over indices; added to the logit after the 1/√D scale.
             distance: elementwise over (head, position distance); use it in place of `bias` where possible.
             key_sums: (B, H, S) float64 numbers c of the keys, if `bias` is c of the query − c of the key.
+            make_network: returns `bias` as a network, given distances (N,); used where positions increase by
+                one from key to key.
             by_row: `mask_mod` or `bias` depend on the row even if positions do not, e.g. on content.
             tabulate: compute `distance` once per integer distance where it would be evaluated for each pair:
                 for functions that are learned or expensive.
@@ -139,6 +143,7 @@ class AttentionContext:
             part=part(band) if part and band and queries > 1 and self._ordered() else None,
             distance=distance,
             key_sums=key_sums,
+            make_network=make_network,
             unit_steps=plain and self.keys.unit_steps,
             make_flex_bias=make_flex_bias,
             kernel_options=kernel_options or {},

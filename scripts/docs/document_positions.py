@@ -33,7 +33,7 @@ LOWERINGS = {
     "sdpa": "fused causal",
     "flex": "FlexAttention",
     "blocks": "query blocks",
-    "biased": "query blocks, terms of keys",
+    "biased": "query blocks, gradients of the bias",
     "strided": "query blocks, strided mask",
     "explicit": "query blocks, materialized scores",
 }

@@ -17,6 +17,7 @@ from model import TokenPositions
 from model.attention.biased import NAMESPACE
 from model.attention.kernels import attend, choose
 from model.attention.mask import QUERY_BLOCK, AttentionMask, AttentionView, CausalBand
+from model.attention.network_bias import NetworkBias
 from model.position import AttentionContext
 from model.position.schemes.alibi import alibi_slopes
 from tests.model.zoo import build, close, every_case_and_layout, ids, packed, reach_of, shared
@@ -190,21 +191,34 @@ def test_blockwise_gradients_match_reference(layout, t, s, window, bias):
         close(fast, slow, atol=1e-11)
 
 
-def learned_pairs(t: int, s: int, window: int | None, form: str) -> tuple[AttentionMask, torch.Tensor]:
-    """A mask with a learned bias by distance, or of differences of sums, and what it learns."""
+def learned_pairs(t: int, s: int, window: int | None, form: str) -> tuple[AttentionMask, list[torch.Tensor]]:
+    """A mask with a bias by distance, of differences of sums or of a network, and what is learned."""
     generator = torch.Generator().manual_seed(5)
     context = context_of(TokenPositions.plain(s), t, window)
     if form == "distance":
         weight = torch.randn(H, s, generator=generator).double().requires_grad_()
-        return context.mask(distance=lambda h, d: weight[h, d]), weight
+        return context.mask(distance=lambda h, d: weight[h, d]), [weight]
+    if form == "network":
+        shapes = {"near": (s,), "far": (t,), "inner": (12,), "offset": (12,), "outer": (H, 12)}
+        parts = {name: torch.randn(shape, generator=generator).double() for name, shape in shapes.items()}
+        near, far = parts["near"].sigmoid(), 1 + parts["far"].abs()
+        network = NetworkBias(**{**parts, "near": near, "far": far})
+        leaves = [x.requires_grad_() for x in network.tensors()]
+
+        def bias(b, h, i, j):
+            x = near[(i + s - t - j).clamp(min=0)] / far[i]
+            hidden = (x[..., None] * network.inner + network.offset).relu()
+            return (hidden * network.outer[h]).sum(-1)
+
+        return context.mask(bias=bias, make_network=lambda d: replace(network, near=near[d])), leaves
     sums = torch.rand(B, H, s, generator=generator).double().neg().cumsum(-1).requires_grad_()
     mask = context.mask(
         bias=lambda b, h, i, j: sums[b, h, i + s - t] - sums[b, h, j], key_sums=sums, by_row=True
     )
-    return mask, sums
+    return mask, [sums]
 
 
-@pytest.mark.parametrize("form", ["distance", "sums"])
+@pytest.mark.parametrize("form", ["distance", "sums", "network"])
 @pytest.mark.parametrize(
     ("t", "s", "window", "wide"),
     [(23, 23, None, 0), (9, 30, None, 3), (23, 23, 6, 0), (17, 31, 14, 2), (16, 16, None, 0), (3, 20, 2, 0)],
@@ -213,7 +227,7 @@ def test_gradients_of_learned_biases_match_reference(form, t, s, window, wide, m
     """Small blocks and tiles put many edges into few tokens; `wide` is by how much values exceed keys."""
     monkeypatch.setattr("model.attention.biased.QUERY_BLOCK", 8)
     monkeypatch.setattr("model.attention.biased.TILE", (4, 5))
-    mask, weight = learned_pairs(t, s, window, form)
+    mask, weights = learned_pairs(t, s, window, form)
     q, k, v = tensors(t, s)
     v = torch.cat([v, v[..., :wide].square()], dim=-1)
     leaves = [x.requires_grad_() for x in (q, k, v)]
@@ -222,10 +236,27 @@ def test_gradients_of_learned_biases_match_reference(form, t, s, window, wide, m
     slow, fast = (attend(views, v, D**-0.5, kernel) for kernel in ("dense", "auto"))
     close(fast, slow, atol=1e-12)
     factor = torch.randn(slow.shape, generator=torch.Generator().manual_seed(3)).double()
-    expected, found = (torch.autograd.grad((x * factor).sum(), [*leaves, weight]) for x in (slow, fast))
+    expected, found = (torch.autograd.grad((x * factor).sum(), [*leaves, *weights]) for x in (slow, fast))
     for a, b in zip(expected, found, strict=True):
         assert a.abs().max() > 1e-3
         close(b, a, atol=1e-11)
+
+
+@pytest.mark.parametrize("form", ["distance", "sums", "network"])
+@pytest.mark.parametrize(("dtype", "error"), [(torch.float32, 1e-4), (torch.bfloat16, 3e-2)])
+def test_gradients_of_learned_biases_in_lower_dtypes(form, dtype, error):
+    """As under autocast: q, k and v are rounded, the bias is not. The gradient of what adds a constant to all
+    logits of a query is a sum that cancels."""
+    mask, weights = learned_pairs(140, 300, None, form)
+    low = [x.to(dtype).requires_grad_() for x in tensors(140, 300)]
+    exact = [x.detach().double().requires_grad_() for x in low]
+    found = []
+    for (q, k, v), kernel in ((exact, "dense"), (low, "auto")):
+        out = attend([AttentionView(q, k, mask)], v, D**-0.5, kernel)
+        factor = torch.randn(out.shape, generator=torch.Generator().manual_seed(3)).double()
+        found.append(torch.autograd.grad((out * factor).sum(), [q, k, v, *weights]))
+    for expected, grad in zip(*found, strict=True):
+        close(grad.double(), expected, atol=error * float(expected.abs().max()))
 
 
 @pytest.mark.parametrize(("dtype", "rtol"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
@@ -241,11 +272,14 @@ def test_sums_of_a_thousand_keep_the_precision_of_lower_dtypes(dtype, rtol):
     close(found.double(), expected, atol=float(rtol * expected.abs().max()))
 
 
-def test_learned_biases_are_one_operation_for_all_lengths():
+@pytest.mark.parametrize("form", ["distance", "network"])
+def test_learned_biases_are_one_operation_for_all_lengths(form):
     """As torch.compile requires: no aliases, correct shapes and strides without data, correct autograd."""
-    mask, _ = learned_pairs(6, 9, None, "distance")
+    mask, _ = learned_pairs(6, 9, None, form)
     q, k, v = (x.requires_grad_() for x in tensors(6, 9))
-    arguments = (q, k, v, mask.by_distance().detach().requires_grad_(), None, 0.3)
+    table = mask.by_distance().detach().requires_grad_(form == "distance")
+    network = [x.detach().requires_grad_() for x in mask.network()]
+    arguments = (q, k, v, table, None, network, 0.3)
     torch.library.opcheck(getattr(torch.ops, NAMESPACE).biased_attention.default, arguments)
 
 

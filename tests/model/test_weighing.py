@@ -344,8 +344,8 @@ def test_gates_of_keys_beyond_the_last_count_of_cope_do_not_matter(gate, layout,
     positions, found, skipped = LAYOUTS[layout](), [], []
     start = Cope._start
 
-    def recorded(self, block):
-        skipped.append(start(self, block))
+    def recorded(self, *arguments):
+        skipped.append(start(self, *arguments))
         return skipped[-1]
 
     monkeypatch.setattr(Cope, "_start", recorded)

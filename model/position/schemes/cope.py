@@ -47,11 +47,10 @@ class Cope(PositionalScheme):
         return AttentionPlan.from_mask(context.mask(), self._weights)
 
     def _weights(self, block: QueryBlock) -> Tensor:
-        scores, last = block.scores, self.settings.positions - 1
+        scores, last = block.scores + block.additive, self.settings.positions - 1
         rows = block.q @ self.weight.to(scores.dtype).T  # (B, H, t, P)
-        start = self._start(block)
-        gates = self._gates(block, scores[..., start:]).masked_fill(~block.visible[..., start:], 0.0)
-        p = sum_from(gates).clamp(max=last)  # (B, H, t, s − start)
+        start = self._start(block, scores)
+        p = sum_from(self._gates(block, scores[..., start:])).clamp(max=last)  # (B, H, t, s − start)
         low = p.detach().long().clamp(max=last - 1)  # at p = P − 1 the weight of the upper row is 1
         here, step = rows.gather(-1, low), rows.diff(dim=-1).gather(-1, low)
         bias = here + (p - low) * step
@@ -62,16 +61,15 @@ class Cope(PositionalScheme):
     def _gates(self, block: QueryBlock, scores: Tensor) -> Tensor:
         return (scores if self.settings.gate == "scaled" else scores / block.scale).sigmoid()
 
-    def _start(self, block: QueryBlock) -> int:
+    def _start(self, block: QueryBlock, scores: Tensor) -> int:
         """A key before which all counts of a block are at P − 1, on a CPU; 0 in compiled graphs."""
-        if block.q.device.type != "cpu" or torch.compiler.is_compiling():
+        if scores.device.type != "cpu" or torch.compiler.is_compiling():
             return 0
-        visible, start = block.visible, block.k.shape[2]
+        start = scores.shape[3]
         with torch.no_grad():
-            counts = block.scores.new_zeros(*block.scores.shape[:3])
+            counts = scores.new_zeros(*scores.shape[:3])
             # Beyond P − 1 by more than the rounding of the sums.
             while start > 0 and float(counts.min()) < self.settings.positions:
                 before, start = start, max(0, start - KEYS_AT_ONCE)
-                gates = self._gates(block, block.scores[..., start:before])
-                counts += gates.masked_fill_(~visible[..., start:before], 0.0).sum(-1)
+                counts += self._gates(block, scores[..., start:before]).sum(-1)
         return start

@@ -11,6 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from model.attention.mask import BiasFunction, precise
+from model.attention.network_bias import NetworkBias
 from model.position.base import AttentionContext, AttentionPlan, PositionalScheme, SharableSettings
 from model.position.pairwise import two_layers
 
@@ -150,6 +151,11 @@ class Fire(PositionalScheme):
 
         return bias
 
+    def _network_bias(self, d: Tensor, context: AttentionContext) -> NetworkBias:
+        """The bias of queries in one row of positions; d (N,) distances."""
+        w1, b1, w2 = (precise(p) for p in (self.inner.weight[:, 0], self.inner.bias, self.outer.weight))
+        return NetworkBias(self.near(d), self.far(context.queries.position[0]), w1, b1, w2)
+
     def plan(self, context: AttentionContext) -> AttentionPlan:
         q_position, k_position = context.q_position, context.k_position
 
@@ -160,6 +166,7 @@ class Fire(PositionalScheme):
         return AttentionPlan.from_mask(
             context.mask(
                 bias=bias,
+                make_network=lambda d: self._network_bias(d, context),
                 make_flex_bias=lambda: self._flex_bias(context),
                 # With more stages Triton buffers the look-ups of the next keys, in 475 kB of shared memory.
                 kernel_options={"num_stages": 1},
