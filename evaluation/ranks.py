@@ -62,8 +62,17 @@ class EvaluationRanks:
         return self.world // self.context
 
     def device(self, wanted: str) -> torch.device:
-        """The device of this process: `auto` is a GPU if there is one, `cuda` is the GPU of this rank."""
-        return find_device(wanted, self.local)
+        """The device of this process: `auto` is a GPU if there is one, `cuda` is the GPU of this rank.
+
+        Raises EvaluationError if processes that share windows would share a GPU, which NCCL cannot connect.
+        """
+        device, gpus = find_device(wanted, self.local), torch.cuda.device_count()
+        if self.shard is not None and device.type == "cuda" and self.beside > gpus:
+            raise EvaluationError(
+                f"{self.beside} processes share windows on a machine with {gpus} GPU(s): start {gpus} per "
+                "machine, or set device=cpu"
+            )
+        return device
 
     def collect(self, mine: Any) -> list[Any]:
         """Gather a value from every process, in the order of ranks, on every process.
@@ -121,24 +130,24 @@ def joined(context: int = 1) -> Iterator[EvaluationRanks]:
     if world == 1:
         yield EvaluationRanks()
         return
-    is_on_gpus = context > 1 and torch.cuda.is_available()
+    has_gpus = context > 1 and torch.cuda.is_available()
     # A rank that has finished its share of a cell waits for the slowest rank.
-    dist.init_process_group("cpu:gloo,cuda:nccl" if is_on_gpus else "gloo", timeout=PATIENCE)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if has_gpus else "gloo", timeout=PATIENCE)
     try:
-        yield replace(this_process(), shard=_context_shard(context, "cuda" if is_on_gpus else "cpu"))
+        yield replace(this_process(), shard=_context_shard(context))
         dist.barrier()  # a rank that exits while another still sends aborts the other
     finally:
         dist.destroy_process_group()
 
 
-def _context_shard(size: int, device: str) -> ContextShard | None:
+def _context_shard(size: int) -> ContextShard | None:
     """This process in its group of `size` neighbors. All processes create all groups."""
     if size == 1:
         return None
     rank, world = dist.get_rank(), dist.get_world_size()
     starts = range(0, world, size)
     groups = [dist.new_group([*range(start, start + size)], timeout=GATHER_TIMEOUT) for start in starts]
-    return ContextShard.of(groups[rank // size], device)
+    return ContextShard.of(groups[rank // size])
 
 
 def refuse_silent_launch(environment: Mapping[str, str]) -> None:

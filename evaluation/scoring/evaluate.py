@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from data import Tokenizer, TokenStore
 from errors import EvaluationError
 from evaluation.contamination.screening import Screening, screen, shared_text
 from evaluation.ranks import LAUNCH, EvaluationRanks, lost_process
@@ -68,9 +69,9 @@ class EvaluationSession(CellSession):
         settings: EvaluationSettings,
         subject: EvaluatedModel,
         *,
-        store,
-        train,
-        tokenizer,
+        store: TokenStore,
+        train: TokenStore | None,
+        tokenizer: Tokenizer,
         methods: list[Method],
         cells: Path,
         earlier: Sequence = (),

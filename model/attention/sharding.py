@@ -1,10 +1,10 @@
 """Context parallelism: windows of tokens that are sharded over the ranks of a context group.
 
 A window of L tokens is divided into 2·m·N chunks for N ranks. Ranks take chunks in turns, forward and then
-backward, which balances causal attention: with m = 1, rank r owns chunks r (its head) and 2N − 1 − r (its
-tail). In each layer a rank runs its chunks in order as passes with cached keys: each pass gathers the chunks
-of all ranks in this turn, and its keys end with its own chunk. In a layer with a window, a rank receives only
-the keys that its queries can see. docs/context_sharding.md describes the design.
+backward, which balances causal attention: with m = 1, rank r owns chunks r and 2N − 1 − r. In each layer a
+rank runs its chunks in order as passes with cached keys: each pass gathers the chunks of all ranks in this
+turn, and its keys end with its own chunk. In a layer with a window, a rank receives only the keys that its
+queries attend to. docs/context_sharding.md describes the design.
 """
 
 from __future__ import annotations
@@ -40,21 +40,22 @@ class ContextShard:
         size: N, ranks of the group.
         group: name of the process group.
         chunks_per_rank: number of chunks that each rank owns, 2·m.
-        gathers_by_exchange: gather with an all-to-all. With gloo in torch 2.13, `all_gather_into_tensor`
-            can corrupt memory if another collective is under way.
+        on_gloo: types of devices whose tensors are gathered with an all-to-all. With gloo in torch 2.13,
+            `all_gather_into_tensor` can corrupt memory if another collective is under way.
     """
 
     rank: int
     size: int
     group: str
     chunks_per_rank: int = 2
-    gathers_by_exchange: bool = False
+    on_gloo: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, group: dist.ProcessGroup, device: str) -> ContextShard:
-        """The part of this process in a context group, for tensors on a type of device."""
-        is_gloo = f"{device}:gloo" in dist.get_backend_config(group).split(",")
-        return cls(group.rank(), group.size(), group.group_name, gathers_by_exchange=is_gloo)
+    def of(cls, group: dist.ProcessGroup) -> ContextShard:
+        """The part of this process in a context group."""
+        backends = [pair.split(":") for pair in dist.get_backend_config(group).split(",")]
+        on_gloo = tuple(device for device, backend in backends if backend == "gloo")
+        return cls(group.rank(), group.size(), group.group_name, on_gloo=on_gloo)
 
     def divided(self, length: int, at_most: int) -> ContextShard:
         """This part of windows of `length` tokens, in chunks of about `at_most` tokens or fewer."""
@@ -97,9 +98,9 @@ class ContextShard:
 
     def gather(self, x: Tensor) -> Tensor:
         """Start to gather x of each rank; `gathered` waits for the result. The gradient of x is the sum over
-        ranks of those of its copies (reduce-scatter). On every rank, the loss must depend on the result, else
+        ranks of those of its copies. On every rank, the loss must depend on the result, else
         the others wait for its backward pass."""
-        if self.gathers_by_exchange:
+        if x.device.type in self.on_gloo:
             rows = [len(x)] * self.size
             return self.exchange(torch.cat([x] * self.size), rows, rows)
         return all_gather_single(x.contiguous(), 0, self.group)
@@ -307,7 +308,7 @@ class ExchangedKeys(GatheredKeys):
         super().__init__(window, settings)
         self._own: dict[str, list[tuple[int, Tensor]]] = {}  # (first token, tokens) of passes that have begun
         self._parts: dict[str, list[tuple[int, Tensor]]] = {}  # those that are visible later, in order
-        self._ends: dict[str, list[Tensor]] = {}
+        self._ends: dict[str, list[Tensor]] = {}  # empty: the graph depends on every exchange
 
     def _begin(self, name: str, x: Tensor, turn: int) -> Tensor:
         chunk, ranks = self.shard.chunks[turn], range(self.shard.size)

@@ -107,7 +107,7 @@ def test_processes_that_share_windows_match_a_single_process(measured, monkeypat
     results = together(world, lambda ranks: (measured(ranks, **SHARED), sum(read)), context=2)
     for rank, (result, count) in enumerate(results):
         assert set(result.nll) == set(alone.nll) and result.targets == alone.targets
-        assert max(np.abs(result.nll[where] - nll).max() for where, nll in alone.nll.items()) < 1e-10
+        assert all(np.abs(result.nll[where] - nll).max() < 1e-10 for where, nll in alone.nll.items())
         # 3 documents × 2 spans in each of five cells; two groups divide their batches of two.
         assert count == 5 * (6 if world == 2 else (4, 4, 2, 2)[rank])
     names = {path.name for path in (tmp_path / "alone").iterdir()}
@@ -159,6 +159,15 @@ def test_process_that_leaves_a_context_group_ends_the_others(measured, monkeypat
     alone = measured(cells="alone", **SHARED | {"context": 1})
     again = measured(**SHARED | {"context": 1})  # another number of processes continues
     assert all(np.abs(again.nll[where] - nll).max() < 1e-10 for where, nll in alone.nll.items())
+
+
+def test_processes_that_share_windows_have_a_gpu_each(monkeypatch):
+    monkeypatch.setattr("evaluation.ranks.find_device", lambda wanted, local: torch.device("cuda", local))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    ranks = EvaluationRanks(0, 2, beside=2)
+    assert ranks.device("auto").type == "cuda"  # each reads windows of its own
+    with pytest.raises(EvaluationError, match=r"2 processes share .* 1 GPU.*device=cpu"):
+        EvaluationRanks(0, 2, beside=2, shard=ContextShard(0, 2, "")).device("auto")
 
 
 def test_context_that_cannot_be_shared_is_refused(measured, monkeypatch):

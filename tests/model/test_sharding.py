@@ -84,7 +84,7 @@ def in_groups(world: int, cases: Iterable[tuple[str, str]]) -> dict[tuple[str, s
 
     def work() -> dict:
         dist.init_process_group("gloo")
-        shard = ContextShard.of(dist.group.WORLD, "cpu")
+        shard = ContextShard.of(dist.group.WORLD)
         found = {case: results(*case, shard) for case in cases}
         dist.barrier()
         dist.destroy_process_group()
@@ -105,8 +105,8 @@ def check(world: int, cases: list[tuple[str, str]]) -> None:
     for case, found in in_groups(world, cases).items():
         expected = results(*case)
         assert found.keys() == expected.keys()
-        far = max(float((found[name] - expected[name]).abs().max()) for name in expected)
-        if not far < 1e-10:
+        far = {name: float((found[name] - expected[name]).abs().max()) for name in expected}
+        if not all(x < 1e-10 for x in far.values()):
             wrong[case] = far
     assert not wrong
 
@@ -138,6 +138,7 @@ def test_loss_and_gradients_equal_those_of_one_process():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("world", [2, 4])
 @pytest.mark.parametrize("layout", ["plain", "packed"])
 def test_every_scheme_equals_one_process(world, layout):
@@ -157,7 +158,7 @@ def test_communication_is_that_of_the_formula(world, case, tensors, numbers):
     """docs/context_sharding.md; rank 0 of a process group that communicates nothing."""
     dist.init_process_group("fake", rank=0, world_size=world, store=FakeStore())
     try:
-        shard = ContextShard.of(dist.group.WORLD, "cpu")
+        shard = ContextShard.of(dist.group.WORLD)
         with CollectiveCounter(shard.group) as counted:
             result(case, "packed", shard)
     finally:
@@ -174,7 +175,7 @@ def test_keys_outside_a_window_are_not_sent(world, sinks):
     gathered keys would be those of 64 tokens."""
     dist.init_process_group("fake", rank=1, world_size=world, store=FakeStore())
     try:
-        shard = ContextShard.of(dist.group.WORLD, "cpu")
+        shard = ContextShard.of(dist.group.WORLD)
         model = build("rope-window")
         kinds = {"window": WINDOW, "sinks": sinks}
         model.reposition(
@@ -219,10 +220,10 @@ class CollectiveOrder(TorchDispatchMode):
 
 
 def test_gathers_of_later_chunks_start_before_attention():
-    """Keys and values of head and tail are on their way before the first are waited for."""
+    """Gathers of both chunks start before the first is waited for."""
     dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
     try:
-        shard = ContextShard.of(dist.group.WORLD, "cpu")
+        shard = ContextShard.of(dist.group.WORLD)
         tokens = shard.select(ids(ROWS, 16))
         with torch.no_grad(), CollectiveOrder() as order:
             model_of("rope")(tokens, positions_of("plain", 16), tokens, shard=shard)
@@ -236,7 +237,7 @@ def gathers_with_gloo(rounds: int) -> list[tuple[bool, set[str]]]:
 
     def work() -> tuple[bool, set[str]]:
         dist.init_process_group("gloo")
-        shard, right = ContextShard.of(dist.group.WORLD, "cpu"), True
+        shard, right = ContextShard.of(dist.group.WORLD), True
         with CollectiveCounter(shard.group) as counted:
             for round_ in range(rounds):
                 started = [shard.gather(torch.full((2, 9), 10.0 * round_ + shard.rank + k)) for k in range(4)]
@@ -254,6 +255,16 @@ def test_gloo_gathers_by_exchange():
     assert gathers_with_gloo(5) == 2 * [(True, {"all-to-all"})]
 
 
+def test_only_tensors_on_gloo_are_gathered_by_exchange(monkeypatch):
+    """Tensors of a CPU beside GPUs, as in `evaluate.py RUN context=2 device=cpu`."""
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    try:
+        monkeypatch.setattr(dist, "get_backend_config", lambda group: "cpu:gloo,cuda:nccl")
+        assert ContextShard.of(dist.group.WORLD).on_gloo == ("cpu",)
+    finally:
+        dist.destroy_process_group()
+
+
 @pytest.mark.slow
 def test_many_gathers_under_way_with_gloo():
     """With all_gather_into_tensor of torch 2.13, one of three such runs dies within 1,000 rounds."""
@@ -264,7 +275,7 @@ def test_many_gathers_under_way_with_gloo():
     ("length", "expected"),
     [(12, [[0, 1, 10, 11], [2, 3, 8, 9], [4, 5, 6, 7]]), (8, [[0, 6, 7], [1, 5], [2, 3, 4]])],
 )
-def test_ranks_own_head_and_tail_chunks(length, expected):
+def test_ranks_own_an_early_and_a_late_chunk(length, expected):
     parts = [ContextShard(rank, 3, "").select(torch.arange(length)[None])[0].tolist() for rank in range(3)]
     assert parts == expected
 

@@ -64,7 +64,7 @@ class Parallel(ProcessGroup):
             # Ranks of a context group are neighbors, so that their collectives stay within a node.
             sizes = (self.world // size, size)
             mesh = init_device_mesh(self.device.type, sizes, mesh_dim_names=("data", "context"))
-            self.shard = ContextShard.of(mesh.get_group("context"), self.device.type)
+            self.shard = ContextShard.of(mesh.get_group("context"))
         # Sharded: all processes save the model and report errors over `holders`. Otherwise the main process
         # saves it and reports errors to all processes over `listeners`.
         self.holders: ProcessGroup = SideChannelGroup(self.rank, self.world) if self.sharded else ALONE

@@ -116,7 +116,7 @@ def activations(model: Transformer, length: int, layout: MemoryLayout) -> float:
 
 def gathered_keys(model: Transformer, length: int, layout: MemoryLayout) -> float:
     """Bytes per sequence of keys and values that are gathered from other devices and saved for the backward
-    pass: those visible to head and tail, less the device's own L/N. That is L − L/2N tokens; in layers with
+    pass: those visible to its two chunks, less the device's own L/N. That is L − L/2N tokens; in layers with
     a window and without sinks, those before each chunk that are visible to it. With checkpointing, of one
     layer at a time. Linear attention gathers sums instead, which are small."""
     s = model.settings

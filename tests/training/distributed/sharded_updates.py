@@ -3,6 +3,7 @@
 Each process calls `compare`.
 """
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
@@ -40,7 +41,7 @@ def compare() -> dict[str, tuple[float, float]]:
             for held in plan:
                 update(model, optimizer, tokens, held)
         pairs = zip(shared.parameters(), whole.parameters(), strict=True)
-        worst = max((a.full_tensor() - b).abs().max().item() for a, b in pairs)
+        worst = float(np.max([(a.full_tensor() - b).abs().max().item() for a, b in pairs]))  # NaN if any is
         moved = max(
             (a - b).abs().max().item() for a, b in zip(whole.parameters(), build().parameters(), strict=True)
         )

@@ -50,7 +50,7 @@ def preparing(root: Path) -> list[int]:
 
 
 def one_sees_it_late(folder: Path, rank: int) -> None:
-    """Rank 1 sees the next group later than steps are waited for. The remaining threads are reported."""
+    """Rank 1 sees the next group later than steps are waited for."""
     real, first = TextGroups.is_ready, []
 
     def is_ready(self, line, verify=False):

@@ -6,6 +6,7 @@ import warnings
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from errors import TrainingError
@@ -51,7 +52,8 @@ def trained(overrides: list[str], prepared, steps: int = 20) -> list[tuple[float
 
 
 def farthest(a: list[tuple[float, float]], b: list[tuple[float, float]]) -> float:
-    return max(abs(x - y) for pair in zip(a, b, strict=True) for x, y in zip(*pair, strict=True))
+    assert len(a) == len(b)
+    return float(np.abs(np.subtract(a, b)).max())  # NaN if any is
 
 
 def one_process(overrides: list[str]) -> list[str]:

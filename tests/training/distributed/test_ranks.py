@@ -135,7 +135,7 @@ def test_lost_rank_before_first_step_is_detected(results, name, number):
 
 @pytest.mark.parametrize(
     ("name", "status", "message"),
-    [pytest.param("signalled early", REQUEUE, "stopped by SIGTERM before the first step: nothing to save",
+    [pytest.param("signalled", REQUEUE, "stopped by SIGTERM before the first step: nothing to save",
                   marks=pytest.mark.slow),
      ("interrupted", INTERRUPTED, "interrupted")],
 )  # fmt: skip
