@@ -181,8 +181,9 @@ def decode_step(model: Transformer, cache: StaticCache, inputs: PassInputs, toke
 
 
 @memoize
-def compiled_step(sizes: tuple[int, ...], dtype: torch.dtype) -> Callable[..., Tensor]:
-    """`decode_step` compiled on its first call, with a recompile limit of its own for these sizes."""
+def compiled_step(sizes: tuple[int, ...], dtype: torch.dtype, settings: str) -> Callable[..., Tensor]:
+    """`decode_step` compiled on its first call, with a recompile limit of its own for these sizes and model
+    settings."""
     # Matrix-vector products become reductions, which reach the memory bandwidth with tuned block sizes.
     options: dict[str, Any] = {
         "isolate_recompiles": True,  # not in the type stubs of torch.compile
@@ -213,7 +214,7 @@ class StaticDecodePlan:
         step, sizes = decode_step, (cache.batch, rounded(passes), int(end), *self.cache.sizes)
         model.decoded_passes[sizes] += passes
         if model.decoded_passes[sizes] >= COMPILED_PASSES:
-            step = compiled_step(sizes, model.embed.weight.dtype)
+            step = compiled_step(sizes, model.embed.weight.dtype, model.settings.model_dump_json())
         self._step = partial(step, model, self.cache, self._inputs)
         self._graph: CudaGraph | None = None
 

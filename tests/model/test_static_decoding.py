@@ -87,10 +87,10 @@ def counter(monkeypatch):
     """Compile all static passes, with a backend that counts graphs."""
     counter, made = CompileCounter(), {}
 
-    def compiled(sizes, dtype):
-        if (sizes, dtype) not in made:
-            made[sizes, dtype] = torch.compile(decode_step, dynamic=False, fullgraph=True, backend=counter)
-        return made[sizes, dtype]
+    def compiled(*key):
+        if key not in made:
+            made[key] = torch.compile(decode_step, dynamic=False, fullgraph=True, backend=counter)
+        return made[key]
 
     monkeypatch.setattr(static_decoding, "compiled_step", compiled)
     monkeypatch.setattr(static_decoding, "COMPILED_PASSES", 1)
