@@ -103,7 +103,7 @@ def test_exceeding_the_recompile_limit_is_an_error(counters):
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_every_case_stays_below_the_recompile_limit(case, counters):
-    net = gpu_model(case, layers=1)
+    net = gpu_model(case, layers=len(CASES[case].get("layers", "1")))
     evaluate(net, list(POSITIONS))
     evaluate(net, list(POSITIONS), gradients=True)
     generate(net, [1, 2, 3], [4, 5, 6])
