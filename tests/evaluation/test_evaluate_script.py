@@ -126,9 +126,10 @@ def test_processes_that_share_windows_report_the_same(root, monkeypatch):
         numbers(json.loads((run / "evaluation/one/results.json").read_text().replace(str(run), "")))
         for run in runs.values()
     )
+    expected = {"/command", "/finished", "/settings/context"}
     differing = {key for key in alone if found.get(key, key) != alone[key]} | alone.keys() ^ found.keys()
-    assert {"/command", "/finished", "/settings/context"} <= differing
-    for key in differing - {"/command", "/finished", "/settings/context"}:
+    assert expected - {"/finished"} <= differing  # both may finish within the same second
+    for key in differing - expected:
         assert abs(found[key] - alone[key]) < 1e-9 * max(1, abs(alone[key])), (key, alone[key], found[key])
 
 
