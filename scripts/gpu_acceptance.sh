@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Checks this code on one NVIDIA GPU: correctness first, then speed, which is written beside its goals to
-# docs/benchmarks/gpu/<card>.md. Aims at less than 20 minutes on an H100.
+# docs/benchmarks/gpu/<card>.md. About 20 minutes on an H100, an estimate.
 #   bash scripts/gpu_acceptance.sh
 #   bash scripts/gpu_acceptance.sh --rehearse     tiny models and one case of each test, on a CPU
 set -euo pipefail

@@ -38,15 +38,15 @@ MODELS = """## Compared with transformers and litgpt
 
 [Numbers](cpu.csv). Ours and the others take turns in fresh processes with one pinned thread, on equal
 weights and tokens and with the same settings of the allocator; transformers with its default SDPA
-attention. tokens/s are by CPU time of the process. `ratio` compares medians with transformers in eager
-mode, `of the fastest` the fastest samples; above 1 is faster. Samples are called disturbed where other
-processes had the core for more than a tenth of the time: they also evict its caches, which costs the
-process CPU time, so ratios hold better than speeds. `checked`: largest difference of losses or logits from
-transformers'; of generated tokens, the share that is equal, where every one of them is the most likely
-token of a full pass within 0.001. Cases: `train` is a step with fused AdamW; `prefill` 2,048 tokens through
-the cache with the logits of the last one; `decode-B` greedy generation of B rows after 32 tokens; `sliding`
-windows of 2,048 tokens with stride 512 (the recipe of transformers' documentation); `fixed-targets` the
-last 64 of 2,048 tokens.
+attention. tokens/s are by CPU time of the process. `ratio` compares medians with transformers without
+torch.compile, `of the fastest` the fastest samples; above 1 is faster. `goal` is our target for the
+ratio. Samples are called disturbed where other processes had the core for more than a tenth of the time:
+they also evict its caches, which costs the process CPU time, so ratios hold better than speeds.
+`checked`: largest difference of losses or logits from transformers'; of generated tokens, the share that
+is equal, where every one of them is the most likely token of a full pass within 0.001. Cases: `train` is
+a step with fused AdamW; `prefill` 2,048 tokens through the cache with the logits of the last one;
+`decode-N` greedy generation of N rows after 32 tokens; `sliding` windows of 2,048 tokens with stride 512
+(the recipe of transformers' documentation); `fixed-targets` the last 64 of 2,048 tokens.
 
 ![ratios](cpu.png)
 
@@ -54,7 +54,8 @@ last 64 of 2,048 tokens.
 SCHEMES = """## Positional schemes
 
 [Numbers](schemes.csv). Cost over RoPE's, both ours, in turns: CPU time of a training step of one row of
-2,048 tokens (`scheme-train`) and of greedy generation of one row (`scheme-decode`). 1 is as fast as RoPE.
+2,048 tokens (`scheme-train`) and of greedy generation of one row (`scheme-decode`). 1 is as fast as RoPE;
+differences below about 20% are noise where samples were disturbed.
 
 {table}"""
 DATA = """## Data

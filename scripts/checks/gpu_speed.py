@@ -103,17 +103,20 @@ class Bench:
     ) -> tuple[float, float]:
         """(tokens per second, MFU) of training steps with one micro-batch."""
         length, rows = (64, 2) if self.rehearse else (length, rows)
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
         model, settings = self.model(config, f"train_length={length}", *overrides, vocabulary=vocabulary)
         model.train()
         model.compile(dynamic=True, backend="eager" if self.rehearse else "inductor")
         optimizer = make_optimizer(model, settings.training.optimizer)
         tokens = torch.randint(vocabulary, (rows, length + 1), device=self.device)
+        inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
         positions = TokenPositions.plain(length, device=self.device)
 
         def step() -> None:
             with self.autocast():
-                nll = model(tokens[:, :-1].contiguous(), positions, tokens[:, 1:].contiguous())
-            nll.mean().backward()
+                nll = model(inputs, positions, targets, reduction="sum")
+            (nll / inputs.numel()).backward()
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
 
