@@ -1,14 +1,14 @@
-"""Time and peak memory of one long span of text on a small machine.
+"""Time and peak memory of one long window of text on a small machine.
 
     python scripts/checks/long_context.py --length 131072   one scheme of each class, random weights
     python scripts/checks/long_context.py rope alibi fire --length 131072   these schemes
     python scripts/checks/long_context.py runs/quickstart --length 131072   a trained run
     python scripts/checks/long_context.py rope fire --length 8192,32768 --threads 1
-    python scripts/checks/long_context.py rope --length 262144 --processes 2   two processes share the span
+    python scripts/checks/long_context.py rope --length 262144 --processes 2   two processes share the window
 
 Schemes are measured in the model of configs/tiny.yaml with random weights and tokens, on which time and
 memory do not depend; a run with the end of its longest validation document. Each measurement runs in new
-processes: 64 targets at the end of one span, in chunks of 4096 tokens. Rows are added to
+processes: 64 targets at the end of one window, in chunks of 4096 tokens. Rows are added to
 docs/results/long_context.csv, from which the table in .md is written; a row with the same subject, length,
 threads and processes is replaced.
 """
@@ -48,31 +48,32 @@ ROOT = Path(__file__).resolve().parents[2]
 SUBJECTS = ["rope", "none", "sinusoidal", "alibi", "kerple", "t5", "fire", "fox"]
 VOCABULARY, TARGETS, CHUNK, WARM = 4096, 64, 4096, 512
 KEYS = ["subject", "length", "threads", "processes"]
-HEAD = """# Cost of one long span on a small machine
+HEAD = """# Cost of one long window on a small machine
 
-`python scripts/checks/long_context.py` scores 64 targets at the end of one span, in chunks of 4096 tokens
-through the key/value cache, in float32, with the model of configs/tiny.yaml (3.1M parameters). Several
-processes share the span instead ([Context parallelism](../context_sharding.md)). Other work on the machine
+`python scripts/checks/long_context.py` scores 64 targets at the end of one window, in chunks of 4096 tokens
+through the key/value cache, in float32, with the model of configs/tiny.yaml (3.1M parameters). A subject
+is a scheme, with random weights and tokens, or a run. Several
+processes share the window instead ([Context parallelism](../context_sharding.md)). Other work on the machine
 affects wall time more than CPU time, which is summed over threads and processes. *Peak* is the resident
-memory of a process, *span* its increase over Python, libraries and weights, *estimate* what evaluate.py
-predicts for the span. Machine: {machine}.
+memory of a process, *increase* that over Python, libraries and weights, *estimate* what evaluate.py
+predicts for the window. Machine: {machine}.
 
 """
 
 
 @dataclass(frozen=True)
-class SpanRow:
+class WindowRow:
     """One measurement."""
 
     subject: str
     length: int
     threads: int  # of each process
-    processes: int  # that share the span
+    processes: int  # that share the window
     seconds: float  # wall time
     cpu_seconds: float  # over threads and processes
     peak_gib: float  # resident memory of the process that needs the most
-    before_gib: float  # before the span: Python, libraries, weights, one short pass
-    forecast_gib: float  # the estimate of evaluate.py for the span
+    before_gib: float  # before the window: Python, libraries, weights, one short pass
+    forecast_gib: float  # the estimate of evaluate.py for the window
     nll: float  # mean of the targets; about ln V for random tokens and weights
 
 
@@ -82,7 +83,7 @@ def main() -> int:
     parser.add_argument("subjects", nargs="*", default=SUBJECTS, help="run directories or names of schemes")
     parser.add_argument("--length", default="131072", help="input tokens; several with commas")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of each measurement")
-    parser.add_argument("--processes", type=int, default=1, help="that share each span")
+    parser.add_argument("--processes", type=int, default=1, help="that share each window")
     parser.add_argument("--results", default=str(ROOT / "docs" / "results"), help="folder of the two files")
     options = parser.parse_args()
     lengths = [int(length) for length in options.length.split(",")]
@@ -139,8 +140,8 @@ def tokens_of(subject: str, length: int, vocab_size: int) -> np.ndarray:
     return text.windows(np.array([longest]), text.lengths[[longest]], length)
 
 
-def measure(subject: str, length: int, threads: int, processes: int) -> SpanRow:
-    """Time and memory of one span, in new processes."""
+def measure(subject: str, length: int, threads: int, processes: int) -> WindowRow:
+    """Time and memory of one window, in new processes."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         port = one.getsockname()[1]
@@ -157,8 +158,8 @@ def measure(subject: str, length: int, threads: int, processes: int) -> SpanRow:
     )
 
 
-def measure_rank(subject: str, length: int, threads: int, processes: int, rank: int, port: int) -> SpanRow:
-    """Time and peak memory of this process for its part of one span."""
+def measure_rank(subject: str, length: int, threads: int, processes: int, rank: int, port: int) -> WindowRow:
+    """Time and peak memory of this process for its part of one window."""
     group = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
     os.environ.update({name: str(number) for name, number in group.items()})
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
@@ -171,7 +172,7 @@ def measure_rank(subject: str, length: int, threads: int, processes: int, rank: 
         ranks.collect(None)  # start together
         before, clock, used = peak_memory(device), time.perf_counter(), time.process_time()
         nll = scorer(tokens, TARGETS)
-        return SpanRow(
+        return WindowRow(
             subject=Path(subject).name,
             length=length,
             threads=threads,
@@ -185,20 +186,20 @@ def measure_rank(subject: str, length: int, threads: int, processes: int, rank: 
         )
 
 
-def keep(row: SpanRow, folder: Path) -> list[SpanRow]:
+def keep(row: WindowRow, folder: Path) -> list[WindowRow]:
     """Add the row to both files, in place of an earlier one of its kind; returns all rows."""
     path, measured = folder / "long_context.csv", pd.DataFrame([asdict(row)])
     known = [pd.read_csv(path, keep_default_na=False)] if path.exists() else []
     table = pd.concat([*known, measured]).drop_duplicates(KEYS, keep="last")
     table = table.sort_values(KEYS[::-1], ascending=[True, True, False, True])
     write_text(path, table.to_csv(index=False, float_format="%.4g"))
-    rows = [SpanRow(**record) for record in table.to_dict("records")]
+    rows = [WindowRow(**record) for record in table.to_dict("records")]
     text = HEAD.format(machine=machine()) + markdown_table(list(COLUMNS), cells(rows))
     write_text(folder / "long_context.md", text + "\n")
     return rows
 
 
-COLUMNS: dict[str, Callable[[SpanRow], str]] = {
+COLUMNS: dict[str, Callable[[WindowRow], str]] = {
     "subject": lambda row: row.subject,
     "length": lambda row: f"{row.length:,}",
     "processes": lambda row: str(row.processes),
@@ -206,12 +207,12 @@ COLUMNS: dict[str, Callable[[SpanRow], str]] = {
     "CPU seconds": lambda row: f"{row.cpu_seconds:.0f}",
     "wall time": lambda row: duration(row.seconds),
     "peak, GiB": lambda row: f"{row.peak_gib:.2f}",
-    "span, GiB": lambda row: f"{row.peak_gib - row.before_gib:.2f}",
+    "increase, GiB": lambda row: f"{row.peak_gib - row.before_gib:.2f}",
     "estimate, GiB": lambda row: f"{row.forecast_gib:.2f}",
 }
 
 
-def cells(rows: list[SpanRow]) -> list[list[str]]:
+def cells(rows: list[WindowRow]) -> list[list[str]]:
     return [[format_cell(row) for format_cell in COLUMNS.values()] for row in rows]
 
 
