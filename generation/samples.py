@@ -83,7 +83,8 @@ def generate_samples(
     """Generate one batch of samples; yields a sample whenever its text grows or it is complete.
 
     Args:
-        tokens, cache: see `Generation`.
+        tokens: see `Generation`.
+        cache: see `Generation`.
     """
     generation = Generation(
         model,

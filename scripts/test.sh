@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # Runs ruff and the tests in .venv on all cores (at most 8), and creates .venv if necessary.
 #   bash scripts/test.sh                    all tests that are not marked slow
-#   bash scripts/test.sh --slow             all tests
+#   bash scripts/test.sh --slow             all tests, with the reasons of those that are skipped
 #   bash scripts/test.sh tests/model -x     any arguments of pytest
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/environment.sh test
 arguments=()
 for argument in "$@"; do
-    if [ "$argument" = "--slow" ]; then arguments+=(-m ""); else arguments+=("$argument"); fi
+    if [ "$argument" = "--slow" ]; then arguments+=(-m "" -rs); else arguments+=("$argument"); fi
 done
 echo "== ruff" >&2
 ruff check .

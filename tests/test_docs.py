@@ -137,6 +137,7 @@ SMALL |= {"prompts": 2, "items": 4, "haystacks": 4, "length": 512}
 LONG = (
     "benchmark",
     "check",
+    "context_step",
     "coordinate_check",
     "lm_eval",
     "long_context",

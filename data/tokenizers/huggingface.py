@@ -37,7 +37,9 @@ class HuggingFaceTokenizer(Tokenizer):
     Args:
         content: the file; of a `tokenizers.Tokenizer`, `tokenizer.to_str().encode()`.
         origin: its name in messages.
-        bos_id, eos_id, pad_id: control symbols, as ids or as their text; tokenizer.json does not name them.
+        bos_id: control symbol, as an id or as its text; tokenizer.json does not name them.
+        eos_id: as `bos_id`.
+        pad_id: as `bos_id`.
         eos_ids: further ids that end generated text.
         add_bos: None: whether the file's post-processor adds `bos_id`.
 
