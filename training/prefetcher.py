@@ -20,6 +20,7 @@ from training.logging.metrics_logger import MetricsLogger
 from training.run.setup import TrainingRun
 
 POLL_INTERVAL = 0.2  # seconds
+AHEAD = 2  # batches read during a step, so that one that takes long does not delay training
 PATIENCE = 60.0  # seconds until all processes must see a group that one sees, or read a shared disk
 T = TypeVar("T")
 
@@ -40,7 +41,7 @@ class Prefetcher:
         self._failed = 0  # consecutive checks that failed to read the disk
 
     def batches(self, start: int, stop: int) -> Iterator[tuple[int, Batch]]:
-        """(step, this process's batch) for each step; the next batch is read during the current step. Ends
+        """(step, this process's batch) for each step; the next ones are read during the current step. Ends
         early with a `status`. Raises DataError or TrainingError, on all processes, where text cannot be
         prepared or is not what was `used`."""
         # An executor would cost the consumer about 60 microseconds per step.
@@ -53,13 +54,11 @@ class Prefetcher:
             for step in range(start, stop):
                 if not self._wait(step):
                     return
-                if asked < step:
-                    wanted.put(asked := step)
+                while asked < min(step + AHEAD, stop - 1) and self._batches.is_within(asked + 1, self._group):
+                    wanted.put(asked := asked + 1)
                 batch = read.get()
                 if isinstance(batch, BaseException):
                     raise batch
-                if step + 1 < stop and self._batches.is_within(step + 1, self._group):
-                    wanted.put(asked := step + 1)
                 yield step, batch
         finally:
             wanted.put(None)

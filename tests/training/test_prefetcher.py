@@ -96,6 +96,23 @@ def test_batches_are_pinned_for_a_gpu_only():
         ]
 
 
+def test_a_slow_read_delays_no_earlier_step(monkeypatch):
+    world, slow = World([]), threading.Event()
+    read = world.batch
+
+    def batch(step, rank, ranks):
+        assert step != 2 or slow.wait(60)
+        return read(step, rank, ranks)
+
+    monkeypatch.setattr(world, "batch", batch)
+    for step, _ in world.prefetcher().batches(0, 9):
+        assert max(world.fetched) <= step + module.AHEAD
+        if step == 1:
+            assert world.fetched == [0, 1]
+            slow.set()
+    assert world.fetched == list(range(9))
+
+
 def test_ranks_synchronize_once_per_group():
     world = World([])
     prefetcher = world.prefetcher(["a", "b"])
