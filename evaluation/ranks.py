@@ -19,13 +19,13 @@ PATIENCE = timedelta(hours=24)
 # Ranks of a context group wait for each other in every layer, first while another one loads its model.
 GATHER_TIMEOUT = timedelta(minutes=30)
 # Launchers that start several processes without setting WORLD_SIZE: each would run alone.
-_SILENT = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+_TASK_COUNTS = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 
 
 @dataclass(frozen=True)
 class EvaluationRanks:
-    """This process among the `world` processes of an evaluation, `beside` of them on this machine; by default
-    the only one. Rank 0 writes and prints.
+    """This process among the `world` processes of an evaluation, `local_world` of them on this machine; by
+    default the only one. Rank 0 writes and prints.
 
     Attributes:
         shard: the part of each window that this process reads, where the ranks of a group share windows.
@@ -33,8 +33,8 @@ class EvaluationRanks:
 
     rank: int = 0
     world: int = 1
-    local: int = 0
-    beside: int = 1
+    local_rank: int = 0
+    local_world: int = 1
     shard: ContextShard | None = None
 
     @property
@@ -47,7 +47,7 @@ class EvaluationRanks:
         return 1 if self.shard is None else self.shard.size
 
     @property
-    def leads(self) -> bool:
+    def reports_losses(self) -> bool:
         """Whether this process reports the losses of its context group."""
         return self.rank % self.context == 0
 
@@ -66,11 +66,11 @@ class EvaluationRanks:
 
         Raises EvaluationError if processes that share windows would share a GPU, which NCCL cannot connect.
         """
-        device, gpus = find_device(wanted, self.local), torch.cuda.device_count()
-        if self.shard is not None and device.type == "cuda" and self.beside > gpus:
+        device, gpus = find_device(wanted, self.local_rank), torch.cuda.device_count()
+        if self.shard is not None and device.type == "cuda" and self.local_world > gpus:
             raise EvaluationError(
-                f"{self.beside} processes share windows on a machine with {gpus} GPU(s): start {gpus} per "
-                "machine, or set device=cpu"
+                f"{self.local_world} processes share windows on a machine with {gpus} GPU(s): start {gpus} "
+                "per machine, or set device=cpu"
             )
         return device
 
@@ -104,8 +104,9 @@ def this_process() -> EvaluationRanks:
     """This process in the group created by `joined`."""
     if not dist.is_initialized():
         return EvaluationRanks()
-    local, beside = (int(os.environ.get(name, "0")) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
-    return EvaluationRanks(dist.get_rank(), dist.get_world_size(), local, beside or dist.get_world_size())
+    world = dist.get_world_size()
+    rank, size = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", world))
+    return EvaluationRanks(dist.get_rank(), world, local_rank=rank, local_world=size)
 
 
 @contextmanager
@@ -161,7 +162,7 @@ def refuse_silent_launch(environment: Mapping[str, str]) -> None:
             "`accelerate launch --multi_gpu` with ACCELERATE_USE_CPU=true; for one process, remove "
             "--num_processes and unset MASTER_PORT"
         )
-    for name in _SILENT:
+    for name in _TASK_COUNTS:
         if environment.get(name, "1").isdigit() and int(environment.get(name, "1")) > 1:
             raise EvaluationError(
                 f"{name}={environment[name]}, but the processes are not connected: all would measure and "

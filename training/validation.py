@@ -51,7 +51,7 @@ class Validator:
             if self._samples_are_due(step) and parallel.takes_part:
                 self._sample(step)
         model.train()
-        parallel.settle(model)
+        parallel.reshard(model)
         parallel.wait()
         self.logger.resume_clock()
 

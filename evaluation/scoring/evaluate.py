@@ -179,7 +179,7 @@ class EvaluationSession(CellSession):
             save()
 
         def save(now: bool = False) -> None:
-            if ranks.leads:
+            if ranks.reports_losses:
                 self.store.save_partial(cell.key, out, ranks.rank, now=now)
 
         how = {"device": self.device, "chunk": cell.chunk, "length": cell.length, "shard": ranks.shard}
@@ -201,7 +201,7 @@ class EvaluationSession(CellSession):
         if ranks.world > 1 and not error:  # the process may end while waiting for the others
             save(now=True)
         # Losses from an earlier call belong to rank 0, those of a context group to its first rank.
-        mine = out if ranks.main else np.where(np.isnan(known) & ranks.leads, out, np.nan)
+        mine = out if ranks.main else np.where(np.isnan(known) & ranks.reports_losses, out, np.nan)
         errors, parts = zip(*self.ranks.collect((error, mine)), strict=True)
         if any(errors):
             raise CellFailed(next(filter(None, errors)))

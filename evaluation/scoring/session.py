@@ -256,7 +256,7 @@ class CellSession(ABC):
             return {}
         budget = memory_budget(self.settings.memory, self.device)
         if self.device.type == "cpu":
-            budget //= self.ranks.beside
+            budget //= self.ranks.local_world
         # Equal on every rank: it determines the batches, and these the last bits.
         self.budget = int(min(self.ranks.collect(budget)))
         model = self.model(missing[0])

@@ -79,7 +79,7 @@ def test_ranks_match_single_process_bitwise(measured, world, tmp_path):
     results = together(world, lambda ranks: (ranks, measured(ranks, batch=2)))
     for rank, answer in enumerate(results):
         ranks, result = answer
-        assert (ranks.rank, ranks.world, ranks.local, ranks.beside) == (rank, world, rank, world)
+        assert (ranks.rank, ranks.world, ranks.local_rank, ranks.local_world) == (rank, world, rank, world)
         assert set(result.nll) == set(alone.nll) and result.targets == alone.targets
         for where, nll in alone.nll.items():
             assert (result.nll[where] == nll).all(), where
@@ -164,10 +164,10 @@ def test_process_that_leaves_a_context_group_ends_the_others(measured, monkeypat
 def test_processes_that_share_windows_have_a_gpu_each(monkeypatch):
     monkeypatch.setattr("evaluation.ranks.find_device", lambda wanted, local: torch.device("cuda", local))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    ranks = EvaluationRanks(0, 2, beside=2)
+    ranks = EvaluationRanks(0, 2, local_world=2)
     assert ranks.device("auto").type == "cuda"  # each reads windows of its own
     with pytest.raises(EvaluationError, match=r"2 processes share .* 1 GPU.*device=cpu"):
-        EvaluationRanks(0, 2, beside=2, shard=ContextShard(0, 2, "")).device("auto")
+        EvaluationRanks(0, 2, local_world=2, shard=ContextShard(0, 2, "")).device("auto")
 
 
 def test_context_that_cannot_be_shared_is_refused(measured, monkeypatch):

@@ -104,7 +104,7 @@ class Checkpointer(CheckpointWriter):
     def __init__(self, run: TrainingRun, optimizer: torch.optim.Optimizer, ema: EMA | None, guard: StepGuard):
         settings = run.settings
         checkpoint, length = settings.training.checkpoint, settings.train_length
-        super().__init__(run.folder, checkpoint, length, run.parallel.holders)
+        super().__init__(run.folder, checkpoint, length, run.parallel.saving_group)
         self.run, self.optimizer, self.ema, self.guard = run, optimizer, ema, guard
         self._ledger = make_ledger(settings, run.batches)
         self.saved, self.groups = 0, []
@@ -142,7 +142,7 @@ class Checkpointer(CheckpointWriter):
         with error_barrier(parallel, "save"):
             logger.sync()
             state = self._state(step, logger.loss, held_out)
-        with error_barrier(parallel.listeners, "save"):
+        with error_barrier(parallel.error_group, "save"):
             if parallel.takes_part:
                 self.write(step, run.model, self.optimizer, state, self.ema, wait)
         with error_barrier(parallel, "save"):

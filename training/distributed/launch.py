@@ -17,7 +17,7 @@ COMMAND = (
     "(one_node.yaml on GPUs)"
 )
 # Task counts of launchers that do not configure torch: each process would train alone.
-_TASKS = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+_TASK_COUNTS = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 
 
 def requests_fsdp(environment: Mapping[str, str]) -> bool:
@@ -92,7 +92,7 @@ def check_world(t: TrainingSettings, environment: Mapping[str, str], world: int)
             f"does for --cpu without GPUs. Start {COMMAND.format(n='N')}, or unset MASTER_PORT"
         )
     groups = int(environment.get("GROUP_WORLD_SIZE", "1"))  # the number of torchrun agents
-    for name in _TASKS:
+    for name in _TASK_COUNTS:
         tasks = environment.get(name, "1")
         if tasks.isdigit() and int(tasks) > 1 and int(tasks) not in (groups, world):
             raise TrainingError(

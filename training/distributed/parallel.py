@@ -65,10 +65,10 @@ class Parallel(ProcessGroup):
             sizes = (self.world // size, size)
             mesh = init_device_mesh(self.device.type, sizes, mesh_dim_names=("data", "context"))
             self.shard = ContextShard.of(mesh.get_group("context"))
-        # Sharded: all processes save the model and report errors over `holders`. Otherwise the main process
-        # saves it and reports errors to all processes over `listeners`.
-        self.holders: ProcessGroup = SideChannelGroup(self.rank, self.world) if self.sharded else ALONE
-        self.listeners: ProcessGroup = ALONE if self.sharded else self
+        # Sharded: all processes save the model and report errors over `saving_group`. Otherwise the main
+        # process saves it and reports errors to all processes over `error_group`.
+        self.saving_group: ProcessGroup = SideChannelGroup(self.rank, self.world) if self.sharded else ALONE
+        self.error_group: ProcessGroup = ALONE if self.sharded else self
 
     @property
     def main(self) -> bool:
@@ -138,7 +138,7 @@ class Parallel(ProcessGroup):
         """
         return nullcontext() if self.sharded or not enabled else self._accelerator.no_sync(wrapped)
 
-    def settle(self, model: nn.Module) -> None:
+    def reshard(self, model: nn.Module) -> None:
         """Free the unsharded weights that an evaluation has gathered."""
         if isinstance(model, FSDPModule):
             model.reshard()

@@ -167,7 +167,7 @@ def sampler(overrides, prepared, folder=None, prepare=None) -> dict:
 
 
 def save(folder, training: Training) -> None:
-    more = {"average": training.average, "group": training.parallel.holders}
+    more = {"average": training.average, "group": training.parallel.saving_group}
     save_checkpoint(folder, 4, training.model, training.optimizer, {"step": 4}, **more)
 
 
@@ -192,7 +192,7 @@ def saved_beside(overrides, prepared, folder) -> None:
     training = Training([*SMALL, "training.precision=float64", *overrides], prepared)
     training.steps(0, 4)
     save(folder / "once", training)
-    settings, held = CheckpointSettings(asynchronous=True, keep=99), training.parallel.holders
+    settings, held = CheckpointSettings(asynchronous=True, keep=99), training.parallel.saving_group
     go_on, write = threading.Event(), module.write_part
     module.write_part = lambda *args: go_on.wait(60) and write(*args)
     with CheckpointWriter(folder / "beside", settings, 24, held) as saver:
@@ -231,7 +231,9 @@ def disk_full_on_one(overrides, prepared, folder) -> str:
 
     module.write_part = full
     try:
-        save_checkpoint(folder, 5, training.model, training.optimizer, {}, group=training.parallel.holders)
+        save_checkpoint(
+            folder, 5, training.model, training.optimizer, {}, group=training.parallel.saving_group
+        )
     except TrainingError as error:
         return str(error)
     finally:
