@@ -8,7 +8,12 @@ cd "$(dirname "$0")/.."
 . scripts/environment.sh test
 arguments=()
 for argument in "$@"; do
-    if [ "$argument" = "--slow" ]; then arguments+=(-m "" -rs); else arguments+=("$argument"); fi
+    if [ "$argument" != "--slow" ]; then arguments+=("$argument"); continue; fi
+    arguments+=(-m "" -rs)
+    # Lowers kernels for GPUs; CPU builds of torch come without it. If it is missing, these tests are skipped.
+    if [ "${KEEP_ENVIRONMENT:-}" != 1 ] && ! python -c "import triton" 2>/dev/null; then
+        python -m pip install --quiet --disable-pip-version-check triton==3.7.1 || true
+    fi
 done
 echo "== ruff" >&2
 ruff check .
