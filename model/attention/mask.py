@@ -404,7 +404,7 @@ class QueryBlock:
     def additive(self) -> Tensor:
         """(R, 1, t, s) 0 for visible pairs, −inf for masked ones. Adding it is faster than `masked_fill`, of
         which the backward pass writes all pairs."""
-        return torch.zeros((), dtype=self.q.dtype, device=self.q.device).masked_fill(~self.visible, -math.inf)
+        return self.mask.additive(self.start, self.stop, self.keys, self.q.dtype)
 
     @property
     def distance(self) -> Tensor:
